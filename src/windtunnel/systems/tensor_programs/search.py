@@ -73,12 +73,10 @@ class Candidate:
 def sheet_of(worker: Worker, target: Target) -> dict[str, Any]:
     """A target of this host as a device of a program set, with rates measured now (about two seconds)."""
     rates = worker.ask("describe", target.isa, target.num_threads)
-    return describe_device(target, rates, worker.ask("facts", target.isa))
+    return describe_device(target, rates)
 
 
-def draw_candidates(
-    worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, seed: int = 0, is_gpu: bool = False
-) -> list[Candidate]:
+def draw_candidates(worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, seed: int = 0) -> list[Candidate]:
     """Distinct schedules of a task that keep all limits; fewer where its space has no more.
 
     Raises
@@ -92,7 +90,7 @@ def draw_candidates(
         if len(found) == count:
             break
         try:
-            drawn = worker.ask("draw", key, task, int(np.random.default_rng([seed, key]).integers(2**62)), is_gpu)
+            drawn = worker.ask("draw", key, task, int(np.random.default_rng([seed, key]).integers(2**62)))
             worker.ask("forget", [key])
             found.setdefault(drawn.sched.tobytes(), Candidate(key, drawn))
         except WorkerError as error:
@@ -172,9 +170,7 @@ def search(
     FlightError
         No schedule could be drawn, or none of the chosen ones could be built.
     """
-    order = ranked(
-        predictor, task, draw_candidates(worker, task, num_candidates, seed=seed, is_gpu=target.is_gpu), sheet
-    )
+    order = ranked(predictor, task, draw_candidates(worker, task, num_candidates, seed=seed), sheet)
     built = build_candidates(worker, task, order, target.isa, num_measured, progress)
     if not built:
         raise FlightError("no schedule of the task could be built", where=task.name)

@@ -29,9 +29,6 @@ def sample(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the batches beside FILE.")] = False,
-    onto: Annotated[
-        Path | None, typer.Option(metavar="NPZ", help="A smaller set that was measured here: add to it.")
-    ] = None,
     of: Annotated[
         Path | None, typer.Option(metavar="NPZ", help="A set of another host: measure its programs, no new ones.")
     ] = None,
@@ -42,7 +39,7 @@ def sample(
         int | None, typer.Option(min=1, help="With --of: of each task.  [default: all, or 6 with --profile]")
     ] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Begin nothing new after this, such as 100min.")] = "",
-    targets: Annotated[str, typer.Option(metavar="A,B", help="Such as avx2-1,avx2-2, or cuda; all of the CPU.")] = "",
+    targets: Annotated[str, typer.Option(metavar="A,B", help="Such as avx2-1,avx2-2; all of this host.")] = "",
     tasks: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks of cost harvest; those shipped.")] = None,
     max_spread: Annotated[float, typer.Option(min=0.0, help="Keep a time up to this deviation over mean.")] = 0.05,
     canary_tolerance: Annotated[
@@ -54,7 +51,7 @@ def sample(
 ) -> None:
     """Example: windtunnel cost sample --programs 8000 --out programs.npz --budget 100min
 
-    Draw, build and measure tensor programs on this host's processor, or with --targets cuda on its GPU.
+    Draw, build and measure tensor programs on this host's processor.
 
     With --of, the programs of a set (also: shipped) are measured here too, and this host's devices join the set's own.
     Needs the extra tvm and a machine on which nothing else runs. Every batch that is measured is kept beside FILE, so
@@ -62,7 +59,7 @@ def sample(
     """
     from windtunnel.base.extras import require
     from windtunnel.systems.tensor_programs.model.sampling import rows_to_measure
-    from windtunnel.systems.tensor_programs.program_set import ProgramSet, parts_of
+    from windtunnel.systems.tensor_programs.program_set import parts_of
     from windtunnel.systems.tensor_programs.run.build import parse_target, require_targets, targets_here
     from windtunnel.systems.tensor_programs.run.description import named_after_host
     from windtunnel.systems.tensor_programs.run.generate import Plan, sample_programs
@@ -70,11 +67,10 @@ def sample(
     from windtunnel.units import parse_duration
 
     path = require_free(output, force=force)
-    _require_sense(of, {"--profile": profile, "--per-task": per_task}, {"--onto": onto, "--tasks": tasks})
+    _require_sense(of, {"--profile": profile, "--per-task": per_task}, {"--tasks": tasks})
     require("tvm", extra="tvm")
     here = targets_here()
-    cpus = tuple(target for target in here if not target.is_gpu)
-    chosen = tuple(parse_target(name) for name in targets.split(",")) if targets else cpus
+    chosen = tuple(parse_target(name) for name in targets.split(",")) if targets else here
     require_targets(chosen, here)
     options: dict[str, Any] = {"seed": seed, "canary_tolerance": canary_tolerance, "max_spread": max_spread}
     if of is not None:
@@ -87,7 +83,6 @@ def sample(
         sampled = sample_programs(
             plan,
             path,
-            begun=ProgramSet.load(onto) if onto is not None else None,
             resume=resume,
             overwrite=force,
             budget_s=parse_duration(budget) / 1e9 if budget else None,
@@ -146,7 +141,6 @@ def harvest(
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="CSV", help="The table of tasks.")],
     count: Annotated[int, typer.Option(min=1, help="How many tasks, of all kinds and networks.")] = 960,
     networks: Annotated[str, typer.Option(metavar="A,B", help="Such as resnet50,bert:tiny; a fixed list.")] = "",
-    onto: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks chosen before: they come first.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -156,12 +150,12 @@ def harvest(
     """
     from windtunnel.systems.tensor_programs.run.harvest import NETWORKS, choose
     from windtunnel.systems.tensor_programs.run.harvest import harvest as collect
-    from windtunnel.systems.tensor_programs.run.tasks import format_tasks, read_tasks
+    from windtunnel.systems.tensor_programs.run.tasks import format_tasks
 
     path = require_free(output, force=force)
     with Progress("running networks") as progress:
         found = collect(networks.split(",") if networks else NETWORKS, progress)
-    chosen = choose(found.tasks, count, read_tasks(onto) if onto is not None else ())
+    chosen = choose(found.tasks, count)
     path.write_text(format_tasks(chosen), encoding="utf-8")
     if as_json:
         print_json(

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.systems.tensor_programs.model.test_program_set import make_set
 from tests.systems.tensor_programs.run.examples import SMALL
 from windtunnel.errors import FlightError, InputError
 from windtunnel.measure.workers import WorkerError
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
 from windtunnel.systems.tensor_programs.run.batch import Bench, Member
-from windtunnel.systems.tensor_programs.run.bridge import _judged
-from windtunnel.systems.tensor_programs.run.build import CUDA, parse_target, require_targets
+from windtunnel.systems.tensor_programs.run.build import parse_target, require_targets
 from windtunnel.systems.tensor_programs.run.description import named_after_host
 from windtunnel.systems.tensor_programs.run.generate import Plan, sample_programs
 from windtunnel.systems.tensor_programs.run.measure import Canary
@@ -40,52 +38,6 @@ def test_targets_have_names_and_must_be_of_this_host():
         parse_target("neon-1")
     with pytest.raises(FlightError, match=r"cannot run avx512-2"):
         require_targets([parse_target("avx512-2")], [BASE])
-    with pytest.raises(InputError, match="set of its own for cuda"):
-        require_targets([parse_target("cuda"), BASE], [BASE, CUDA])
-
-
-def test_programs_for_cpus_are_not_measured_on_a_gpu(tmp_path):
-    programs = make_set()
-    tasks = tuple(task.to_dict() for task in SMALL[:2])
-    plan = Plan.of_known(replace(programs, tasks=tasks), [0], (CUDA,))
-
-    with pytest.raises(InputError, match="the set's programs are for CPUs"):
-        sample_programs(plan, tmp_path / "both.npz")
-    assert [] == list(tmp_path.iterdir())
-
-
-def test_new_tasks_of_a_larger_plan_catch_up_before_all_go_on(small_begun):
-    plan = Plan(SMALL, (BASE,), 100, batch_size=4).onto(small_begun)  # 3 tasks, 2 batches: 3 turns
-    num_new = len(SMALL) - 3
-
-    members = [member for batch in range(2, 40) for member in plan.members(batch)]
-
-    assert [2 * 4, 2 * 4 + 1] == [member.key for member in members[:2]]
-    for turn in range(3):
-        assert set(range(3, len(SMALL))) == {one.task for one in members[turn * num_new : (turn + 1) * num_new]}
-    after = members[3 * num_new :]
-    assert set(range(len(SMALL))) == {one.task for one in after[: len(SMALL)]}
-    assert len({member.seed for member in members}) == len(members)
-
-
-@pytest.fixture
-def small_begun():
-    @dataclass
-    class Begun:
-        tasks = SMALL[:3]
-        meta = {"num_batches": 2}  # noqa: RUF012
-
-    return Begun()
-
-
-def test_a_bridge_is_the_median_factor_and_refuses_another_machine():
-    near = [1.1 + 0.001 * at for at in range(-20, 21)]
-
-    assert _judged([near], ["avx2-1"], 24).factor == pytest.approx((1.1,))
-    with pytest.raises(InputError, match=r"spread by 69%(?s:.*)avx2-1"):
-        _judged([[0.5, 2.0] * 20], ["avx2-1"], 24)
-    with pytest.raises(InputError, match="only 3 of"):
-        _judged([[1.0] * 3], ["avx2-1"], 24)
 
 
 @pytest.mark.slow
@@ -196,22 +148,3 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     stamps = [shard.stat().st_mtime_ns for shard in shards]
     sample_programs(plan, output, resume=True, overwrite=True)
     assert stamps == [shard.stat().st_mtime_ns for shard in shards]
-
-    larger = tmp_path / "larger.npz"
-    slow = {**programs.devices[0], "peak_flops_per_s": 1.0, "bandwidth_bytes_per_s": 1e15}
-    begun = replace(programs, devices=(slow,))
-    added = sample_programs(replace(plan, num_programs=5), larger, begun=begun)
-    both = ProgramSet.load(larger)
-    assert both.devices[0]["peak_flops_per_s"] > 1.0  # others only take away, so the greater rate is the device's
-    assert both.devices[0]["bandwidth_bytes_per_s"] == 1e15
-    assert (5, larger) == (both.num_programs, added.path)
-    assert both.meta["clocks"][0]["num_times"][0] >= 1
-    assert both.mean_s[:3].tolist() == programs.mean_s.tolist()
-    assert both.meta["num_batches"] > programs.meta["num_batches"]
-    sample_programs(replace(plan, num_programs=5), larger, begun=begun, resume=True, overwrite=True)
-    assert ProgramSet.load(larger).devices[0]["peak_flops_per_s"] == 1.0  # nothing measured, nothing learned
-    elsewhere = replace(programs, meta=programs.meta | {"fingerprint": "of another host"})
-    with pytest.raises(InputError, match="other processor, caches or memory"):
-        sample_programs(plan, tmp_path / "third.npz", begun=elsewhere)
-    with pytest.raises(InputError, match="other seed"):
-        sample_programs(replace(plan, seed=2), tmp_path / "third.npz", begun=programs)

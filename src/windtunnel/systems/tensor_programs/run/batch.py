@@ -110,7 +110,6 @@ class Bench:
         self.known: set[tuple[int, bytes]] = set()
         self._tasks, self._targets, self._canary = tasks, targets, canary
         self._isas = list(dict.fromkeys(target.isa for target in targets))
-        self._is_gpu = any(target.is_gpu for target in targets)
         most = max(target.num_threads for target in targets)
         self._workers = [Worker(most) for _ in range(min(2, os.cpu_count() or 1))]
 
@@ -146,10 +145,6 @@ class Bench:
         """Peak and bandwidth of each target, measured now."""
         return [self._workers[0].ask("describe", target.isa, target.num_threads) for target in self._targets]
 
-    def facts(self) -> list[dict[str, Any]]:
-        """What each target says of itself."""
-        return [self._workers[0].ask("facts", target.isa) for target in self._targets]
-
     def _owner(self, task: int) -> Worker:
         """Programs of one task are all drawn by one process, so that twins meet."""
         return self._workers[task % len(self._workers)]
@@ -164,7 +159,7 @@ class Bench:
                 if member.rows is not None:
                     drawn = worker.ask("replay", member.key, self._tasks[member.task], member.rows)
                 else:
-                    drawn = worker.ask("draw", member.key, self._tasks[member.task], member.seed, self._is_gpu)
+                    drawn = worker.ask("draw", member.key, self._tasks[member.task], member.seed)
                     twin = (member.task, drawn.sched.tobytes())
                     if twin in self.known:
                         dropped["drawn before"] += 1

@@ -1,13 +1,11 @@
 """Code from scheduled programs, and the devices it is for.
 
-In: a scheduled TensorIR module and an instruction set, or ``cuda``. Out: ``Built``: code in this process, its
-arguments, its result checked against numpy. Not here: repeated runs and their times (``measure``), processes
-(``worker``).
+In: a scheduled TensorIR module and an instruction set. Out: ``Built``: code in this process, its arguments, its result
+checked against numpy. Not here: repeated runs and their times (``measure``), processes (``worker``).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +18,10 @@ from windtunnel.systems.tensor_programs.run import references
 from windtunnel.systems.tensor_programs.run.tasks import Task
 
 __all__ = [
-    "CUDA",
     "ISAS",
     "Built",
     "Target",
     "build",
-    "compiled",
-    "gpu",
     "parse_target",
     "require_targets",
     "targets_here",
@@ -44,7 +39,7 @@ THREADS = (1, 2)
 
 @dataclass(frozen=True)
 class Target:
-    """One device: an instruction set and a number of threads of the host; none of these for a GPU."""
+    """One device: an instruction set and a number of threads of the host."""
 
     isa: str
     num_threads: int
@@ -52,16 +47,7 @@ class Target:
     @property
     def name(self) -> str:
         """As ``avx2-1``."""
-        return f"{self.isa}-{self.num_threads}" if self.num_threads else self.isa
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether its programs are schedules for threads of a GPU."""
-        return self == CUDA
-
-
-CUDA = Target("cuda", 0)
-"""The first GPU of this host."""
+        return f"{self.isa}-{self.num_threads}"
 
 
 def parse_target(name: str) -> Target:
@@ -73,7 +59,6 @@ def parse_target(name: str) -> Target:
         There is none of that name.
     """
     known = {Target(isa, threads).name: Target(isa, threads) for isa in ISAS for threads in THREADS}
-    known[CUDA.name] = CUDA
     if name not in known:
         raise InputError(f"no target is called {name!r}", where="targets", fix=f"choose of {', '.join(known)}")
     return known[name]
@@ -86,34 +71,22 @@ def targets_here() -> tuple[Target, ...]:
     host = hardware.machine()
     threads = [count for count in THREADS if count <= host.num_threads]
     isas = [isa for isa, flags in _NEEDS.items() if set(flags) <= set(host.isa_flags)]
-    found = tuple(Target(isa, count) for isa in isas for count in threads)
-    return (*found, CUDA) if gpu().exist else found
+    return tuple(Target(isa, count) for isa in isas for count in threads)
 
 
 def require_targets(targets: Sequence[Target], here: Sequence[Target]) -> None:
-    """Refuse targets that this host cannot run, and those that share no programs.
+    """Refuse targets that this host cannot run.
 
     Raises
     ------
     FlightError
         Names those that cannot be run.
-    InputError
-        A GPU among CPUs.
     """
     missing = [target.name for target in targets if target not in here]
     if missing:
         raise FlightError(
             f"this host cannot run {', '.join(missing)}", fix=f"choose of {', '.join(t.name for t in here)}"
         )
-    if len({target.is_gpu for target in targets}) > 1:
-        raise InputError(
-            "schedules for threads of a GPU do not run on a CPU", where="targets", fix="make a set of its own for cuda"
-        )
-
-
-def gpu() -> Any:
-    """The first GPU as the compiler's runtime sees it; it says whether it exists."""
-    return require("tvm.runtime", extra="tvm").device("cuda", 0)
 
 
 @dataclass
@@ -126,34 +99,29 @@ class Built:
         The compiler's module; keeps the code alive.
     values : list
         Arguments and the place of the result.
-    device
-        Where they lie.
     first_run_ns : int
         The first run, with everything cold.
     """
 
     executable: Any
     values: list[Any]
-    device: Any
     first_run_ns: int = 0
 
     def evaluate(self, number: int, repeat: int) -> list[float]:
         """Mean seconds of ``number`` runs, ``repeat`` times, after one that is not counted."""
-        evaluator = self.executable.mod.time_evaluator("main", self.device, number=number, repeat=repeat)
+        evaluator = self.executable.mod.time_evaluator("main", self.values[-1].device, number=number, repeat=repeat)
         return list(evaluator(*self.values).results)
 
     def once(self) -> float:
-        """Seconds of one run; on a CPU with the call itself, which takes some microseconds."""
-        if self.device.type != "cpu":
-            return self.evaluate(1, 1)[0]
+        """Seconds of one run with the call itself, which takes some microseconds."""
         call = self.executable["main"]
         return elapsed_ns(lambda: call(*self.values)) / 1e9
 
 
-def arguments_of(task: Task, isa: str = "") -> tuple[list[Any], Any]:
-    """A task's arguments with room for the result in the compiler's form where code for ``isa`` runs; the result."""
+def arguments_of(task: Task) -> tuple[list[Any], Any]:
+    """A task's arguments with room for the result in the compiler's form; the result."""
     runtime = require("tvm.runtime", extra="tvm")
-    device = gpu() if isa == CUDA.isa else runtime.cpu()
+    device = runtime.cpu()
     arrays = references.arguments(task)
     expected = references.result(task, arrays)
     room = runtime.empty(task.output_shape, "float32", device)
@@ -177,33 +145,19 @@ def build(module: Any, isa: str, values: list[Any], expected: Any) -> Built:
     FlightError
         Its result is wrong.
     """
-    executable = compiled(module, isa)
-    run, device = executable["main"], values[-1].device
-    first_run_ns = elapsed_ns(lambda: (run(*values), device.sync()))
+    tvm = require("tvm", extra="tvm")
+    target = {"kind": "llvm", "mcpu": "x86-64", "mattr": list(ISAS[isa]), "jit": "mcjit"}
+    executable = tvm.compile(module, tvm.target.Target(target))
+    run = executable["main"]
+    first_run_ns = elapsed_ns(lambda: run(*values))
     if not references.is_right(values[-1].numpy(), expected):
         raise FlightError("the program computes something else than its task", where=isa)
-    return Built(executable, values, device, first_run_ns)
-
-
-def compiled(module: Any, isa: str, arch: str = "") -> Any:
-    """Code of a program; for ``cuda`` of the GPU here or of an ``arch`` such as ``sm_90``."""
-    tvm = require("tvm", extra="tvm")
-    if isa != CUDA.isa:
-        mattr = list(ISAS[isa])
-        return tvm.compile(
-            module, tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "mattr": mattr, "jit": "mcjit"})
-        )
-    if importlib.util.find_spec("cuda") is None:  # the compiler that NVIDIA has as a library
-        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
-    arch = arch or f"sm_{gpu().compute_version.replace('.', '')}"
-    target = {"kind": "cuda", "arch": arch, "host": {"kind": "llvm", "mcpu": "x86-64"}}
-    return tvm.compile(module, tvm.target.Target(target))
+    return Built(executable, values, first_run_ns)
 
 
 def use_threads(num_threads: int) -> None:
-    """Let parallel loops of this process run on so many threads from now on; 0, for a GPU, changes nothing."""
-    if num_threads:
-        require("tvm", extra="tvm").get_global_func("runtime.config_threadpool")(1, num_threads)
+    """Let parallel loops of this process run on so many threads from now on."""
+    require("tvm", extra="tvm").get_global_func("runtime.config_threadpool")(1, num_threads)
 
 
 def prepare_process(num_threads: int) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from windtunnel.systems.tensor_programs.run.build import CUDA, ISAS, Target, gpu
+from windtunnel.systems.tensor_programs.run.build import ISAS, Target
 from windtunnel.systems.tensor_programs.run.measure import PROTOCOL
 from windtunnel.systems.tensor_programs.run.worker import (
     MAX_CODE_OPERATIONS,
@@ -26,12 +26,10 @@ _SIMD_BITS = {"sse4.2": 128, "avx2": 256, "avx512": 512}
 _VERSIONS = ("windtunnel", "apache-tvm", "numpy")
 
 
-def describe_device(target: Target, rates: Mapping[str, float], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A target on this host, with the rates that were measured on it, and what it says of itself."""
+def describe_device(target: Target, rates: Mapping[str, float]) -> dict[str, Any]:
+    """A target on this host, with the rates that were measured on it."""
     from windtunnel import hardware
 
-    if target.is_gpu:
-        return {"name": target.name, **facts, **rates}
     host = hardware.machine()
     return {
         "name": target.name,
@@ -47,10 +45,10 @@ def describe_device(target: Target, rates: Mapping[str, float], facts: Mapping[s
 
 
 def named_after_host(name: str) -> str:
-    """A target as a device among those of other hosts, such as ``avx2-1@amd-epyc``: by processor, or by GPU."""
+    """A target as a device among those of other hosts, such as ``avx2-1@amd-epyc``: by its processor."""
     from windtunnel import hardware
 
-    processor = str(gpu().device_name) if name == CUDA.name else hardware.machine().cpu_name
+    processor = hardware.machine().cpu_name
     return f"{name}@{'-'.join(re.findall(r'[a-z0-9]+', processor.lower()))}"
 
 

@@ -20,10 +20,9 @@ import numpy as np
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
-from windtunnel.systems.tensor_programs.program_set import ProgramSet, parts_of
+from windtunnel.systems.tensor_programs.program_set import ProgramSet
 from windtunnel.systems.tensor_programs.run.batch import Bench, Member
-from windtunnel.systems.tensor_programs.run.bridge import Bridge, bridge
-from windtunnel.systems.tensor_programs.run.build import CUDA, Target
+from windtunnel.systems.tensor_programs.run.build import Target
 from windtunnel.systems.tensor_programs.run.description import describe_device, describe_run, named_after_host
 from windtunnel.systems.tensor_programs.run.measure import MAX_MOVE, MAX_SPREAD, Canary
 from windtunnel.systems.tensor_programs.run.parts import Parts, open_parts
@@ -56,8 +55,6 @@ class Plan:
         Standard deviation over mean above which a time is not kept.
     batch_size : int
         Programs between two looks at the canary.
-    num_begun_tasks, num_begun_batches : int
-        Of the set that is gone on with (``onto``): tasks that it does not have, the last ones, catch up first.
     known, rows
         A set of another host, and which of its programs are measured here, in this order; new ones are not drawn.
     """
@@ -69,8 +66,6 @@ class Plan:
     canary_tolerance: float = MAX_MOVE
     max_spread: float = MAX_SPREAD
     batch_size: int = BATCH_SIZE
-    num_begun_tasks: int = 0
-    num_begun_batches: int = 0
     known: ProgramSet | None = None
     rows: tuple[int, ...] = ()
 
@@ -79,10 +74,6 @@ class Plan:
         """The plan that measures some programs of a set."""
         tasks = tuple(Task.from_dict(task) for task in known.tasks)
         return cls(tasks, targets, len(rows), known=known, rows=tuple(map(int, rows)), **options)
-
-    def onto(self, begun: ProgramSet) -> Plan:
-        """The plan that goes on with a set."""
-        return replace(self, num_begun_tasks=len(begun.tasks), num_begun_batches=int(begun.meta["num_batches"]))
 
     def members(self, batch: int) -> list[Member]:
         """The programs of a batch: a task and a seed each; always the same ones."""
@@ -93,17 +84,10 @@ class Plan:
         return [self._member(index) for index in range(first, first + self.batch_size)]
 
     def _member(self, index: int) -> Member:
-        begun = self.num_begun_batches * self.batch_size
-        num_turns = math.ceil(begun / max(1, self.num_begun_tasks))
-        first, num_new = self.num_begun_tasks, len(self.tasks) - self.num_begun_tasks
-        turn, place = divmod(index - begun, max(1, num_new))
-        if num_new == 0 or turn >= num_turns:  # all have as many
-            first, num_new = 0, len(self.tasks)
-            turn, place = divmod(index - begun - num_turns * (len(self.tasks) - self.num_begun_tasks), num_new)
-            turn += num_turns
-        order = np.random.default_rng([self.seed, turn]).permutation(num_new)
-        seed = int(np.random.default_rng([self.seed, turn, place]).integers(2**62))
-        return Member(index, first + int(order[place]), seed)
+        turn, position = divmod(index, len(self.tasks))
+        order = np.random.default_rng([self.seed, turn]).permutation(len(self.tasks))
+        seed = int(np.random.default_rng([self.seed, turn, position]).integers(2**62))
+        return Member(index, int(order[position]), seed)
 
     def is_done(self, parts: Parts) -> bool:
         """Whether nothing is left to measure."""
@@ -120,8 +104,6 @@ class Plan:
             "canary_tolerance": self.canary_tolerance,
             "max_spread": self.max_spread,
             "batch_size": self.batch_size,
-            "num_begun_tasks": self.num_begun_tasks,
-            "num_begun_batches": self.num_begun_batches,
             "rows": list(self.rows),
         }
 
@@ -158,7 +140,6 @@ def sample_programs(
     plan: Plan,
     output: Path,
     *,
-    begun: ProgramSet | None = None,
     resume: bool = False,
     overwrite: bool = False,
     budget_s: float | None = None,
@@ -172,9 +153,6 @@ def sample_programs(
         What to measure.
     output : Path
         The set's file; batches lie in ``OUTPUT.parts`` beside it.
-    begun : ProgramSet, optional
-        A smaller set of the same plan or of its first tasks, measured on a host of this kind: its programs come
-        first, and are not drawn again. Some are measured again, and what is added is brought to their clock.
     resume : bool
         Go on with batches that are there.
     budget_s : float or None
@@ -185,38 +163,28 @@ def sample_programs(
     Raises
     ------
     InputError
-        Batches of another plan, or of an earlier run without ``resume``, are there; ``begun`` is of another plan or
-        host.
+        Batches of another plan, or of an earlier run without ``resume``, are there.
     MissingExtraError
         The extra ``tvm`` is not installed.
     """
-    if begun is not None:
-        _require_same(plan, begun)
-        plan = plan.onto(begun)
     if plan.known is not None:
         _require_new(plan, plan.known)
     folder = open_parts(plan.to_dict(), output, resume=resume)
-    parts = Parts.read(folder, begun)
+    parts = Parts.read(folder)
     began = time.monotonic()
     sampled = Sampled()
     canary = Canary(plan.canary_tolerance, parts.usual_s())
     with Bench(plan.tasks, plan.targets, canary, plan.max_spread) as bench:
         bench.known |= parts.known()
-        if begun is None or plan.is_done(parts):
-            bridged = Bridge((1.0,) * len(plan.targets))
-        else:
-            bridged = bridge(bench, begun, plan.seed)
         for batch in _batches(plan, parts, sampled):
             if budget_s is not None and time.monotonic() - began > budget_s:
                 break
             if progress is not None:
                 progress("programs", parts.num_programs, plan.num_programs)
-            _measure_batch(plan, bench, parts, batch, sampled, bridged)
+            _measure_batch(plan, bench, parts, batch, sampled)
             parts.drop_outdated(canary)
         if plan.is_done(parts):
-            has_clock = begun is None or bridged.num_times
-            rates = bridged.best_of(bench.rates(), parts.begun) if has_clock else parts.begun_rates()
-            whole = _assemble(plan, parts, rates, bench.facts())
+            whole = _assemble(plan, parts, bench.rates())
             whole = whole if plan.known is None else plan.known.beside(_named_here(whole))
             sampled.path = whole.save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
@@ -229,7 +197,7 @@ def _batches(plan: Plan, parts: Parts, sampled: Sampled) -> Iterator[int]:
     """Numbers of batches that are not done, until there are enough programs or the machine is never quiet."""
     count = math.ceil(plan.num_programs / plan.batch_size)
     last = MAX_BATCHES_OVER * count + MAX_NOISY_IN_TURN
-    numbers = itertools.cycle(range(count)) if plan.known is not None else itertools.count(parts.num_batches_before)
+    numbers = itertools.cycle(range(count)) if plan.known is not None else itertools.count()
     for batch in itertools.islice(numbers, last):
         if plan.is_done(parts) or sampled.num_noisy_in_turn >= MAX_NOISY_IN_TURN:
             return
@@ -237,7 +205,7 @@ def _batches(plan: Plan, parts: Parts, sampled: Sampled) -> Iterator[int]:
             yield batch
 
 
-def _measure_batch(plan: Plan, bench: Bench, parts: Parts, batch: int, sampled: Sampled, bridged: Bridge) -> None:
+def _measure_batch(plan: Plan, bench: Bench, parts: Parts, batch: int, sampled: Sampled) -> None:
     """Measure a batch and keep it, if the machine was quiet enough for that."""
     found = bench.measure(plan.members(batch), seed=plan.seed + batch)
     if found is None:
@@ -247,9 +215,7 @@ def _measure_batch(plan: Plan, bench: Bench, parts: Parts, batch: int, sampled: 
     sampled.num_noisy_in_turn = 0
     meta = {"batch": batch, "dropped": dict(found.dropped), "canary_usual_s": found.canary, "date": _now()}
     if found.programs:
-        measured = found.to_set(plan.tasks, plan.targets, meta | {"clock": bridged.to_dict()})
-        factor = np.array(bridged.factor, np.float32)
-        parts.keep(batch, replace(measured, mean_s=measured.mean_s * factor, std_s=measured.std_s * factor))
+        parts.keep(batch, found.to_set(plan.tasks, plan.targets, meta))
     else:
         parts.empty.add(batch)
 
@@ -268,62 +234,27 @@ def _now() -> str:
 
 def _require_new(plan: Plan, known: ProgramSet) -> None:
     """Whether this host is none of a set's."""
-    is_for_gpus = parts_of(known.device_names[0])[0] == CUDA.name
-    if is_for_gpus != plan.targets[0].is_gpu:
-        kind = "GPUs" if is_for_gpus else "CPUs"
-        raise InputError(f"the set's programs are for {kind}", where="targets", fix=f"choose targets that are {kind}")
     names = [named_after_host(target.name) for target in plan.targets]
     if known.meta.get("fingerprint") == describe_run(plan.seed)["fingerprint"] or set(names) & set(known.device_names):
-        raise InputError("the set was measured on this host", where="of", fix="--onto adds new programs to it")
+        raise InputError("the set was measured on this host", where="of", fix="measure it on another one")
 
 
-def _require_same(plan: Plan, begun: ProgramSet) -> None:
-    """Whether a set can be gone on with."""
-    here = describe_run(plan.seed)
-    wanted = {
-        "tasks": [task.name for task in plan.tasks[: len(begun.tasks)]],
-        "targets": [target.name for target in plan.targets],
-        "processor, caches or memory": here["fingerprint"],
-        "seed": plan.seed,
-        "canary tolerance": plan.canary_tolerance,
-        "greatest spread": plan.max_spread,
-    }
-    found = {
-        "tasks": [Task.from_dict(task).name for task in begun.tasks],
-        "targets": [device["name"] for device in begun.devices],
-        "processor, caches or memory": begun.meta.get("fingerprint"),
-        "seed": begun.meta.get("seed"),
-        "canary tolerance": begun.meta.get("canary_tolerance"),
-        "greatest spread": begun.meta.get("max_std_over_mean"),
-    }
-    differing = [name for name, value in wanted.items() if found[name] != value]
-    if differing or not {"num_batches", "canary_usual_s"} <= begun.meta.keys():
-        raise InputError(
-            f"the set was measured with other {', '.join(differing) or 'versions of this package'}",
-            where="begun", fix="begin a new set",
-        )  # fmt: skip
-
-
-def _assemble(
-    plan: Plan, parts: Parts, rates: Sequence[dict[str, float]], facts: Sequence[dict[str, Any]]
-) -> ProgramSet:
+def _assemble(plan: Plan, parts: Parts, rates: Sequence[dict[str, float]]) -> ProgramSet:
     """All batches in their order as one set of exactly the size that was asked for."""
-    ordered = parts.all_sets
+    ordered = [parts.sets[batch] for batch in sorted(parts.sets)]
     whole = ProgramSet.concatenate(ordered)
     whole = whole.select(np.arange(min(plan.num_programs, whole.num_programs)))
-    dates = [date for part in ordered for date in part.meta.get("dates", [part.meta.get("date")])]
+    dates = [part.meta["date"] for part in ordered]
     meta = describe_run(plan.seed) | {
         "dates": [min(dates), max(dates)],
         "dropped": dict(parts.dropped()),
-        "num_batches": max(parts.sets, default=parts.num_batches_before - 1) + 1,
-        "canary_usual_s": parts.usual_s() if parts.begun is None else parts.begun.meta["canary_usual_s"],
+        "canary_usual_s": parts.usual_s(),
         "canary_tolerance": plan.canary_tolerance,
         "max_std_over_mean": plan.max_spread,
-        "clocks": parts.clocks(),
     }
     return replace(
         whole,
         tasks=tuple(task.to_dict() for task in plan.tasks),
-        devices=tuple(describe_device(*row) for row in zip(plan.targets, rates, facts, strict=True)),
+        devices=tuple(describe_device(*row) for row in zip(plan.targets, rates, strict=True)),
         meta=meta,
     )

@@ -124,13 +124,8 @@ def harvest(networks: Iterable[str] = NETWORKS, progress: Progress | None = None
     return Harvest(tuple(kept), len(too_large), len(too_small), uncovered)
 
 
-def choose(tasks: Sequence[Task], count: int, first: Sequence[Task] = ()) -> tuple[Task, ...]:
+def choose(tasks: Sequence[Task], count: int) -> tuple[Task, ...]:
     """So many tasks, of all kinds and networks: in turn the next of each kind, from the network that has fewest.
-
-    Parameters
-    ----------
-    first
-        These are chosen already, and come first.
 
     Examples
     --------
@@ -138,11 +133,10 @@ def choose(tasks: Sequence[Task], count: int, first: Sequence[Task] = ()) -> tup
     ()
     """
     left: dict[str, list[Task]] = defaultdict(list)
-    known = {task.name: task for task in tasks}
-    chosen = [known.pop(task.name, task) for task in first]  # with the networks that are known now
-    for task in known.values():
+    chosen: list[Task] = []
+    for task in tasks:
         left[task.kind].append(task)
-    seen = Counter(network for task in chosen for network in task.networks)
+    seen: Counter[str] = Counter()
     while len(chosen) < count and any(left.values()):
         for kind in [kind for kind in KINDS if left[kind]]:
             # convolutions and products have many more shapes than the rest, and most of the time

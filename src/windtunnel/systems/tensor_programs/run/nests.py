@@ -28,7 +28,7 @@ from windtunnel.systems.tensor_programs.model.nest import (
 )
 from windtunnel.systems.tensor_programs.model.statements import variables_of
 
-__all__ = ["fits_gpu", "is_sound", "nest_of", "temporary_bytes"]
+__all__ = ["is_sound", "nest_of", "temporary_bytes"]
 
 _PASSES = (
     "CanonicalizeLoop",
@@ -43,14 +43,6 @@ _PASSES = (
     "LowerOpaqueBlock",
 )
 """As far as the compiler's own pipeline goes before buffers are flattened."""
-_GPU_PASS = ("UnifyThreadBinding", "LowerMatchBuffer")
-"""What comes before the second: one index for all loops that are bound to it."""
-GPU_LIMITS = {
-    "max_threads_per_block": 1024,
-    "max_shared_memory_per_block": 48 * 1024,
-    "max_local_memory_per_block": 1020,
-}
-"""Threads; bytes that a kernel has without asking; bytes of a thread's 255 registers. Of every GPU since Maxwell."""
 _LOOP_KINDS: tuple[LoopKind, ...] = ("serial", "parallel", "vectorized", "unrolled")
 _BINARY = {
     "Add": "add",
@@ -73,7 +65,7 @@ _BINARY = {
 _SELECTING = ("if_then_else", "likely")
 
 
-def nest_of(module: Any, name: str = "", *, is_gpu: bool = False) -> Nest:
+def nest_of(module: Any, name: str = "") -> Nest:
     """The nest of the one function of a module.
 
     Raises
@@ -81,26 +73,14 @@ def nest_of(module: Any, name: str = "", *, is_gpu: bool = False) -> Nest:
     InputError
         It holds a statement or an expression that a nest cannot have (names it).
     """
-    function = _lowered(module, is_gpu=is_gpu)
+    transform = require("tvm.s_tir.transform", extra="tvm")
+    for lowering in _PASSES:
+        module = getattr(transform, lowering)()(module)
+    function = module["main"]
     reader = _Reader(name)
     for parameter in function.params:
         reader.buffer(parameter)
-    return Nest(tuple(reader.statements(function.body, {})), reader.buffers, name, is_gpu)
-
-
-def fits_gpu(module: Any) -> bool:
-    """Whether the threads, the shared memory and the registers that a kernel asks for exist (``GPU_LIMITS``)."""
-    analysis = require("tvm.s_tir.analysis", extra="tvm")
-    return bool(analysis.verify_gpu_code(_lowered(module, is_gpu=True), GPU_LIMITS))
-
-
-def _lowered(module: Any, *, is_gpu: bool) -> Any:
-    transform = require("tvm.s_tir.transform", extra="tvm")
-    for lowering in _PASSES:
-        if is_gpu and lowering == _GPU_PASS[1]:
-            module = getattr(transform, _GPU_PASS[0])()(module)
-        module = getattr(transform, lowering)()(module)
-    return module["main"]
+    return Nest(tuple(reader.statements(function.body, {})), reader.buffers, name)
 
 
 def temporary_bytes(nest: Nest) -> int:
@@ -198,21 +178,10 @@ class _Reader:
         return [If(self.expression(statement.condition, scope), body, otherwise)]
 
     def attribute(self, statement: Any, scope: Mapping[Any, Expression]) -> list[Node]:
-        """A pragma, or the index of a GPU's threads that all below it run on."""
-        if str(statement.attr_key) in ("thread_extent", "virtual_thread"):
-            return self.thread(statement, scope)
+        """A pragma."""
         value = self.expression(statement.value, scope)
         body = tuple(self.statements(statement.body, scope))
         return [Attribute(str(statement.attr_key), value if isinstance(value, int) else str(value), body)]
-
-    def thread(self, statement: Any, scope: Mapping[Any, Expression]) -> list[Node]:
-        """A loop over an index of a GPU."""
-        extent, index = int(statement.value), statement.node
-        tag = str(index.thread_tag)
-        if extent == 1:
-            return self.statements(statement.body, {**scope, index.var: 0})
-        body = tuple(self.statements(statement.body, {**scope, index.var: tag}))
-        return [For(tag, extent, body, "thread", thread=tag.removesuffix(".x") if tag.startswith("vthread") else tag)]
 
     def expression(self, value: Any, scope: Mapping[Any, Expression]) -> Expression:
         """A value as nested tuples."""

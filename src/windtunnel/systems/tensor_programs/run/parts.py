@@ -15,7 +15,6 @@ from typing import Any
 from windtunnel.base.outputs import whole
 from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
-from windtunnel.systems.tensor_programs.run import pages
 from windtunnel.systems.tensor_programs.run.measure import Canary
 
 __all__ = ["Parts", "open_parts"]
@@ -58,20 +57,14 @@ class Parts:
 
     folder: Path
     sets: dict[int, ProgramSet] = field(default_factory=dict)
-    begun: ProgramSet | None = None
     empty: set[int] = field(default_factory=set)
     """Batches of this run of which nothing could be measured."""
 
     @classmethod
-    def read(cls, folder: Path, begun: ProgramSet | None = None) -> Parts:
+    def read(cls, folder: Path) -> Parts:
         """The batches that lie in a folder."""
         paths = sorted(folder.glob("batch-*.npz"))
-        return cls(folder, {int(path.stem.removeprefix("batch-")): ProgramSet.load(path) for path in paths}, begun)
-
-    @property
-    def num_batches_before(self) -> int:
-        """Of the set that was begun."""
-        return 0 if self.begun is None else int(self.begun.meta["num_batches"])
+        return cls(folder, {int(path.stem.removeprefix("batch-")): ProgramSet.load(path) for path in paths})
 
     @property
     def num_batches(self) -> int:
@@ -83,14 +76,9 @@ class Parts:
         return batch in self.sets or batch in self.empty
 
     @property
-    def all_sets(self) -> list[ProgramSet]:
-        """What was begun, and the batches in their order."""
-        return [one for one in (self.begun,) if one is not None] + [self.sets[batch] for batch in sorted(self.sets)]
-
-    @property
     def num_programs(self) -> int:
-        """That are measured, with those of the set that was begun."""
-        return sum(part.num_programs for part in self.all_sets)
+        """That are measured."""
+        return sum(part.num_programs for part in self.sets.values())
 
     def keep(self, batch: int, part: ProgramSet) -> None:
         """A batch is done."""
@@ -101,27 +89,15 @@ class Parts:
         """Tasks and schedules that need not be drawn again."""
         return {
             (int(task), sched.tobytes())
-            for part in self.all_sets
+            for part in self.sets.values()
             for task, sched in zip(part.task, part.sched, strict=True)
         }
 
     def usual_s(self) -> dict[str, float]:
-        """By which times of the canary the batches were judged, by number of threads; not those of the begun set."""
+        """By which times of the canary the batches were judged, by number of threads."""
         seen = [part.meta["canary_usual_s"] for part in self.sets.values()]
         names = {name for one in seen for name in one}
         return {name: min(one[name] for one in seen if name in one) for name in names}
-
-    def begun_rates(self) -> list[dict[str, float]]:
-        """Rates of the set that was begun."""
-        names = (
-            "peak_flops_per_s",
-            "bandwidth_bytes_per_s",
-            "cache_bandwidth_bytes_per_s",
-            *pages.RATES,
-            "clock_hz",
-        )
-        devices = () if self.begun is None else self.begun.devices
-        return [{name: device[name] for name in names if name in device} for device in devices]
 
     def drop_outdated(self, canary: Canary) -> None:
         """Batches that were judged by a canary which itself was disturbed, as is known by now, are measured again."""
@@ -129,21 +105,10 @@ class Parts:
             (self.folder / _file(batch)).unlink()
             del self.sets[batch]
 
-    def clocks(self) -> list[dict[str, Any]]:
-        """Every bridge between days, with the batches that crossed it."""
-        found = [] if self.begun is None else list(self.begun.meta.get("clocks", []))
-        for batch in sorted(self.sets):
-            clock = self.sets[batch].meta["clock"]
-            if clock["num_times"] and (not found or found[-1] | {"batches": 0} != clock | {"batches": 0}):
-                found.append(clock | {"batches": [batch, batch]})
-            elif clock["num_times"]:
-                found[-1]["batches"][1] = batch
-        return found
-
     def dropped(self) -> Counter[str]:
         """Programs that are not in the batches, by reason."""
         total: Counter[str] = Counter()
-        for part in self.all_sets:
+        for part in self.sets.values():
             total.update(part.meta["dropped"])
         return total
 

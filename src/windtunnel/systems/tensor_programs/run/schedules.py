@@ -26,8 +26,6 @@ from windtunnel.systems.tensor_programs.run.tasks import Task
 __all__ = [
     "PATTERNS",
     "PRIMITIVES",
-    "SCOPES",
-    "THREADS",
     "Scheduled",
     "Step",
     "from_rows",
@@ -50,15 +48,9 @@ PRIMITIVES = (
     "rfactor",
 )
 MAX_STEPS = SCHEDULE_SHAPE[0]
-_CPU_PATTERNS = ("SSRSRS", "SSSRRS", "SRSSRS", "SSRSR", "SRSRS", "SSRRS", "SRRS", "SRSR", "RSRS", "SRS", "")
-PATTERNS = (*_CPU_PATTERNS, "SSSRRSRS")
+PATTERNS = ("SSRSRS", "SSSRRS", "SRSSRS", "SSRSR", "SRSRS", "SSRRS", "SRRS", "SRSR", "RSRS", "SRS", "")
 """Orders of loops: S the next level of the spatial axes, R of the reduced ones; none: one loop goes to the end."""
-THREADS = ("", "blockIdx.x", "vthread.x", "threadIdx.x")
-"""What a loop runs side by side on: the cores of a CPU, or indices of a GPU."""
-SCOPES = ("global", "shared", "local")
-"""Where a temporary lies: in memory, in that of a GPU's block of threads, in registers."""
 _BLOCKS = tuple(base + suffix for base in BLOCKS for suffix in ("", "_global", "_init", "_rf"))
-_BLOCKS += ("main_local", "in0_shared", "in1_shared")
 _EXPLICIT = "pragma_unroll_explicit"
 _MAX_STEP = "pragma_auto_unroll_max_step"
 
@@ -99,11 +91,6 @@ class Scheduled:
     def num_left(self) -> int:
         """Steps that there is still room for."""
         return MAX_STEPS - len(self.steps)
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether a loop runs on an index of a GPU."""
-        return any(step.primitive == "parallel" and len(step.arguments) > 1 for step in self.steps)
 
     def loops(self, block: str) -> list[Any]:
         """Handles of the loops around a block, outermost first."""
@@ -242,13 +229,8 @@ def _fuse(schedule: Any, block: str, first: int, count: int) -> None:
     schedule.fuse(*schedule.get_loops(_block(schedule, block))[first : first + count])
 
 
-def _parallel(schedule: Any, block: str, loop: int, thread: int = 0) -> None:
-    """Steps side by side: on cores, or on the index of a GPU that ``THREADS`` says."""
-    target = schedule.get_loops(_block(schedule, block))[loop]
-    if thread:
-        schedule.bind(target, THREADS[thread])
-    else:
-        schedule.parallel(target)
+def _parallel(schedule: Any, block: str, loop: int) -> None:
+    schedule.parallel(schedule.get_loops(_block(schedule, block))[loop])
 
 
 def _vectorize(schedule: Any, block: str, loop: int) -> None:
@@ -265,22 +247,17 @@ def _unroll(schedule: Any, block: str, loop: int, max_step: int) -> None:
     schedule.annotate(target, _EXPLICIT, 1)
 
 
-def _cache(schedule: Any, block: str, scope: int = 0, operand: int = -1) -> None:
-    """A temporary for what a block writes, or for what it reads as its operand of a number."""
-    if operand < 0:
-        schedule.cache_write(_block(schedule, block), 0, SCOPES[scope])
-    else:
-        schedule.cache_read(_block(schedule, block), operand, SCOPES[scope])
+def _cache(schedule: Any, block: str) -> None:
+    """A temporary for what a block writes."""
+    schedule.cache_write(_block(schedule, block), 0, "global")
 
 
-def _compute_at(schedule: Any, block: str, target: int, loop: int, is_reverse: int, scope: int = 0) -> None:
-    """Move a block into a loop of another one; ``scope`` is where the producer's result lies then."""
+def _compute_at(schedule: Any, block: str, target: int, loop: int, is_reverse: int) -> None:
+    """Move a block into a loop of another one."""
     other = _BLOCKS[target - 1]
     place = schedule.get_loops(_block(schedule, other))[loop]
     move = schedule.reverse_compute_at if is_reverse else schedule.compute_at
     move(_block(schedule, block), place, False)
-    if scope:
-        schedule.set_scope(_block(schedule, other if is_reverse else block), 0, SCOPES[scope])
 
 
 def _inline(schedule: Any, block: str) -> None:

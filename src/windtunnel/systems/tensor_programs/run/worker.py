@@ -44,7 +44,6 @@ CANARY_STEPS = (
 )
 """Whatever else changes, this kernel does not: times of batches are only alike if their canaries are."""
 _CANARY = (-1, "sse4.2")  # its key, and the instruction set that every host has
-GPU_CANARY_SEED = 3
 
 
 @dataclass(frozen=True)
@@ -144,14 +143,13 @@ def main(place: Place) -> None:
             place.tell(answer)
 
 
-def _draw(state: _State, key: int, task: Task, seed: int, is_gpu: bool = False) -> Drawn:
+def _draw(state: _State, key: int, task: Task, seed: int) -> Drawn:
     """Draw until a program keeps all limits."""
-    from windtunnel.systems.tensor_programs.run.gpu_sampling import sample_gpu
     from windtunnel.systems.tensor_programs.run.sampling import sample
 
     reason = ""
     for attempt in range(MAX_DRAWS):
-        scheduled = (sample_gpu if is_gpu else sample)(task, seed + attempt)
+        scheduled = sample(task, seed + attempt)
         reason, drawn = _within_limits(scheduled)
         if drawn is not None:
             state.modules[key] = scheduled.module
@@ -173,15 +171,13 @@ def _replay(state: _State, key: int, task: Task, rows: Any) -> Drawn:
 def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
     from windtunnel.systems.tensor_programs.model.encoding import encode
     from windtunnel.systems.tensor_programs.run.code_size import code_operations
-    from windtunnel.systems.tensor_programs.run.nests import fits_gpu, is_sound, nest_of, temporary_bytes
+    from windtunnel.systems.tensor_programs.run.nests import is_sound, nest_of, temporary_bytes
     from windtunnel.systems.tensor_programs.run.schedules import to_rows
 
     try:
-        nest = nest_of(scheduled.module, scheduled.task.name, is_gpu=scheduled.is_gpu)
+        nest = nest_of(scheduled.module, scheduled.task.name)
     except InputError as error:
         return error.message, None
-    if scheduled.is_gpu and not fits_gpu(scheduled.module):
-        return "more threads, shared memory or registers than a GPU has", None
     if not is_sound(nest):
         return "a loop within a vector", None
     if temporary_bytes(nest) > MAX_TEMPORARY_BYTES:
@@ -203,7 +199,7 @@ def _build(state: _State, key: int, task: Task, isas: Sequence[str]) -> float:
 
     use_threads(1)
     stay_on(state.cores)  # the compiler binds its second thread to the second core
-    values, expected = arguments_of(task, isas[0])
+    values, expected = arguments_of(task)
     module = state.modules.pop(key)
     built = {isa: build(module, isa, values, expected) for isa in isas}
     longest_s = max(code.first_run_ns for code in built.values()) / 1e9
@@ -217,7 +213,7 @@ def _time(state: _State, key: int, isa: str, num_threads: int, band_s: Band | No
     from windtunnel.systems.tensor_programs.run.build import use_threads
     from windtunnel.systems.tensor_programs.run.measure import looks_at
 
-    canary = _canary(state, is_gpu=not num_threads)
+    canary = _canary(state)
     use_threads(num_threads)
     stay_on(state.cores[:1])
     canary()
@@ -260,15 +256,14 @@ def _seconds_of(calls: Iterable[tuple[Any, Any]]) -> float:
     return (time.perf_counter_ns() - began_ns) / 1e9
 
 
-def _canary(state: _State, *, is_gpu: bool) -> Callable[[], float]:
+def _canary(state: _State) -> Callable[[], float]:
     """The kernel that never changes, built once, as something that runs it and says its seconds."""
-    from windtunnel.systems.tensor_programs.run.gpu_sampling import sample_gpu
     from windtunnel.systems.tensor_programs.run.schedules import Scheduled
 
-    key, isa = (_CANARY[0], "cuda") if is_gpu else _CANARY
+    key, isa = _CANARY
     if (key, isa) not in state.code:
-        scheduled = sample_gpu(CANARY, GPU_CANARY_SEED) if is_gpu else Scheduled.of(CANARY)
-        for primitive, block, *arguments in () if is_gpu else CANARY_STEPS:
+        scheduled = Scheduled.of(CANARY)
+        for primitive, block, *arguments in CANARY_STEPS:
             scheduled.try_step(primitive, block, *arguments)
         state.modules[key] = scheduled.module
         _build(state, key, CANARY, [isa])
@@ -279,7 +274,7 @@ def _watch(state: _State, num_threads: int, num_runs: int) -> tuple[float, ...]:
     """Seconds of the canary, run after run."""
     from windtunnel.systems.tensor_programs.run.build import use_threads
 
-    canary = _canary(state, is_gpu=not num_threads)
+    canary = _canary(state)
     use_threads(num_threads)
     stay_on(state.cores[:1])
     return tuple(canary() for _ in range(num_runs))
@@ -291,14 +286,6 @@ def _describe(state: _State, isa: str, num_threads: int) -> dict[str, float]:
 
     stay_on(state.cores[:1])
     return rates(isa, num_threads)
-
-
-def _facts(state: _State, isa: str) -> dict[str, Any]:
-    """What a GPU says of itself."""
-    from windtunnel.systems.tensor_programs.run.devices import facts
-
-    del state
-    return facts(isa)
 
 
 def _forget(state: _State, keys: Sequence[int]) -> None:
@@ -315,6 +302,5 @@ _ORDERS: dict[str, Callable[..., Any]] = {
     "fly": _fly,
     "watch": _watch,
     "describe": _describe,
-    "facts": _facts,
     "forget": _forget,
 }
