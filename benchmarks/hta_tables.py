@@ -31,8 +31,9 @@ from tests.shared_data import find_shared
 from benchmarks import bar
 from benchmarks.peers.hta import hta_critical_path
 from benchmarks.trace_load import PEER, peer_python
+from windtunnel.sources.kineto.tables import read_tables
 from windtunnel.sources.timeline.intervals import describe
-from windtunnel.sources.timeline.tables import TABLES, TableRules, TraceTables, read_tables
+from windtunnel.sources.timeline.tables import TABLES, TableRules, TraceTables
 
 Row = Mapping[str, Any]
 Values = dict[tuple[Any, ...], tuple[float, ...]]

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from windtunnel.errors import TraceError
-from windtunnel.sources.kineto.trace import COMPLETE, MISSING, Trace
+from windtunnel.sources.kineto.events import to_events
+from windtunnel.sources.kineto.trace import COMPLETE, Trace
+from windtunnel.sources.timeline.events import MISSING
 from windtunnel.sources.timeline.recorded import times_of
 
 __all__ = ["DEVICE", "Events", "Node", "all_edges"]
@@ -41,7 +43,7 @@ class Events:
         self.index = trace.index[rows].tolist()
         self.name = [trace.strings[code] for code in trace.name[rows].tolist()]
         self.cat = [trace.strings[code] for code in trace.cat[rows].tolist()]
-        times = times_of(trace, in_whole_us=True)
+        times = times_of(to_events(trace), in_whole_us=True)
         self.start = times.start[rows].tolist()
         self.end = times.end[rows].tolist()
         self.thread = trace.thread[rows].tolist()

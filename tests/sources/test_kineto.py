@@ -11,10 +11,11 @@ from tests.shared_data import find_shared, shared_path
 from tests.sources.kineto_traces import annotation, call, kernel, op, traces, write
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError, TraceError, WindtunnelError
-from windtunnel.graph import EdgeKind, Kind, Phase, ProcessGroup, ResourceKind
+from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ProcessGroup, ResourceKind
 from windtunnel.reports import explain
 from windtunnel.simulate import replay
-from windtunnel.sources.kineto.reader import KinetoRules, load_kineto
+from windtunnel.sources.kineto.reader import load_kineto
+from windtunnel.sources.timeline import TimelineRules
 from windtunnel.sources.timeline.explain import explain_device_tasks
 
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
@@ -119,7 +120,7 @@ def test_time_that_no_event_covers_is_the_lag_between_two_tasks(load):
 def test_long_gaps_are_counted_when_asked(load):
     events = [op("A", 0, 10), op("B", 35, 5), op("C", 1040, 5)]
 
-    told = load(events, rules=KinetoRules(max_gap_ns=20_000)).meta.trace
+    told = load(events, rules=TimelineRules(max_gap_ns=20_000)).meta.trace
 
     assert {"number": 2, "longest_ns": 1_000_000, "sum_ns": 1_025_000} == told["gaps of threads"]
     assert "gaps of threads" not in load(events).meta.trace
@@ -127,7 +128,7 @@ def test_long_gaps_are_counted_when_asked(load):
 
 def test_rules_below_zero_are_refused():
     with pytest.raises(InputError, match="return_ns is -1"):
-        KinetoRules(return_ns=-1)
+        TimelineRules(return_ns=-1)
 
 
 def test_annotations_are_no_tasks_and_their_own_time_is_a_gap(load):
@@ -437,11 +438,12 @@ def test_a_graph_without_device_has_nothing_to_explain(load):
     assert (0, 0.0, "") == (len(starts.task), starts.unexplained_ratio, starts.warning)
 
 
-def test_explaining_needs_a_trace(load):
-    graph = load([op("A", 0, 5)]).with_meta(source="elsewhere")
+def test_explaining_needs_a_trace():
+    builder = GraphBuilder()
+    builder.task("A", duration_ns=5)
 
     with pytest.raises(NotApplicableError, match="does not say why"):
-        explain_device_tasks(graph)
+        explain_device_tasks(builder.build())
 
 
 # --- windows, collectives, memory ---------------------------------------------------------------------------

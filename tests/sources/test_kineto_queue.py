@@ -5,7 +5,8 @@ import pytest
 from tests.sources.kineto_traces import call, kernel, op, write
 from windtunnel.graph import Kind
 from windtunnel.simulate import replay
-from windtunnel.sources.kineto import KinetoRules, load_kineto
+from windtunnel.sources.kineto import load_kineto
+from windtunnel.sources.timeline import TimelineRules
 
 ROOM = 3
 
@@ -30,7 +31,7 @@ def queued_trace(tmp_path, *, num=8, kernel_us=100.0):
 
 
 def loaded(path, **rules):
-    return load_kineto(path, rules=KinetoRules(queued_tasks=ROOM, **rules))
+    return load_kineto(path, rules=TimelineRules(queued_tasks=ROOM, **rules))
 
 
 def test_the_wait_for_room_is_an_edge_and_the_replay_is_what_was_measured(tmp_path):

@@ -13,7 +13,8 @@ from windtunnel.errors import TraceError, WindtunnelError
 from windtunnel.simulate import replay
 from windtunnel.sources.kineto import text_window as _kineto_text
 from windtunnel.sources.kineto.reader import load_kineto
-from windtunnel.sources.kineto.trace import MISSING, read_trace
+from windtunnel.sources.kineto.trace import read_trace
+from windtunnel.sources.timeline.events import MISSING
 
 GOOD = [op("step", 0, 10), call("cudaLaunchKernel", 2, 3, 1), kernel("gemm", 6, 4, 1)]
 HOSTILE = [

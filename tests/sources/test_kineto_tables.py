@@ -15,8 +15,9 @@ from tests.sources.kineto_traces import annotation, call, kernel, op, traces, wr
 from windtunnel.errors import InputError, NotApplicableError, WindtunnelError
 from windtunnel.graph import save
 from windtunnel.sources.kineto.reader import load_kineto
+from windtunnel.sources.kineto.tables import read_tables
 from windtunnel.sources.timeline.intervals import length_ns, merged, shared_ns
-from windtunnel.sources.timeline.tables import TABLES, TableRules, read_tables
+from windtunnel.sources.timeline.tables import TABLES, TableRules
 
 # two streams: 7 computes, waits for its launch, for the next kernel's start and for the collective of stream 9
 EVENTS = [

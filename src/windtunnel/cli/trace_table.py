@@ -31,8 +31,9 @@ def print_trace_table(
 ) -> None:
     """Read the trace or the folder of traces, make the table, print it."""
     from windtunnel.sources.formats import format_of
+    from windtunnel.sources.kineto.tables import read_tables
     from windtunnel.sources.ranks.reader import ranks_in
-    from windtunnel.sources.timeline.tables import TABLES, TableRules, read_tables
+    from windtunnel.sources.timeline.tables import TABLES, TableRules
     from windtunnel.units import parse_size
 
     if name not in TABLES:

@@ -154,7 +154,7 @@ TASK_COLUMNS: dict[str, Column] = {
     "input_dtypes": _TEXT,
     "input_strides": _TEXT,
     "input_args": _TEXT,
-    # why a device task began when it did (sources.kineto.Cause), and what of its wait nothing explains
+    # why a device task began when it did (sources.timeline.device.Cause), and what of its wait nothing explains
     "start_cause": Column(np.int8, default=-1, minimum=-1),
     "unexplained_ns": Column(np.int64, minimum=0),
     # of a price: what limits the task, the share of that limit that it reaches, and how sure that is; NaN: not known

@@ -18,9 +18,10 @@ from windtunnel.base.progress import Progress
 from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, ResourceKind
 from windtunnel.sources.execution_trace.nodes import Document, Node
+from windtunnel.sources.kineto.events import to_events
 from windtunnel.sources.kineto.reader import load_kineto
-from windtunnel.sources.kineto.roles import Role, roles
-from windtunnel.sources.kineto.trace import MISSING, Trace, read_trace
+from windtunnel.sources.kineto.trace import Trace, read_trace
+from windtunnel.sources.timeline.events import MISSING, Category, Events
 from windtunnel.sources.timeline.host import cut_threads
 from windtunnel.sources.timeline.slices import inherit
 from windtunnel.sources.torch.timeline_points import match_in_order
@@ -61,9 +62,9 @@ def measure(
         Fewer than nine of ten operators are in both: they are not of one run.
     """
     trace = read_trace(path, read_limit=read_limit, progress=progress)
-    role = roles(trace)
-    rows = np.flatnonzero((role == Role.OP) | (role == Role.ANNOTATION))
-    rows = rows[np.lexsort((-trace.dur[rows], trace.ts[rows], trace.thread[rows]))]
+    events = to_events(trace)
+    rows = np.flatnonzero((events.category == Category.OPERATOR) | (events.category == Category.ANNOTATION))
+    rows = rows[np.lexsort((-events.duration_ns[rows], events.start_ns[rows], events.thread[rows]))]
     joins = {"record-function id": _by_id(trace, rows, document.nodes), "order": {}}
     if len(joins["record-function id"]) < _LEAST_JOINED * len(document.nodes):
         joins["order"] = _by_order(trace, rows, document.nodes)
@@ -75,10 +76,10 @@ def measure(
             where=f"{document.path} and {path}",
             fix="record both in one run, over the same steps: profile(..., execution_trace_observer=...)",
         )
-    owner = _owners(trace, role, event_of)
+    owner = _owners(events, event_of)
     own_ns = np.full(len(document.nodes), -1, np.int64)
     own_ns[list(event_of.values())] = 0
-    return _attribute(trace, load_kineto(path, read_limit=read_limit, progress=progress), owner, own_ns, how)
+    return _attribute(events, load_kineto(path, read_limit=read_limit, progress=progress), owner, own_ns, how)
 
 
 def _by_id(trace: Trace, rows: Int, nodes: list[Node]) -> dict[int, int]:
@@ -118,10 +119,10 @@ def _by_order(trace: Trace, rows: Int, nodes: list[Node]) -> dict[int, int]:
     return pairs
 
 
-def _attribute(trace: Trace, graph: Graph, owner_of: Int, own_ns: Int, how: str) -> Measured:
+def _attribute(events: Events, graph: Graph, owner_of: Int, own_ns: Int, how: str) -> Measured:
     """Sum the tasks of the Kineto graph by the operator that they belong to."""
-    row_of = np.full(int(trace.index.max(initial=0)) + 1, -1, np.int64)
-    row_of[trace.index] = np.arange(trace.num_rows)
+    row_of = np.full(int(events.index.max(initial=0)) + 1, -1, np.int64)
+    row_of[events.index] = np.arange(events.num_rows)
     owner = owner_of[row_of[graph.tasks["event"]]]
     on_device = graph.resources["kind"][graph.tasks["resource"]] == ResourceKind.STREAM
     launches = graph.edges["kind"] == EdgeKind.LAUNCH
@@ -134,17 +135,17 @@ def _attribute(trace: Trace, graph: Graph, owner_of: Int, own_ns: Int, how: str)
     return Measured(own_ns, _kernels(graph, device, owner[device]), how, int((owner < 0).sum()))
 
 
-def _owners(trace: Trace, role: NDArray[np.uint8], event_of: dict[int, int]) -> Int:
+def _owners(events: Events, event_of: dict[int, int]) -> Int:
     """Event of every row [N]: its own, that of the nearest operator around it, that with its external id; or -1."""
-    joined, events = np.array(list(event_of), np.int64), np.array(list(event_of.values()), np.int64)
-    owner = np.full(trace.num_rows, -1, np.int64)
-    owner[joined] = events
-    host = cut_threads(trace, role, np.empty(0, np.int64))
+    joined, owners = np.array(list(event_of), np.int64), np.array(list(event_of.values()), np.int64)
+    owner = np.full(events.num_rows, -1, np.int64)
+    owner[joined] = owners
+    host = cut_threads(events, np.empty(0, np.int64))
     owner[host.row] = inherit(host.parent, owner[host.row].astype(np.int32))
-    numbers = dict(zip(trace.external_id[joined].tolist(), events.tolist(), strict=True))
+    numbers = dict(zip(events.external_id[joined].tolist(), owners.tolist(), strict=True))
     numbers.pop(MISSING, None)
     others = np.flatnonzero(owner < 0)
-    owner[others] = [numbers.get(number, -1) for number in trace.external_id[others].tolist()]
+    owner[others] = [numbers.get(number, -1) for number in events.external_id[others].tolist()]
     return owner
 
 

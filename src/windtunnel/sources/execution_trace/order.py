@@ -2,7 +2,7 @@
 
 In: nodes, in the order in which they began. Out: points over all threads together (there are no times: ids count
 beginnings, so an operator ends with the last that it called), and phase and layer of every event. The labels are
-those of the Kineto reader, which knows what names announce.
+those of a timeline, whose names announce the same.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.graph import Phase
 from windtunnel.sources.execution_trace.nodes import Document, Node
-from windtunnel.sources.kineto import scanner as scan
-from windtunnel.sources.kineto.roles import Role
-from windtunnel.sources.kineto.trace import COMPLETE, MISSING, Trace
+from windtunnel.sources.timeline.events import Category, Events, Sparse
 from windtunnel.sources.timeline.host import Host, Labels, label_events
 from windtunnel.sources.timeline.slices import fill_between
 from windtunnel.sources.torch.timeline_points import Points
@@ -66,31 +64,20 @@ def label_nodes(document: Document, parent: Int) -> Labels:
     """Phase and layer of every event, as of the operators of a Kineto trace."""
     nodes = document.nodes
     names = {name: code for code, name in enumerate(dict.fromkeys(node.name for node in nodes))}
-    return label_events(_as_trace(document, names), _as_host(nodes, parent))
+    return label_events(_as_events(document, names), _as_host(nodes, parent))
 
 
-def _as_trace(document: Document, names: dict[str, int]) -> Trace:
+def _as_events(document: Document, names: dict[str, int]) -> Events:
     nodes = document.nodes
     rows = np.arange(len(nodes), dtype=np.int32)
-    nothing = np.zeros(len(nodes), np.int64)
-    return Trace(
+    return Events.of(
         path=str(document.path),
-        letter=np.full(len(nodes), COMPLETE, np.uint8),
-        index=rows,
-        ts=rows.astype(np.int64),
-        dur=nothing,
-        name=np.array([names[node.name] for node in nodes], np.int32),
-        cat=nothing.astype(np.int32),
-        thread=nothing.astype(np.int32),
-        correlation=nothing + MISSING,
-        external_id=nothing + MISSING,
-        rare_row=rows,
-        rare_slot=np.full(len(nodes), scan.RARE["Sequence number"], np.int8),
-        rare_value=np.array([node.sequence for node in nodes], np.int64),
-        strings=tuple(name.removeprefix("wt:module:") for name in names),
-        threads=((0, 0),),
-        meta={},
-        counts={},
+        category=[_category(node) for node in nodes],
+        start_ns=rows,
+        duration_ns=np.zeros(len(nodes)),
+        name=[names[node.name] for node in nodes],
+        names=tuple(name.removeprefix("wt:module:") for name in names),
+        sequence_number=Sparse(rows, np.array([node.sequence for node in nodes], np.int64)),
     )
 
 
@@ -98,16 +85,16 @@ def _as_host(nodes: list[Node], parent: Int) -> Host:
     rows, empty = np.arange(len(nodes), dtype=np.int32), np.empty(0, np.int32)
     times, flags = np.empty(0, np.int64), np.empty(0, bool)
     return Host(
-        rows, np.array([_role(node) for node in nodes], np.uint8), parent.astype(np.int32),
+        rows, np.array([_category(node) for node in nodes], np.uint8), parent.astype(np.int32),
         empty, empty, rows, empty, empty, times, times, flags, 0, -1,
     )  # fmt: skip
 
 
-def _role(node: Node) -> Role:
+def _category(node: Node) -> Category:
     if node.name.startswith(_MODULES):
-        return Role.MODULE
+        return Category.MODULE
     is_annotation = node.scope == _USER_SCOPE and not node.schema
-    return Role.ANNOTATION if is_annotation else Role.OP
+    return Category.ANNOTATION if is_annotation else Category.OPERATOR
 
 
 def phases(nodes: list[Node], labels: Labels, order: Int) -> dict[int, int]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import TraceError
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.execution_trace.nodes import Document, Node, Side, tensors
-from windtunnel.sources.kineto.roles import collective_of
+from windtunnel.sources.timeline.names import collective_of
 from windtunnel.sources.torch.ops import Operator, Role, Span, describe, resolve_recipes
 
 __all__ = ["HOST", "Collective", "Work", "describe_nodes", "is_wait", "process_groups", "sequence_of"]

@@ -1,8 +1,8 @@
-"""Kineto traces of CPUs and GPUs, of one rank or many.
+"""A reader of Kineto traces, of CPUs and GPUs, of one rank or many; ``sources.timeline`` makes graphs of what it reads.
 
-Public modules: ``reader``, ``unprofiled``.
+Public modules: ``events``, ``reader``, ``tables``, ``trace``, ``unprofiled``.
 """
 
-from windtunnel.sources.kineto.reader import KinetoRules, load_kineto
+from windtunnel.sources.kineto.reader import load_kineto
 
-__all__ = ["KinetoRules", "load_kineto"]
+__all__ = ["load_kineto"]

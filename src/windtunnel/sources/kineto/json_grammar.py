@@ -13,12 +13,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from windtunnel.sources.timeline.events import MISSING
+
 Ints = NDArray[Any]
 Int = Any  # a machine integer, as the compiler sees it
 
 OFFSET = np.uint64(14695981039346656037)
 PRIME = np.uint64(1099511628211)
-MISSING = -(2**63)  # no value
 MAX_TIME_NS = 2**61
 _FULL = 9 * 10**17  # a number below takes one more digit
 

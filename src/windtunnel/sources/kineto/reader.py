@@ -12,13 +12,13 @@ from pathlib import Path
 from windtunnel import registry
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
-from windtunnel.sources.kineto.trace import read_trace
+from windtunnel.sources.kineto.events import read_events
 from windtunnel.sources.ranks.merge import merge
 from windtunnel.sources.ranks.reader import ranks_in
-from windtunnel.sources.timeline.build import assemble, find_parts
-from windtunnel.sources.timeline.rules import KinetoRules
+from windtunnel.sources.timeline.build import build_graph
+from windtunnel.sources.timeline.rules import TimelineRules
 
-__all__ = ["KinetoRules", "load_kineto"]
+__all__ = ["load_kineto"]
 
 
 @registry.source(
@@ -34,7 +34,7 @@ def load_kineto(
     partial: bool = False,
     allow_missing: bool = False,
     align: str = "auto",
-    rules: KinetoRules | None = None,
+    rules: TimelineRules | None = None,
     read_limit: int | None = None,
     progress: Progress | None = None,
 ) -> Graph:
@@ -58,7 +58,7 @@ def load_kineto(
         Keep the events before the cut of a truncated file instead of refusing it.
     allow_missing, align
         Of several ranks, see there.
-    rules : KinetoRules, optional
+    rules : TimelineRules, optional
         How near two times must be to be cause and effect, where the trace does not tell.
     read_limit : int, optional
         The most bytes of memory that reading a file may take (`windtunnel.base.reading.ReadLimit`).
@@ -78,13 +78,13 @@ def load_kineto(
         The file is cut (byte offset), is no trace, an event's time is negative or no number (event index, name),
         there is nothing to run, or no such window.
     """
-    rules = rules or KinetoRules()
+    rules = rules or TimelineRules()
     if isinstance(path, str | Path) and Path(path).is_dir():
         path = ranks_in(Path(path), "kineto")
     if isinstance(path, str | Path):
         return _load_one(path, window, occurrence, partial, rules, read_limit, progress)
-    graphs = [_load_one(one, window, occurrence, partial, rules, read_limit, progress) for one in path]
-    names = [str(one) for one in path]
+    graphs = [_load_one(file, window, occurrence, partial, rules, read_limit, progress) for file in path]
+    names = [str(file) for file in path]
     return merge(graphs, names, align=align, allow_missing=allow_missing, noise_ns=rules.noise_ns)
 
 
@@ -93,14 +93,14 @@ def _load_one(
     window: str | None,
     occurrence: int | None,
     partial: bool,
-    rules: KinetoRules,
+    rules: TimelineRules,
     read_limit: int | None,
     progress: Progress | None,
 ) -> Graph:
-    # nested, so that the trace and then its parts are gone when the next is made
-    columns = assemble(
-        find_parts(
-            read_trace(path, partial=partial, read_limit=read_limit, progress=progress), window, occurrence, rules
-        )
+    # read in the argument: no name keeps the events while the graph is built
+    return build_graph(
+        read_events(path, partial=partial, read_limit=read_limit, progress=progress),
+        window=window,
+        occurrence=occurrence,
+        rules=rules,
     )
-    return Graph.from_columns(columns.tasks, columns.edges, columns.resources, columns.meta)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from windtunnel.sources.kineto.json_grammar import (
     MAX_DEPTH,
     MAX_TIME_NS,
-    MISSING,
     OFFSET,
     PRIME,
     fnv,
@@ -28,6 +27,7 @@ from windtunnel.sources.kineto.json_grammar import (
     space,
     wrong_escape,
 )
+from windtunnel.sources.timeline.events import MISSING
 
 Ints = NDArray[Any]
 Int = Any  # a machine integer, as the compiler sees it

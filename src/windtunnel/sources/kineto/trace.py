@@ -22,11 +22,11 @@ from windtunnel.sources.kineto import json_grammar
 from windtunnel.sources.kineto import scanner as scan
 from windtunnel.sources.kineto.document import read_document
 from windtunnel.sources.kineto.text_window import Text
+from windtunnel.sources.timeline.events import MISSING
 
-__all__ = ["COMPLETE", "MISSING", "Trace", "read_trace"]
+__all__ = ["COMPLETE", "Trace", "read_trace"]
 
 # N rows, R rare values
-MISSING = json_grammar.MISSING
 COMPLETE = ord("X")
 _ROWS = 1 << 15
 _SHOWN = 80

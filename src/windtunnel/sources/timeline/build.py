@@ -1,21 +1,19 @@
-"""One Kineto trace -> the columns of a graph (sources, Kineto).
+"""One timeline -> a graph (sources, timeline).
 
-In: a `Trace`, a window. Out: columns: host slices, then device tasks. This file only puts together what the others
-found: roles, device tasks, waits, slices, labels, hand-offs, edges.
+In: `Events`, a window. Out: a `Graph`: host slices, then device tasks. This file only puts together what the others
+found: device tasks, waits, slices, labels, hand-offs, edges.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
-from windtunnel.graph import Discipline, EdgeKind, Phase, ResourceKind, Strings
-from windtunnel.sources.kineto.roles import Role, matching, roles
-from windtunnel.sources.kineto.trace import MISSING, Trace
+from windtunnel.graph import Discipline, EdgeKind, Graph, Phase, ResourceKind, Strings
 from windtunnel.sources.timeline.columns import (
     Collectives,
     encode,
@@ -24,25 +22,27 @@ from windtunnel.sources.timeline.columns import (
     op_column,
     phases,
 )
-from windtunnel.sources.timeline.device import Device, Starts, explain_starts, find_device
+from windtunnel.sources.timeline.device import Device, Starts, explain_starts, find_device, stream_label
 from windtunnel.sources.timeline.edges import Edges, all_edges, external_start, is_released_by_wait
+from windtunnel.sources.timeline.events import MISSING, Category, Events
 from windtunnel.sources.timeline.host import Host, Labels, cut_threads, label_events
 from windtunnel.sources.timeline.invalid_records import leave_out_lost
 from windtunnel.sources.timeline.memory import Memory, find_memory
-from windtunnel.sources.timeline.rules import KinetoRules
+from windtunnel.sources.timeline.names import HOST_COLLECTIVE, matching
+from windtunnel.sources.timeline.rules import TimelineRules
 from windtunnel.sources.timeline.slices import TOLERANCE_NS
 from windtunnel.sources.timeline.threads import HandOffs, find_hand_offs, follow_progress
 from windtunnel.sources.timeline.waits import HostWaits, StreamWaits, find_host_waits, find_stream_waits
 from windtunnel.sources.timeline.window import Steps, Window, find_steps, find_window
 
-__all__ = ["Columns", "Parts", "assemble", "find_parts", "told_rank"]
+__all__ = ["build_graph"]
 
 # N rows, S slices, D device tasks, T = S + D
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-class Columns(NamedTuple):
+class _Columns(NamedTuple):
     """What a graph is built from."""
 
     tasks: dict[str, Any]
@@ -52,10 +52,10 @@ class Columns(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """Everything that was found in one trace."""
+class _Parts:
+    """Everything that was found in one timeline."""
 
-    trace: Trace
+    events: Events
     window: Window
     steps: Steps
     host: Host
@@ -63,53 +63,93 @@ class Parts:
     labels: Labels
     collectives: Collectives
     starts: Starts
+    stream_waits: StreamWaits | None
     host_waits: HostWaits
-    edges: Edges
     kind: NDArray[np.int8]
     memory: Memory
     counts: dict[str, Any]
+    edges: Edges = field(default_factory=lambda: Edges.empty(0))
 
 
-def find_parts(trace: Trace, window: str | None, occurrence: int | None, rules: KinetoRules) -> Parts:
-    """Find what there is in a trace; the large columns of the trace itself are not kept.
+def build_graph(
+    events: Events, *, window: str | None = None, occurrence: int | None = None, rules: TimelineRules | None = None
+) -> Graph:
+    """Build the graph of a timeline, whose unchanged replay starts every task when it was recorded to start.
+
+    Parameters
+    ----------
+    events : Events
+        Let go of while the graph is built: a caller that keeps no name for them halves the memory that this takes.
+    window : str, optional
+        Name (or a part of it) of an annotation: only what was launched inside it, with times from its begin.
+    occurrence : int, optional
+        Which of several annotations of that name, from 0 (negative: from the last); all of them by default.
+    rules : TimelineRules, optional
+        How near two times must be to be cause and effect, where no record tells.
 
     Raises
     ------
     TraceError
-        There is nothing to run in the trace, or no such window.
+        There is nothing to run, or no such window.
     """
-    role = roles(trace)
-    if not ((role >= Role.OP) & (role <= Role.DEVICE)).any():
+    rules = rules or TimelineRules()
+    found = [_find_parts(events, window, occurrence, rules)]
+    del events
+    # each step consumes what it is given, so that its columns are gone when the next are made
+    columns = _assemble(_connect(found.pop(), rules))
+    return Graph.from_columns(columns.tasks, columns.edges, columns.resources, columns.meta)
+
+
+def _find_parts(events: Events, window: str | None, occurrence: int | None, rules: TimelineRules) -> _Parts:
+    """Find what there is in a timeline, without edges; its own times and arguments are not kept."""
+    if not ((events.category >= Category.OPERATOR) & (events.category <= Category.COPY)).any():
         raise TraceError(
             "the trace has no complete events that do work",
-            where=f"{trace.path}: {_events_found(trace)}",
+            where=f"{events.path}: {_events_found(events)}",
             fix="record operators or kernels, and let the profiler stop before it exports",
         )
-    lost = leave_out_lost(trace, role)
-    chosen = find_window(trace, role, window, occurrence)
-    device = find_device(trace, role)
-    stream_waits = find_stream_waits(trace, role, device)
-    host_waits = find_host_waits(trace, role, device, rules)
-    device = _settled(trace, device, stream_waits, host_waits)
+    events, lost = leave_out_lost(events)
+    chosen = find_window(events, window, occurrence)
+    device = find_device(events)
+    stream_waits = find_stream_waits(events, device)
+    host_waits = find_host_waits(events, device, rules)
+    device = _settled(events, device, stream_waits, host_waits)
     starts = explain_starts(device, None if stream_waits is None else stream_waits.latest(device), rules)
-    host = cut_threads(trace, role, host_waits.call)
-    labels = label_events(trace, host)
-    collectives = find_collectives(trace, host, device)
-    counts = _counts(trace, role, device, host, host_waits, stream_waits)
+    host = cut_threads(events, host_waits.call)
+    labels = label_events(events, host)
+    collectives = find_collectives(events, host, device)
+    counts = _counts(events, device, host, host_waits, stream_waits)
     if warnings := [text for text in (lost, *device.warnings) if text]:
         counts["warnings"] = warnings
-    steps, memory = find_steps(trace, role, chosen), find_memory(trace, host)
-    kind = kinds(trace, host, device, collectives)
-    trace = trace.without_numbers()  # half of the memory so far
-    hand_offs = _find_hand_offs(trace, host, device, rules)
-    edges, dropped = all_edges(host, device, starts, stream_waits, host_waits, hand_offs, labels, memory)
+    return _Parts(
+        events=events.without_numbers(),
+        window=chosen,
+        steps=find_steps(events, chosen),
+        host=host,
+        device=device,
+        labels=labels,
+        collectives=collectives,
+        starts=starts,
+        stream_waits=stream_waits,
+        host_waits=host_waits,
+        kind=kinds(events, host, device, collectives),
+        memory=find_memory(events.memory, host),
+        counts=counts,
+    )
+
+
+def _connect(parts: _Parts, rules: TimelineRules) -> _Parts:
+    """Find the edges."""
+    host, device, counts = parts.host, parts.device, dict(parts.counts)
+    hand_offs = _find_hand_offs(parts.events, host, device, rules)
+    edges, dropped = all_edges(
+        host, device, parts.starts, parts.stream_waits, parts.host_waits, hand_offs, parts.labels, parts.memory
+    )
     if rules.max_gap_ns is not None:
         counts["gaps of threads"] = _long_gaps(edges, host.num_slices, rules.max_gap_ns)
     if dropped:
         counts["edges that contradict the times"] = dropped
-    return Parts(
-        trace, chosen, steps, host, device, labels, collectives, starts, host_waits, edges, kind, memory, counts
-    )
+    return replace(parts, edges=edges, counts=counts)
 
 
 def _long_gaps(edges: Edges, num_slices: int, max_gap_ns: int) -> dict[str, int]:
@@ -118,15 +158,15 @@ def _long_gaps(edges: Edges, num_slices: int, max_gap_ns: int) -> dict[str, int]
     return {"number": len(gaps), "longest_ns": int(gaps.max(initial=0)), "sum_ns": int(gaps.sum())}
 
 
-def _find_hand_offs(trace: Trace, host: Host, device: Device, rules: KinetoRules) -> HandOffs:
-    name = trace.name[host.row]
-    issues = matching(trace, "^c10d::|^record_param_comms$")[name]
-    collective = matching(trace, "^(gloo|mpi|ucc):")[name]
-    works = (host.role == Role.OP)[host.event]
+def _find_hand_offs(events: Events, host: Host, device: Device, rules: TimelineRules) -> HandOffs:
+    name = events.name[host.row]
+    issues = matching(events.names, "^c10d::|^record_param_comms$")[name]
+    collective = matching(events.names, HOST_COLLECTIVE)[name]
+    works = (host.category == Category.OPERATOR)[host.event]
     given = find_hand_offs(host.thread, host.start, host.end, works, issues[host.event], collective[host.event], rules)
-    busy = np.zeros(len(trace.threads), bool)
+    busy = np.zeros(len(events.threads), bool)
     busy[host.thread[works]] = True
-    busy[trace.thread[device.call[device.call >= 0]]] = True
+    busy[events.thread[device.call[device.call >= 0]]] = True
     if busy[host.thread].all() or not busy.any():
         return given
     queues = [np.flatnonzero(device.queue == queue) for queue in range(len(device.queues))]
@@ -134,16 +174,16 @@ def _find_hand_offs(trace: Trace, host: Host, device: Device, rules: KinetoRules
     return given + follow_progress(host.thread, host.start, host.end, ~busy[host.thread], ends, rules)
 
 
-def _events_found(trace: Trace) -> str:
-    found = ", ".join(f"{number:,} {reason}" for reason, number in trace.counts.items())
+def _events_found(events: Events) -> str:
+    found = ", ".join(f"{number:,} {reason}" for reason, number in events.counts.items())
     return found or "no events at all"
 
 
-def _settled(trace: Trace, device: Device, stream_waits: StreamWaits | None, host_waits: HostWaits) -> Device:
+def _settled(events: Events, device: Device, stream_waits: StreamWaits | None, host_waits: HostWaits) -> Device:
     """End tasks not after what waited for them: rounding of the clocks can make them overlap by up to the tolerance."""
     end = device.end.copy()
     calls = host_waits.call[host_waits.waiter]
-    limits = [(host_waits.task, trace.ts[calls] + trace.dur[calls])]
+    limits = [(host_waits.task, events.start_ns[calls] + events.duration_ns[calls])]
     if stream_waits is not None:
         limits.append((stream_waits.awaited, device.start[stream_waits.waiter]))
     for task, limit in limits:
@@ -153,20 +193,19 @@ def _settled(trace: Trace, device: Device, stream_waits: StreamWaits | None, hos
 
 
 def _counts(
-    trace: Trace,
-    role: NDArray[np.uint8],
+    events: Events,
     device: Device,
     host: Host,
     host_waits: HostWaits,
     stream_waits: StreamWaits | None,
 ) -> dict[str, Any]:
     """What was left out or bent to fit, by reason; nothing is skipped in silence."""
-    ignored, number = np.unique(trace.cat[(role == Role.IGNORED) & (trace.letter == ord("X"))], return_counts=True)
-    correlation = trace.correlation[(role == Role.CALL) & (trace.correlation != MISSING)]
+    ignored, number = np.unique(events.file_category[events.category == Category.IGNORED], return_counts=True)
+    correlation = events.correlation[(events.category == Category.CALL) & (events.correlation != MISSING)]
     counts: dict[str, Any] = {
-        "events": dict(trace.counts),
+        "events": dict(events.counts),
         "categories that are no tasks": {
-            trace.strings[c] or "(none)": int(n) for c, n in zip(ignored, number, strict=True)
+            events.names[c] or "(none)": int(n) for c, n in zip(ignored, number, strict=True)
         },
         "device tasks without launch": int((device.call < 0).sum()),
         "device tasks that overlap on one stream": device.num_overlapping,
@@ -179,7 +218,7 @@ def _counts(
     return {reason: value for reason, value in counts.items() if value}
 
 
-def assemble(parts: Parts) -> Columns:
+def _assemble(parts: _Parts) -> _Columns:
     """Columns of the tasks, edges and resources inside the window.
 
     Raises
@@ -193,7 +232,7 @@ def assemble(parts: Parts) -> Columns:
     if not inside.any():
         raise TraceError(
             f"nothing runs inside the window {window.name!r}",
-            where=parts.trace.path,
+            where=parts.events.path,
             fix="choose an annotation around the training step",
         )
     columns: dict[str, Any] = {"iteration": parts.steps.of(begun)} if len(parts.steps.begin) else {}
@@ -218,10 +257,10 @@ def assemble(parts: Parts) -> Columns:
         edges = replace(edges, src=renumbered[edges.src], dst=renumbered[edges.dst])
     meta = _meta(parts, origin)
     meta["other_ratio"] = _other_ratio(columns)
-    return Columns(columns, edges.named(), _used_resources(parts, columns), meta)
+    return _Columns(columns, edges.named(), _used_resources(parts, columns), meta)
 
 
-def _launch_times(parts: Parts) -> Int64s:
+def _launch_times(parts: _Parts) -> Int64s:
     """When each task [T] was begun by its thread: slices at their start, device tasks at that of their launch."""
     host, device = parts.host, parts.device
     launched = np.flatnonzero(device.call >= 0)
@@ -236,7 +275,7 @@ def _other_ratio(columns: dict[str, Any]) -> float:
     return float(duration[columns["phase"] == Phase.OTHER].sum() / max(int(duration.sum()), 1))
 
 
-def _used_resources(parts: Parts, columns: dict[str, Any]) -> dict[str, list[Any]]:
+def _used_resources(parts: _Parts, columns: dict[str, Any]) -> dict[str, list[Any]]:
     """Resources that some task uses; renumbers the tasks' column."""
     resources = _resource_columns(parts)
     used = np.bincount(columns["resource"], minlength=len(resources["name"])) > 0
@@ -244,9 +283,9 @@ def _used_resources(parts: Parts, columns: dict[str, Any]) -> dict[str, list[Any
     return {name: [values[row] for row in np.flatnonzero(used)] for name, values in resources.items()}
 
 
-def _task_columns(parts: Parts) -> dict[str, Any]:
+def _task_columns(parts: _Parts) -> dict[str, Any]:
     """All columns over [T]."""
-    trace, host, device, labels = parts.trace, parts.host, parts.device, parts.labels
+    events, host, device, labels = parts.events, parts.host, parts.device, parts.labels
     launched = np.flatnonzero(device.call >= 0)
     launch_event = host.position[device.call[launched]]
     row = np.concatenate([host.row[host.event], device.row.astype(np.int32)])
@@ -254,25 +293,24 @@ def _task_columns(parts: Parts) -> dict[str, Any]:
     phase = np.concatenate([slice_phase, np.full(device.num_tasks, Phase.OTHER, np.int8)])
     phase[host.num_slices + launched] = slice_phase[host.first[launch_event]]
     columns = {
-        "name": encode(trace.name[row], trace.strings),
-        "op": op_column(trace, host, device, labels, parts.collectives),
+        "name": encode(events.name[row], events.names),
+        "op": op_column(events, host, device, labels, parts.collectives),
         "kind": parts.kind,
         "phase": phase,
-        "resource": np.concatenate([host.thread, np.int32(len(trace.threads)) + device.queue]),
-        "event": trace.index[row],
+        "resource": np.concatenate([host.thread, np.int32(len(events.threads)) + device.queue]),
+        "event": events.index[row],
     }
     if labels.layers:
         layer = np.zeros(len(row), np.int32)
         layer[: host.num_slices] = labels.layer[host.event] + 1
         layer[host.num_slices + launched] = labels.layer[launch_event] + 1
         columns["layer"] = encode(layer, ("", *labels.layers))
-    rank = told_rank(trace)
-    if rank is not None:
-        columns["rank"] = np.full(len(row), rank, np.int32)
+    if events.rank is not None:
+        columns["rank"] = np.full(len(row), events.rank, np.int32)
     return {**columns, **_optional_columns(parts, row)}
 
 
-def _optional_columns(parts: Parts, row: NDArray[np.int32]) -> dict[str, Any]:
+def _optional_columns(parts: _Parts, row: NDArray[np.int32]) -> dict[str, Any]:
     """Columns that only some traces have: starts of device tasks, collectives, memory."""
     columns: dict[str, Any] = {}
     num_slices = parts.host.num_slices
@@ -295,7 +333,7 @@ def _optional_columns(parts: Parts, row: NDArray[np.int32]) -> dict[str, Any]:
     return columns
 
 
-def _own_durations(parts: Parts, duration: Int64s, is_released: Bools) -> Int64s:
+def _own_durations(parts: _Parts, duration: Int64s, is_released: Bools) -> Int64s:
     """Own work of every task [T]: calls that waited keep only what they do when nothing is awaited."""
     host, waits = parts.host, parts.host_waits
     if len(waits.call):
@@ -306,16 +344,16 @@ def _own_durations(parts: Parts, duration: Int64s, is_released: Bools) -> Int64s
     return duration
 
 
-def _resource_columns(parts: Parts) -> dict[str, list[Any]]:
+def _resource_columns(parts: _Parts) -> dict[str, list[Any]]:
     """Threads first, then queues."""
-    trace, device = parts.trace, parts.device
-    names = [f"pid {pid} tid {tid}" for pid, tid in trace.threads]
-    owner = [0 for _ in trace.threads]
+    events, device = parts.events, parts.device
+    names = [f"pid {pid} tid {tid}" for pid, tid in events.threads]
+    owner = [0 for _ in events.threads]
     for stream, lane in device.queues:
-        chip, number = device.streams[stream]
-        names.append(f"device {chip} stream {number}" + (f" lane {lane}" if lane else ""))
+        label, chip = stream_label(events, device.streams[stream])
+        names.append(label + (f" lane {lane}" if lane else ""))
         owner.append(int(chip) if chip.isdigit() and len(chip) < 10 else 0)
-    num_threads = len(trace.threads)
+    num_threads = len(events.threads)
     return {
         "name": names,
         "kind": [ResourceKind.HOST_THREAD] * num_threads + [ResourceKind.STREAM] * len(device.queues),
@@ -325,28 +363,18 @@ def _resource_columns(parts: Parts) -> dict[str, list[Any]]:
     }
 
 
-def told_rank(trace: Trace) -> int | None:
-    """The rank that a trace says it is of."""
-    info = trace.meta.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, dict) else None
-    return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else None
-
-
-def _meta(parts: Parts, origin: int) -> dict[str, Any]:
-    trace = parts.trace
-    base = trace.meta.get("baseTimeNanoseconds")
-    base_ns = base if isinstance(base, int) and abs(base) < 2**62 else 0
+def _meta(parts: _Parts, origin: int) -> dict[str, Any]:
+    events = parts.events
     meta: dict[str, Any] = {
-        "source": "kineto",
-        "trace": {"path": trace.path, **parts.counts},
-        "origin_ns": base_ns + origin,
-        "hardware": {"devices": trace.meta.get("deviceProperties") or []},
+        "source": events.source,
+        "trace": {"path": events.path, **parts.counts},
+        "origin_ns": events.base_ns + origin,
+        "hardware": {"devices": events.devices},
     }
     if not parts.window.is_whole:
         meta["window"] = {"name": parts.window.name, "duration_ns": int((parts.window.end - parts.window.begin).sum())}
-    if isinstance(trace.meta.get("distributedInfo"), dict):
-        told = {"host_name": trace.meta["host_name"]} if isinstance(trace.meta.get("host_name"), str) else {}
-        meta["distributed"] = told | trace.meta["distributedInfo"]
+    if events.distributed is not None:
+        meta["distributed"] = events.distributed
     if parts.memory.base_bytes:
         meta["memory_base_bytes"] = parts.memory.base_bytes
     if parts.collectives.groups:
@@ -355,6 +383,6 @@ def _meta(parts: Parts, origin: int) -> dict[str, Any]:
     if durations is not None:
         meta["profiled_iteration_ns"] = durations
         meta["iterations"] = list(parts.steps.names)
-    if trace.meta.get("partial"):
+    if events.is_partial:
         meta["trace"]["partial"] = True
     return meta

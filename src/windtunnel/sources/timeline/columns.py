@@ -1,6 +1,6 @@
-"""Columns that describe the tasks of a Kineto trace: collectives, kinds, phases, operators (sources, Kineto).
+"""Columns that describe the tasks of a timeline: collectives, kinds, phases, operators (sources, timeline).
 
-In: a `Trace`, its host slices and device tasks. Out: arrays over tasks: the S slices first, then the D device tasks.
+In: `Events`, their host slices and device tasks. Out: arrays over tasks: the S slices first, then the D device tasks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from windtunnel.graph import Kind, Phase, Strings
 from windtunnel.graph.flops import sums_products
 from windtunnel.graph.meta import ProcessGroup
-from windtunnel.sources.kineto.roles import Role, collective_of, dtype_bytes, matching
-from windtunnel.sources.kineto.trace import MISSING, Trace
 from windtunnel.sources.timeline.device import Device
+from windtunnel.sources.timeline.events import Category, Events
 from windtunnel.sources.timeline.host import Host, Labels
+from windtunnel.sources.timeline.names import HOST_COLLECTIVE, collective_of, matching
 from windtunnel.sources.timeline.slices import fill_between, inherit
 
 __all__ = ["Collectives", "encode", "find_collectives", "kinds", "op_column", "phases"]
@@ -55,108 +55,65 @@ class Collectives:
         return column
 
 
-def find_collectives(trace: Trace, host: Host, device: Device) -> Collectives:
+def find_collectives(events: Events, host: Host, device: Device) -> Collectives:
     """Collectives by their arguments, by those of the operator that issued them, else by name."""
-    table = [collective_of(text) for text in trace.strings]
-    told_names = {value: collective_of(trace.text(value), is_collective=True) for value in _told_names(trace)}
-    names = tuple(dict.fromkeys([*table, *told_names.values()]))
+    table = [collective_of(text) for text in events.names]
+    records = events.collectives
+    names = tuple(dict.fromkeys([*table, *records.names]))
     codes = {name: code for code, name in enumerate(names)}
     is_named = np.array([bool(name) for name in table], bool)
-    on_host = is_named & matching(trace, "^(gloo|mpi|ucc):")
-    host_task = np.flatnonzero(on_host[trace.name[host.row[host.event]]])
-    device_task = np.flatnonzero(is_named[trace.name[device.row]])
+    on_host = is_named & matching(events.names, HOST_COLLECTIVE)
+    host_task = np.flatnonzero(on_host[events.name[host.row[host.event]]])
+    device_task = np.flatnonzero(is_named[events.name[device.row]])
     row = np.concatenate([host.row[host.event[host_task]], device.row[device_task]])
-    name = np.array([codes[text] for text in table], np.int32)[trace.name[row]]
+    name = np.array([codes[text] for text in table], np.int32)[events.name[row]]
     message_bytes, sequence = np.zeros(len(row), np.int64), np.full(len(row), -1, np.int64)
-    group, groups = np.full(len(row), -1, np.int32), tuple[ProcessGroup, ...]()
-    peer = group.copy()
-    if told_names:
-        source = _argument_rows(trace, host, device)[row]
-        known = np.flatnonzero(source >= 0)
-        at = source[known]
-        size = np.maximum(trace.argument("In msg nelems")[at], trace.argument("Out msg nelems")[at])
-        message_bytes[known] = np.maximum(size, 0) * dtype_bytes(trace, trace.argument("dtype")[at])
-        name[known] = [codes[told_names[value]] for value in trace.argument("Collective name")[at].tolist()]
-        sequence[known] = np.maximum(trace.argument("Seq")[at], -1)
-        group_of, groups = _groups(trace)
-        group[known] = group_of[at]
-        is_send = name[known] == codes.get("send", -1)
-        peer[known] = _peers(trace, at, is_send, group_of[at], groups)
+    group, peer = np.full(len(row), -1, np.int32), np.full(len(row), -1, np.int32)
+    if len(records.row):
+        record = _records_of_rows(events, host, device)[row]
+        known = np.flatnonzero(record >= 0)
+        record = record[known]
+        name[known] = np.array([codes[text] for text in records.names], np.int32)[records.name[record]]
+        message_bytes[known], sequence[known] = records.message_bytes[record], records.sequence[record]
+        group[known], peer[known] = records.group[record], records.peer[record]
     task = np.concatenate([host_task, host.num_slices + device_task])
-    return Collectives(task, name, message_bytes, group, sequence, peer, names, groups)
+    return Collectives(task, name, message_bytes, group, sequence, peer, names, records.groups)
 
 
-def _told_names(trace: Trace) -> list[int]:
-    values: list[int] = np.unique(trace.rare("Collective name")[1]).tolist()
-    return values
-
-
-def _argument_rows(trace: Trace, host: Host, device: Device) -> Int64s:
-    """Row whose arguments describe each row [N]: its own, else those of the operator around it or around its launch."""
-    source = np.full(trace.num_rows, -1, np.int64)
-    told = trace.rare("Collective name")[0]
-    own = np.full(trace.num_rows, -1, np.int32)
-    own[told] = told
-    source[host.row] = inherit(host.parent, own[host.row])
+def _records_of_rows(events: Events, host: Host, device: Device) -> NDArray[np.int32]:
+    """Record that describes each row [N]: its own, else that of the operator around it or around its launch."""
+    own = np.full(events.num_rows, -1, np.int32)
+    own[events.collectives.row] = np.arange(len(events.collectives.row))
+    record = np.full(events.num_rows, -1, np.int32)
+    record[host.row] = inherit(host.parent, own[host.row])
     launched = device.call >= 0
-    source[device.row[launched]] = source[device.call[launched]]
-    source[told] = told
-    return source
+    record[device.row[launched]] = record[device.call[launched]]
+    return np.where(own >= 0, own, record)
 
 
-def _groups(trace: Trace) -> tuple[NDArray[np.int32], tuple[ProcessGroup, ...]]:
-    """Process group of each row that names one [N], and what the trace says of each."""
-    names, ranks = trace.argument("Process Group Name"), trace.argument("Process Group Ranks")
-    rows = np.flatnonzero((names != MISSING) | (ranks != MISSING))
-    group = np.full(trace.num_rows, -1, np.int32)
-    pairs, number = np.unique(np.stack([names[rows], ranks[rows]]), axis=1, return_inverse=True)
-    group[rows] = number.reshape(-1)
-
-    def text(value: int) -> str:
-        return "" if value == MISSING else trace.text(value)
-
-    return group, tuple(ProcessGroup.read(text(name), text(members)) for name, members in pairs.T.tolist())
-
-
-def _peers(
-    trace: Trace,
-    at: Int64s,
-    is_send: NDArray[np.bool_],
-    group: NDArray[np.int32],
-    groups: tuple[ProcessGroup, ...],
-) -> list[int]:
-    """The other rank of each message: profilers give its place in the group."""
-    told = np.where(is_send, trace.argument("Dst Rank")[at], trace.argument("Src Rank")[at])
-    found = []
-    for place, number in zip(np.where((told >= 0) & (told < 2**31), told, -1).tolist(), group.tolist(), strict=True):
-        members = groups[number].ranks if number >= 0 else ()
-        found.append(members[place] if 0 <= place < len(members) else place)
-    return found
-
-
-def kinds(trace: Trace, host: Host, device: Device, collectives: Collectives) -> NDArray[np.int8]:
+def kinds(events: Events, host: Host, device: Device, collectives: Collectives) -> NDArray[np.int8]:
     """Kind of every task [T]. Without a device the leaves of the operators are the computation."""
     kind = np.full(host.num_slices + device.num_tasks, Kind.HOST, np.int8)
     own = kind[: host.num_slices]
     if not device.num_tasks:
-        own[_computes(trace, host)[host.event]] = Kind.COMPUTE
+        own[_computes(events, host)[host.event]] = Kind.COMPUTE
     own[host.is_return] = Kind.SYNC
-    copies = matching(trace, "(?i)memcpy|memset|^Copy")[trace.name[device.row]]
-    copies |= matching(trace, "(?i)memcpy|memset")[trace.cat[device.row]]
+    copies = matching(events.names, "(?i)memcpy|memset|^Copy")[events.name[device.row]]
+    copies |= events.category[device.row] == Category.COPY
     kind[host.num_slices :] = np.where(copies, Kind.COPY, Kind.COMPUTE)
     kind[collectives.task] = Kind.COMM
     return kind
 
 
-def _computes(trace: Trace, host: Host) -> NDArray[np.bool_]:
+def _computes(events: Events, host: Host) -> NDArray[np.bool_]:
     """Operators that compute themselves [E]: those that call none that does, and products whose calls make none."""
-    is_op = host.role == Role.OP
-    name = trace.name[host.row]
-    is_form = is_op & matching(trace, _FORM)[name]
-    sums = is_op & np.array([sums_products(text) for text in trace.strings], dtype=bool)[name]
+    is_op = host.category == Category.OPERATOR
+    name = events.name[host.row]
+    is_form = is_op & matching(events.names, _FORM)[name]
+    sums = is_op & np.array([sums_products(text) for text in events.names], dtype=bool)[name]
     calls, makes = np.zeros(len(host.row), bool), np.zeros(len(host.row), bool)
     inner = host.parent >= 0
-    calls[host.parent[inner & ((is_op & ~is_form) | (host.role == Role.CALL))]] = True
+    calls[host.parent[inner & ((is_op & ~is_form) | (host.category == Category.CALL))]] = True
     makes[host.parent[inner & sums]] = True
     computes: NDArray[np.bool_] = is_op & ~is_form & (~calls | (sums & ~makes))
     return computes
@@ -169,15 +126,15 @@ def phases(host: Host, labels: Labels) -> NDArray[np.int8]:
     return phase
 
 
-def op_column(trace: Trace, host: Host, device: Device, labels: Labels, collectives: Collectives) -> Strings:
+def op_column(events: Events, host: Host, device: Device, labels: Labels, collectives: Collectives) -> Strings:
     """Operator of every task [T]: that of the slice or of the launch; of a collective its name."""
-    base = len(trace.strings)
+    base = len(events.names)
     code = np.zeros(host.num_slices + device.num_tasks, np.int32)
     code[: host.num_slices] = np.maximum(labels.op[host.event], 0)
     launched = np.flatnonzero(device.call >= 0)
     code[host.num_slices + launched] = np.maximum(labels.op[host.position[device.call[launched]]], 0)
     code[collectives.task] = base + collectives.name
-    return encode(code, (*trace.strings, *collectives.names))
+    return encode(code, (*events.names, *collectives.names))
 
 
 def encode(codes: NDArray[np.integer], values: tuple[str, ...]) -> Strings:

@@ -1,8 +1,8 @@
-"""Device tasks of a Kineto trace: which call launched each, in which order a stream runs them, what each waited for.
+"""Device tasks of a timeline: which call launched each, in which order a stream runs them, what each waited for.
 
-In: a `Trace` and its roles. Out: a `Device` (columns over D tasks, ordered by stream and start) and, for every
+In: `Events`. Out: a `Device` (columns over D tasks, ordered by stream and start) and, for every
 task, the constraint that explains its start best: its launch, the task before it on the stream, or a task of
-another stream. Not here: waiting calls of host threads (`_kineto_waits`).
+another stream. Not here: waiting calls of host threads (``waits``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.kineto.roles import Role
-from windtunnel.sources.kineto.trace import MISSING, Trace, is_string
+from windtunnel.sources.timeline.events import MISSING, Category, Events, Stream
 from windtunnel.sources.timeline.invalid_records import clip_ends, skew_warning
-from windtunnel.sources.timeline.rules import KinetoRules
+from windtunnel.sources.timeline.rules import TimelineRules
 from windtunnel.sources.timeline.slices import assign_lanes, latest_ended, match_latest
 
-__all__ = ["Cause", "Device", "Starts", "explain_starts", "find_device", "match_calls"]
+__all__ = ["Cause", "Device", "Starts", "explain_starts", "find_device", "match_calls", "stream_label"]
 
 # D device tasks, Q streams (lanes included)
 Int64s = NDArray[np.int64]
@@ -41,8 +40,8 @@ class Cause(IntEnum):
 class Device:
     """Device tasks [D], ordered by stream and start.
 
-    ``row`` is the trace row; ``queue`` the lane (a stream, or a shadow of it where tasks overlap); ``call`` the
-    trace row of the launching call or -1; ``launch_ns`` its start (NEVER if unknown); ``previous`` the task before
+    ``row`` is the row of the events; ``queue`` the lane (a stream, or a shadow of it where tasks overlap); ``call`` the
+    row of the launching call or -1; ``launch_ns`` its start (NEVER if unknown); ``previous`` the task before
     on the lane or -1.
     """
 
@@ -54,8 +53,7 @@ class Device:
     call: Int64s
     launch_ns: Int64s
     previous: NDArray[np.int32]
-    streams: tuple[tuple[str, str], ...]  # (device, stream) of each stream, as text
-    stream_keys: tuple[tuple[int, int], ...]  # the same as the arguments' values
+    streams: tuple[Stream, ...]  # those that have tasks
     queues: tuple[tuple[int, int], ...]  # (stream, lane) of each queue
     warnings: tuple[str, ...] = ()  # of records that cannot be true
 
@@ -71,40 +69,43 @@ class Device:
         return int(shadow[self.queue].sum()) if len(shadow) else 0
 
 
-def match_calls(trace: Trace, role: NDArray[np.uint8], rows: Int64s) -> Int64s:
-    """Trace row of the call that each row belongs to, by correlation, else by `External id`; -1 for none."""
-    calls = np.flatnonzero((role == Role.CALL) & (trace.correlation != MISSING))
-    found = _match_by_process(trace, calls, rows)
+def match_calls(events: Events, rows: Int64s) -> Int64s:
+    """Row of the call that each row belongs to, by correlation, else by external id; -1 for none."""
+    calls = np.flatnonzero((events.category == Category.CALL) & (events.correlation != MISSING))
+    found = _match_by_process(events, calls, rows)
     open_rows = found < 0
-    found[open_rows] = _match(trace.correlation, trace.ts, calls, rows[open_rows])
-    lost = (found < 0) & ((trace.correlation[rows] == MISSING) | (trace.correlation[rows] == 0))
-    lost &= trace.external_id[rows] > 0
+    found[open_rows] = _match(events.correlation, events.start_ns, calls, rows[open_rows])
+    lost = (found < 0) & ((events.correlation[rows] == MISSING) | (events.correlation[rows] == 0))
+    lost &= events.external_id[rows] > 0
     if lost.any():  # accelerators that tie their work to the operator only
-        operators = np.flatnonzero(((role == Role.OP) | (role == Role.CALL)) & (trace.external_id > 0))
-        found[lost] = _match(trace.external_id, trace.ts, operators, rows[lost])
+        may_launch = (events.category == Category.OPERATOR) | (events.category == Category.CALL)
+        operators = np.flatnonzero(may_launch & (events.external_id > 0))
+        found[lost] = _match(events.external_id, events.start_ns, operators, rows[lost])
     return found
 
 
-def _match_by_process(trace: Trace, calls: Int64s, rows: Int64s) -> Int64s:
+def _match_by_process(events: Events, calls: Int64s, rows: Int64s) -> Int64s:
     """Match within one process per device, the best matching: where a file holds several, their ids overlap."""
     found = np.full(len(rows), -1, np.int64)
-    pid_of = {pid: code for code, pid in enumerate(dict.fromkeys(pid for pid, _ in trace.threads))}
-    process = np.array([pid_of[pid] for pid, _ in trace.threads], np.int32)[trace.thread[calls]]
+    pid_of = {pid: code for code, pid in enumerate(dict.fromkeys(pid for pid, _ in events.threads))}
+    process = np.array([pid_of[pid] for pid, _ in events.threads], np.int32)[events.thread[calls]]
     processes = np.unique(process)
     if len(processes) < 2 or len(processes) > _MOST_PROCESSES:
         return found
-    device = trace.argument("device")[rows]
-    for one in np.unique(device):
-        members = np.flatnonzero(device == one)
-        tries = [_match(trace.correlation, trace.ts, calls[process == p], rows[members]) for p in processes]
-        found[members] = max(tries, key=lambda calls_found: _fitness(trace, calls_found, rows[members]))
+    device_codes: dict[str, int] = {}
+    of_stream = [device_codes.setdefault(stream.device, len(device_codes)) for stream in events.streams]
+    device = np.array([*of_stream, -1])[events.stream[rows]]
+    for code in np.unique(device):
+        members = np.flatnonzero(device == code)
+        tries = [_match(events.correlation, events.start_ns, calls[process == p], rows[members]) for p in processes]
+        found[members] = max(tries, key=lambda calls_found: _fitness(events, calls_found, rows[members]))
     return found
 
 
-def _fitness(trace: Trace, calls: Int64s, rows: Int64s) -> tuple[int, float]:
+def _fitness(events: Events, calls: Int64s, rows: Int64s) -> tuple[int, float]:
     """How many rows begin after a call that matches, and how soon."""
     matched = calls >= 0
-    delay = trace.ts[rows[matched]] - trace.ts[calls[matched]]
+    delay = events.start_ns[rows[matched]] - events.start_ns[calls[matched]]
     soon = delay[delay >= 0]
     return len(soon), -float(np.median(soon)) if len(soon) else 0.0
 
@@ -118,18 +119,20 @@ def _match(key: Int64s, ts: Int64s, among: Int64s, rows: Int64s) -> Int64s:
     return found
 
 
-def find_device(trace: Trace, role: NDArray[np.uint8]) -> Device:
-    """Collect the device tasks of a trace."""
-    row = np.flatnonzero(role == Role.DEVICE)
-    owner, keys, names = _streams(trace, row)
-    call = match_calls(trace, role, row)
-    launch = np.where(call >= 0, trace.ts[call], NEVER)
-    order = np.lexsort((launch, trace.ts[row], owner))
+def find_device(events: Events) -> Device:
+    """Collect the device tasks."""
+    row = np.flatnonzero(events.is_device)
+    used, owner = np.unique(events.stream[row].astype(np.int64), return_inverse=True)
+    streams = tuple(events.streams[code] for code in used.tolist())
+    call = match_calls(events, row)
+    launch = np.where(call >= 0, events.start_ns[call], NEVER)
+    order = np.lexsort((launch, events.start_ns[row], owner))
     row, owner, call, launch = row[order], owner[order], call[order], launch[order]
-    end = trace.ts[row] + trace.dur[row]
-    labels = [f"device {chip} stream {number}" for chip, number in names]
-    doubts = clip_ends(trace, row, owner, trace.ts[row], end, labels), skew_warning(trace.ts[row], launch, call >= 0)
-    lane, start, previous = assign_lanes(owner, trace.ts[row], end)
+    recorded_ns = events.start_ns[row]
+    end = recorded_ns + events.duration_ns[row]
+    labels = [stream_label(events, stream)[0] for stream in streams]
+    doubts = clip_ends(events, row, owner, recorded_ns, end, labels), skew_warning(recorded_ns, launch, call >= 0)
+    lane, start, previous = assign_lanes(owner, recorded_ns, end)
     pairs, queue = np.unique(np.stack([owner, lane]), axis=1, return_inverse=True)
     return Device(
         row=row,
@@ -140,43 +143,17 @@ def find_device(trace: Trace, role: NDArray[np.uint8]) -> Device:
         call=call,
         launch_ns=launch,
         previous=previous,
-        streams=names,
-        stream_keys=keys,
+        streams=streams,
         queues=tuple((int(stream), int(number)) for stream, number in pairs.T),
         warnings=tuple(filter(None, doubts)),
     )
 
 
-def stream_values(trace: Trace, row: Int64s) -> Int64s:
-    """The `stream` argument of rows, as an integer also where it is text such as "0x0"."""
-    stream = trace.argument("stream")[row]
-    for value in np.unique(stream):
-        text = trace.text(int(value)) if is_string(int(value)) else ""
-        if text.startswith("0x"):
-            try:
-                stream[stream == value] = int(text, 16) % 2**61
-            except ValueError:
-                continue
-    return stream
-
-
-def _streams(trace: Trace, row: Int64s) -> tuple[Int64s, tuple[tuple[int, int], ...], tuple[tuple[str, str], ...]]:
-    """Number of the stream of each row; (device, stream) by number as values and as text (pid and tid where absent)."""
-    stream, device = stream_values(trace, row), trace.argument("device")[row]
-    thread = np.where((stream == MISSING) | (device == MISSING), trace.thread[row], -1).astype(np.int64)
-    keys = np.stack([device, stream, thread])
-    found, number = np.unique(keys, axis=1, return_inverse=True)
-    names = []
-    for device_value, stream_value, thread_code in found.T.tolist():
-        pid, tid = trace.threads[thread_code] if thread_code >= 0 else ("", "")
-        names.append(
-            (
-                str(pid) if device_value == MISSING else trace.text(device_value),
-                str(tid) if stream_value == MISSING else trace.text(stream_value),
-            )
-        )
-    values = tuple((int(device_value), int(stream_value)) for device_value, stream_value, _ in found.T)
-    return number.reshape(-1).astype(np.int64), values, tuple(names)
+def stream_label(events: Events, stream: Stream) -> tuple[str, str]:
+    """What to call a stream, and its device; by process and thread where the file names no device or number."""
+    process, thread = events.threads[stream.thread] if stream.thread >= 0 else ("", "")
+    device = stream.device or str(process)
+    return f"device {device} stream {stream.number or thread}", device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,13 +173,13 @@ class Starts:
     unexplained_ns: Int64s
 
 
-def explain_starts(device: Device, awaited: Int64s | None, rules: KinetoRules) -> Starts:
+def explain_starts(device: Device, awaited: Int64s | None, rules: TimelineRules) -> Starts:
     """Choose for every task the constraint that explains its start.
 
     Parameters
     ----------
     awaited : int64 [D], optional
-        Task that the stream was told to wait for, -1 for none. Without it (the trace has no `Stream Wait Event`)
+        Task that the stream was told to wait for, -1 for none. Without it (there are no notes of stream waits)
         waits are inferred from the times of tasks whose start nothing else explains.
     """
     before_ns = _end_of(device, device.previous)

@@ -1,4 +1,4 @@
-"""Edges between the tasks of a Kineto trace, each with the lag that the measurement shows (sources, Kineto).
+"""Edges between the tasks of a timeline, each with the lag that the measurement shows (sources, timeline).
 
 In: host slices, device tasks, and who waited for whom. Out: edge columns such that a replay of the unchanged
 durations starts every task when it was measured to start. Every edge leads forward in (measured start, task

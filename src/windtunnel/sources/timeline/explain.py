@@ -1,6 +1,6 @@
 """Why each device task of a loaded trace started when it did.
 
-In: a graph that `load_kineto` made. Out: for every device task its cause, and how much of its start nothing
+In: a graph of a timeline. Out: for every device task its cause, and how much of its start nothing
 explains. Not here: replay.
 """
 
@@ -93,7 +93,7 @@ def explain_device_tasks(graph: Graph) -> DeviceStarts:
     Parameters
     ----------
     graph : Graph
-        As made by ``load_kineto``.
+        Of a timeline, as ``load_kineto`` makes it.
 
     Raises
     ------
@@ -102,7 +102,8 @@ def explain_device_tasks(graph: Graph) -> DeviceStarts:
     """
     cause = graph.tasks.get("start_cause")
     if cause is None:
-        if graph.meta.source == "kineto" and not (graph.resources["kind"] == ResourceKind.STREAM).any():
+        is_timeline = "event" in graph.tasks and (graph.tasks["event"] >= 0).any()
+        if is_timeline and not (graph.resources["kind"] == ResourceKind.STREAM).any():
             nothing = np.empty(0, np.int64)
             return DeviceStarts(graph, nothing, nothing.astype(np.int8), nothing, 0)
         raise NotApplicableError(

@@ -1,6 +1,6 @@
-"""Host threads of a Kineto trace as leaf slices with operator, phase and layer (sources, Kineto).
+"""Host threads of a timeline as leaf slices with operator, phase and layer (sources, timeline).
 
-In: a `Trace`, its roles and the calls that wait. Out: a `Host`: slices [S] in the order in which each thread runs
+In: `Events` and the calls that wait. Out: a `Host`: slices [S] in the order in which each thread runs
 them, and what is known of the events [H] that they were cut from. Not here: edges.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Phase
-from windtunnel.sources.kineto.roles import Role, matching, phase_of
-from windtunnel.sources.kineto.trace import MISSING, Trace, is_string
 from windtunnel.sources.timeline.device import Device
+from windtunnel.sources.timeline.events import MISSING, Category, Events
+from windtunnel.sources.timeline.names import matching, phase_of
 from windtunnel.sources.timeline.slices import cut_slices, inherit, match_latest
 
 __all__ = ["Host", "Labels", "cut_threads", "label_events"]
@@ -28,13 +28,13 @@ Int64s = NDArray[np.int64]
 class Host:
     """Events [H] by thread and time, and the slices [S] cut from them.
 
-    ``row`` is the trace row of each event, ``parent`` its enclosing event or -1, ``first`` and ``last`` its slices.
+    ``row`` is the row of each event, ``parent`` its enclosing event or -1, ``first`` and ``last`` its slices.
     ``event`` is the event of each slice, ``is_return`` tells the empty slice that ends a waiting call. ``position``
-    [N] leads from trace rows to events.
+    [N] leads from rows to events.
     """
 
     row: Int32s
-    role: NDArray[np.uint8]
+    category: NDArray[np.uint8]
     parent: Int32s
     first: Int32s
     last: Int32s
@@ -62,22 +62,22 @@ class Host:
         return np.concatenate([self.start, device.start]), np.concatenate([self.end, device.end])
 
 
-def cut_threads(trace: Trace, role: NDArray[np.uint8], waiting_calls: Int64s) -> Host:
+def cut_threads(events: Events, waiting_calls: Int64s) -> Host:
     """Cut the events of every thread into leaf slices."""
-    is_host = (role >= Role.ANNOTATION) & (role <= Role.CALL)
+    is_host = (events.category >= Category.ANNOTATION) & (events.category <= Category.CALL)
     row = np.flatnonzero(is_host).astype(np.int32)
-    row = row[np.lexsort((-trace.dur[row], trace.ts[row], trace.thread[row]))]
-    kind = role[row]
-    position = np.full(trace.num_rows, -1, np.int32)
+    row = row[np.lexsort((-events.duration_ns[row], events.start_ns[row], events.thread[row]))]
+    kind = events.category[row]
+    position = np.full(events.num_rows, -1, np.int32)
     position[row] = np.arange(len(row), dtype=np.int32)
     returns = np.zeros(len(row), bool)
     returns[position[waiting_calls]] = True
-    is_task = (kind == Role.OP) | (kind == Role.CALL)
-    thread, start = trace.thread[row], trace.ts[row]
+    is_task = (kind == Category.OPERATOR) | (kind == Category.CALL)
+    thread, start = events.thread[row], events.start_ns[row]
     event, begin, end, is_return, first, last, parent, num_cut, cut = cut_slices(
-        thread, start, start + trace.dur[row], is_task, returns
+        thread, start, start + events.duration_ns[row], is_task, returns
     )
-    first_cut = int(trace.index[row[cut]]) if num_cut else -1
+    first_cut = int(events.index[row[cut]]) if num_cut else -1
     return Host(
         row, kind, parent, first, last, position, event, thread[event], begin, end, is_return, int(num_cut), first_cut
     )
@@ -85,7 +85,7 @@ def cut_threads(trace: Trace, role: NDArray[np.uint8], waiting_calls: Int64s) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """What is known of each host event [H]; ``op`` codes the trace's strings, ``layer`` codes ``layers``; -1 none."""
+    """What is known of each host event [H]; ``op`` codes the events' names, ``layer`` codes ``layers``; -1 none."""
 
     op: Int32s
     phase: Int32s
@@ -94,20 +94,20 @@ class Labels:
     forward_of: Int32s  # event of the forward operator of a backward operator, -1 for none
 
 
-def label_events(trace: Trace, host: Host) -> Labels:
+def label_events(events: Events, host: Host) -> Labels:
     """Find operator, phase and layer of every host event."""
-    is_op = host.role == Role.OP
-    op = inherit(host.parent, np.where(is_op, trace.name[host.row], -1).astype(np.int32))
-    own_phase = np.array([phase_of(text) for text in trace.strings], np.int32)[trace.name[host.row]]
-    own_phase[host.role == Role.CALL] = -1
+    is_op = host.category == Category.OPERATOR
+    op = inherit(host.parent, np.where(is_op, events.name[host.row], -1).astype(np.int32))
+    own_phase = np.array([phase_of(text) for text in events.names], np.int32)[events.name[host.row]]
+    own_phase[host.category == Category.CALL] = -1
     phase = inherit(host.parent, own_phase)
-    sequence = trace.argument("Sequence number")[host.row]
+    sequence = events.sequence_number.column(events.num_rows)[host.row]
     has_sequence = is_op & (sequence != MISSING) & (sequence >= 0)
     # without gradients operators have no sequence numbers, but they run within modules
-    phase[(has_sequence | (host.role == Role.MODULE)) & (phase < 0)] = Phase.FORWARD
+    phase[(has_sequence | (host.category == Category.MODULE)) & (phase < 0)] = Phase.FORWARD
     phase = inherit(host.parent, phase)
-    forward_of = _forward_of(trace, host, sequence, has_sequence, phase == Phase.BACKWARD)
-    layer, layers = _layers(trace, host)
+    forward_of = _forward_of(events, host, sequence, has_sequence, phase == Phase.BACKWARD)
+    layer, layers = _layers(events, host)
     borrowed = (layer < 0) | (forward_of >= 0)
     own_layer = np.where(forward_of >= 0, layer[forward_of], -1)
     own_layer = np.where(borrowed & (own_layer >= 0), own_layer, layer).astype(np.int32)
@@ -121,10 +121,10 @@ def _inherit_layer(host: Host, layer: Int32s, forward_of: Int32s) -> Int32s:
 
 
 def _forward_of(
-    trace: Trace, host: Host, sequence: Int64s, has_sequence: NDArray[np.bool_], is_backward: NDArray[np.bool_]
+    events: Events, host: Host, sequence: Int64s, has_sequence: NDArray[np.bool_], is_backward: NDArray[np.bool_]
 ) -> Int32s:
     """The forward operator of each outermost backward one: the latest before it with its sequence number."""
-    ts = trace.ts[host.row]
+    ts = events.start_ns[host.row]
     forward = np.flatnonzero(has_sequence & ~is_backward)
     forward = forward[np.lexsort((ts[forward], sequence[forward]))]
     above = np.where(host.parent >= 0, sequence[host.parent], MISSING)
@@ -133,30 +133,31 @@ def _forward_of(
     forward_of = np.full(len(sequence), -1, np.int32)
     forward_of[backward[place >= 0]] = forward[place[place >= 0]]
     if not has_sequence.any():
-        _pair_by_arrows(trace, host, forward_of)
+        _pair_by_arrows(events, host, forward_of)
     return forward_of
 
 
-def _pair_by_arrows(trace: Trace, host: Host, forward_of: Int32s) -> None:
-    """Pair by `fwdbwd` flow events: each end lies at the start of its operator."""
-    rows, ids = trace.rare("flow id")
+def _pair_by_arrows(events: Events, host: Host, forward_of: Int32s) -> None:
+    """Pair by arrows: each end lies at the start of its operator."""
+    arrows = events.arrows
     operators = (
         {
-            (int(trace.thread[row]), int(trace.ts[row])): event
+            (int(events.thread[row]), int(events.start_ns[row])): event
             for event, row in enumerate(host.row)
-            if host.role[event] == Role.OP
+            if host.category[event] == Category.OPERATOR
         }
-        if len(rows)
+        if len(arrows.id)
         else {}
     )
-    ends: dict[int, dict[int, int]] = {}
-    for row, value in zip(rows.tolist(), ids.tolist(), strict=True):
-        event = operators.get((int(trace.thread[row]), int(trace.ts[row])))
+    ends: dict[int, dict[bool, int]] = {}
+    columns = (arrows.thread, arrows.time_ns, arrows.id, arrows.is_head)
+    for thread, time_ns, arrow, is_head in zip(*(column.tolist() for column in columns), strict=True):
+        event = operators.get((thread, time_ns))
         if event is not None:
-            ends.setdefault(value, {})[int(trace.letter[row])] = event
+            ends.setdefault(arrow, {})[is_head] = event
     for pair in ends.values():
         if len(pair) == 2:
-            forward_of[pair[ord("f")]] = pair[ord("s")]
+            forward_of[pair[True]] = pair[False]
 
 
 _NO_LAYER = re.compile(
@@ -165,26 +166,24 @@ _NO_LAYER = re.compile(
 )
 
 
-def _layers(trace: Trace, host: Host) -> tuple[Int32s, list[str]]:
+def _layers(events: Events, host: Host) -> tuple[Int32s, list[str]]:
     """Layer of each event by the modules around it, else by the user's annotations around it; -1 for none."""
+    if events.layers:
+        told = np.full(events.num_rows, -1, np.int32)
+        told[events.layer.row] = events.layer.value
+        return inherit(host.parent, told[host.row]), list(events.layers)
     layers: list[str] = []
-    told_rows, told = trace.rare("Module Hierarchy")
-    texts = {value: trace.text(value) for value in np.unique(told).tolist() if is_string(value)}
-    if any(texts.values()):
-        codes = {value: code for code, value in enumerate(value for value, text in texts.items() if text)}
-        own = np.full(trace.num_rows, -1, np.int32)
-        own[told_rows] = [codes.get(value, -1) for value in told.tolist()]
-        return inherit(host.parent, own[host.row]), [texts[value] for value in codes]
-    is_layer = host.role == Role.MODULE
+    is_layer = host.category == Category.MODULE
     if not is_layer.any():
-        is_layer = (host.role == Role.ANNOTATION) & ~matching(trace, _NO_LAYER.pattern)[trace.name[host.row]]
+        is_no_layer = matching(events.names, _NO_LAYER.pattern)[events.name[host.row]]
+        is_layer = (host.category == Category.ANNOTATION) & ~is_no_layer
     own = np.full(len(host.row), -1, np.int32)
     nearest = inherit(host.parent, np.where(is_layer, np.arange(len(own)), -1).astype(np.int32))
     known: dict[tuple[int, str], int] = {}
     for event in np.flatnonzero(is_layer).tolist():
         parent = int(host.parent[event])
         above = int(own[nearest[parent]]) if parent >= 0 and nearest[parent] >= 0 else -1
-        name = trace.strings[trace.name[host.row[event]]].removeprefix("nn.Module: ").strip("# ")
+        name = events.names[events.name[host.row[event]]].removeprefix("nn.Module: ").strip("# ")
         if (above, name) not in known:
             known[above, name] = len(layers)
             layers.append(f"{layers[above]}.{name}" if above >= 0 else name)

@@ -1,4 +1,4 @@
-"""Unions and overlaps of intervals, and how numbers are spread (sources, Kineto).
+"""Unions and overlaps of intervals, and how numbers are spread (sources, timeline).
 
 In: starts and ends, or values with the group of each. Out: merged intervals, lengths, statistics. Not here: what the
 intervals are.

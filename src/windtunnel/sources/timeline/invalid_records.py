@@ -1,17 +1,18 @@
-"""Records of a Kineto trace that cannot be true (sources, Kineto).
+"""Records of a timeline that cannot be true (sources, timeline).
 
-In: a `Trace` and its roles, device tasks. Out: what is left out or clipped, and a sentence for the reader of each kind:
+In: `Events`, device tasks. Out: what is left out or clipped, and a sentence for the reader of each kind:
 records that the profiler lost, that run past later ones of their stream, and that start before they were launched.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from windtunnel.sources.kineto.roles import Role
-from windtunnel.sources.kineto.trace import Trace
+from windtunnel.sources.timeline.events import Category, Events
 from windtunnel.sources.timeline.slices import TOLERANCE_NS
 from windtunnel.units import format_duration
 
@@ -21,20 +22,21 @@ __all__ = ["clip_ends", "leave_out_lost", "skew_warning"]
 Int64s = NDArray[np.int64]
 
 
-def leave_out_lost(trace: Trace, role: NDArray[np.uint8]) -> str:
+def leave_out_lost(events: Events) -> tuple[Events, str]:
     """Ignore device records of time 0 and duration 0, which stand for records that were lost; says how many."""
-    is_lost = (role == Role.DEVICE) & (trace.ts == 0) & (trace.dur == 0)
-    if not is_lost.any() or not (role[~is_lost] != Role.IGNORED).any() or trace.ts[~is_lost].min() <= 0:
-        return ""
-    role[is_lost] = Role.IGNORED
-    first = int(trace.index[np.flatnonzero(is_lost)[0]])
-    return (
+    category = events.category
+    is_lost = events.is_device & (events.start_ns == 0) & (events.duration_ns == 0)
+    if not is_lost.any() or not (category[~is_lost] > Category.IGNORED).any() or events.start_ns[~is_lost].min() <= 0:
+        return events, ""
+    first = int(events.index[np.flatnonzero(is_lost)[0]])
+    warning = (
         f"{int(is_lost.sum()):,} records of device work were lost by the profiler (time 0, duration 0) and are left "
         f"out; the first is event {first:,}"
     )
+    return replace(events, category=np.where(is_lost, np.uint8(Category.IGNORED), category)), warning
 
 
-def clip_ends(trace: Trace, row: Int64s, stream: Int64s, start: Int64s, end: Int64s, names: list[str]) -> str:
+def clip_ends(events: Events, row: Int64s, stream: Int64s, start: Int64s, end: Int64s, names: list[str]) -> str:
     """End records that last beyond two later ones of their stream where the next one starts, in place.
 
     A stream runs one task after the other, and what overlaps by design reaches into its successor alone. ``names`` are
@@ -46,11 +48,11 @@ def clip_ends(trace: Trace, row: Int64s, stream: Int64s, start: Int64s, end: Int
     if not len(tasks):
         return ""
     worst = tasks[np.argmax(claimed[tasks])]
-    name = trace.strings[trace.name[row[worst]]][:60]
+    name = events.names[events.name[row[worst]]][:60]
     return (
         f"{len(tasks):,} records run past later ones of their stream, which is impossible, and end where the next one "
-        f"starts: the longest is event {int(trace.index[row[worst]]):,} ({name}) on {names[int(stream[worst])]}, which "
-        f"claims {format_duration(float(claimed[worst]))}"
+        f"starts: the longest is event {int(events.index[row[worst]]):,} ({name}) on {names[int(stream[worst])]}, "
+        f"which claims {format_duration(float(claimed[worst]))}"
     )
 
 

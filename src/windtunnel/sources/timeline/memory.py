@@ -1,6 +1,6 @@
-"""Allocations of a Kineto trace: which task made them, and which one gave them back (sources, Kineto).
+"""Allocations of a timeline: which task made them, and which one gave them back (sources, timeline).
 
-In: `[memory]` instants. Out: bytes per host slice, and pairs of slices (allocates, frees). Not here: memory over
+In: `MemoryRecords`. Out: bytes per host slice, and pairs of slices (allocates, frees). Not here: memory over
 time (simulate).
 """
 
@@ -11,19 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.kineto.roles import matching
-from windtunnel.sources.kineto.trace import MISSING, Trace
+from windtunnel.sources.timeline.events import MISSING, MemoryRecords
 from windtunnel.sources.timeline.host import Host
 
 __all__ = ["Memory", "find_memory"]
 
-# S slices, M instants, P pairs
+# S slices, M records, P pairs
 Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """Columns [S] by name (empty without instants), pairs of slices [P], and what was held before the first instant.
+    """Columns [S] by name (empty without records), pairs of slices [P], and what was held before the first record.
 
     ``source`` allocated what ``target`` freed; what no one freed is held until the last slice of its thread.
     """
@@ -34,31 +33,27 @@ class Memory:
     base_bytes: int
 
 
-def find_memory(trace: Trace, host: Host) -> Memory:
+def find_memory(memory: MemoryRecords, host: Host) -> Memory:
     """Charge allocations to the slices that made them: those on the device if there are any, else those of the host."""
-    rows = trace.rare("Bytes")[0]
-    rows = rows[matching(trace, r"^\[memory\]$")[trace.name[rows]]]
-    rows = rows[trace.argument("Addr")[rows] != MISSING] if len(rows) else rows
-    if not len(rows) or not host.num_slices:
+    if not len(memory.time_ns) or not host.num_slices:
         return Memory({}, np.empty(0, np.int64), np.empty(0, np.int64), 0)
-    on_device = trace.argument("Device Type")[rows] > 0
-    rows = rows[on_device] if on_device.any() else rows
-    rows = rows[np.argsort(trace.ts[rows], kind="stable")]
-    change, total = trace.argument("Bytes")[rows], trace.argument("Total Allocated")[rows]
+    rows = np.flatnonzero(memory.on_device) if memory.on_device.any() else np.arange(len(memory.time_ns))
+    rows = rows[np.argsort(memory.time_ns[rows], kind="stable")]
+    change, total = memory.change_bytes[rows], memory.total_bytes[rows]
     base = 0 if total[0] == MISSING else max(int(total[0] - change[0]), 0)
-    owner = _slice_of(trace, host, rows)
-    pairs = _pairs(trace.argument("Addr")[rows].tolist(), change.tolist(), owner.tolist())
+    owner = _slice_of(host, memory.thread[rows], memory.time_ns[rows])
+    pairs = _pairs(memory.address[rows].tolist(), change.tolist(), owner.tolist())
     return _columns(host, owner, change, np.array(pairs, np.int64).reshape(-1, 3), base)
 
 
-def _slice_of(trace: Trace, host: Host, rows: NDArray[np.integer]) -> Int64s:
-    """The slice that ran, or ran last, on the thread of each instant; -1 before its first."""
-    owner = np.full(len(rows), -1, np.int64)
-    for thread in np.unique(trace.thread[rows]):
-        begin, end = np.searchsorted(host.thread, [thread, thread + 1])
-        mine = np.flatnonzero(trace.thread[rows] == thread)
-        place = np.searchsorted(host.start[begin:end], trace.ts[rows[mine]], side="right") - 1
-        owner[mine] = np.where(place >= 0, place + begin, -1)
+def _slice_of(host: Host, thread: NDArray[np.int32], time_ns: Int64s) -> Int64s:
+    """The slice that ran, or ran last, on the thread of each record; -1 before its first."""
+    owner = np.full(len(thread), -1, np.int64)
+    for code in np.unique(thread):
+        begin, end = np.searchsorted(host.thread, [code, code + 1])
+        rows = np.flatnonzero(thread == code)
+        index = np.searchsorted(host.start[begin:end], time_ns[rows], side="right") - 1
+        owner[rows] = np.where(index >= 0, index + begin, -1)
     return owner
 
 
@@ -94,7 +89,7 @@ def _columns(host: Host, owner: Int64s, change: Int64s, pairs: Int64s, base: int
 
 
 def _risen(owner: Int64s, change: Int64s) -> Int64s:
-    """Bytes at each instant [M] above those when its slice made its first change."""
+    """Bytes at each record [M] above those when its slice made its first change."""
     order = np.argsort(owner, kind="stable")
     total = np.cumsum(change[order])
     first = np.concatenate([[True], owner[order][1:] != owner[order][:-1]])

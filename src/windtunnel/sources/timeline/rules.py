@@ -1,6 +1,6 @@
-"""The constants by which waits are read from the times of a Kineto trace (sources, Kineto).
+"""The constants by which waits are read from the times of a timeline (sources, timeline).
 
-What a trace tells (correlations, `cuda_sync` events, sequence numbers) needs none of them; what it does not tell
+What a trace tells (correlations, notes of waits, sequence numbers) needs none of them; what it does not tell
 is inferred with these.
 """
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields
 
 from windtunnel.errors import InputError
 
-__all__ = ["KinetoRules"]
+__all__ = ["TimelineRules"]
 
 
 @dataclass(frozen=True, slots=True)
-class KinetoRules:
+class TimelineRules:
     """How near two times must be to be cause and effect.
 
     Parameters
@@ -59,4 +59,6 @@ class KinetoRules:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and not value >= 0:
-                raise InputError(f"{field.name} is {value}", where="KinetoRules", fix="times and shares are 0 or more")
+                raise InputError(
+                    f"{field.name} is {value}", where="TimelineRules", fix="times and shares are 0 or more"
+                )

@@ -1,4 +1,4 @@
-"""Loops over sorted events, compiled: nesting into leaf slices, matching by id, lanes of a stream (sources, Kineto).
+"""Loops over sorted events, compiled: nesting into leaf slices, matching by id, lanes of a stream (sources, timeline).
 
 In: plain arrays in a stated order. Out: plain arrays. Not here: names, policies.
 """

@@ -1,8 +1,8 @@
 """The tables that one opens first of a trace: idle, overlap, queues, launches, kernels.
 
-In: Kineto traces, one per rank. Out: tables of what was recorded, waits included, equal to HolisticTraceAnalysis's
-where both have them. They are made here because only the reader still has the events as they were recorded. Not here:
-prediction (a graph of the trace, then ``replay``), printing.
+In: what was recorded, one `Recorded` per rank. Out: tables of it, waits included, equal to
+HolisticTraceAnalysis's where both have them. They are made here because a graph no longer has the events as they were
+recorded. Not here: prediction (a graph of the trace, then `replay`), printing.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from windtunnel.base.progress import Progress
-from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.sources.ranks.reader import ranks_in
+from windtunnel.errors import InputError
 from windtunnel.sources.timeline.intervals import QUARTILES, describe, length_ns, merged, shared_ns
-from windtunnel.sources.timeline.recorded import NO_CALL, KernelKind, Recorded, Span, read_recorded
+from windtunnel.sources.timeline.recorded import NO_CALL, KernelKind, Recorded, Span
 
-__all__ = ["TABLES", "TableRules", "TraceTables", "read_tables"]
+__all__ = ["TABLES", "TableRules", "TraceTables", "make_tables"]
 
 # K device events of a rank, S streams
 Int64s = NDArray[np.int64]
@@ -54,48 +51,12 @@ class TableRules:
     like_hta: bool = False
 
 
-def read_tables(
-    path: str | Path | Sequence[str | Path],
-    *,
-    rules: TableRules | None = None,
-    read_limit: int | None = None,
-    progress: Progress | None = None,
-) -> TraceTables:
-    """Read what traces recorded of their devices.
-
-    The last of several profiler steps is left out, because a profiler stops before its kernels end.
-
-    Parameters
-    ----------
-    path : str or Path, or several
-        A trace, or one per rank, or the folder that holds these.
-    rules : TableRules, optional
-    read_limit : int, optional
-        The most bytes of memory that reading a file may take.
-    progress : callable, optional
-        Called with (what, bytes read, bytes in all).
-
-    Raises
-    ------
-    TraceError
-        A file is cut, or is no trace.
-    NotApplicableError
-        No device event is in any of the traces.
-    """
-    rules = rules or TableRules()
-    paths = [path] if isinstance(path, str | Path) else list(path)
-    files = [file for one in paths for file in (ranks_in(Path(one), "kineto") if Path(one).is_dir() else [Path(one)])]
-    ranks = [read_recorded(f, like_hta=rules.like_hta, read_limit=read_limit, progress=progress) for f in files]
-    if not any(len(one.name) for one in ranks):
-        raise NotApplicableError(
-            "no work of a device is in the trace",
-            where=", ".join(str(file) for file in files[:8]),
-            fix="of a trace without device, windtunnel explain says where the time goes",
-        )
-    told = [one.rank for one in ranks]
+def make_tables(ranks: Sequence[Recorded], rules: TableRules) -> TraceTables:
+    """The tables of some ranks, which are numbered in the given order where their files do not tell them apart."""
+    told = [recorded.rank for recorded in ranks]
     if None in told or len(set(told)) < len(told):
-        ranks = [replace(one, rank=place) for place, one in enumerate(ranks)]
-    return TraceTables(tuple(sorted(ranks, key=lambda one: one.rank or 0)), rules)
+        ranks = [replace(recorded, rank=number) for number, recorded in enumerate(ranks)]
+    return TraceTables(tuple(sorted(ranks, key=lambda recorded: recorded.rank or 0)), rules)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

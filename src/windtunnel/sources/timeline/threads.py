@@ -1,4 +1,4 @@
-"""Which host thread waited for which: hand-offs between threads of a Kineto trace (sources, Kineto).
+"""Which host thread waited for which: hand-offs between threads of a timeline (sources, timeline).
 
 In: leaf slices by thread. Out: edges between slices of different threads, and the gaps that they explain. A thread
 that is idle while another one runs a block of work inside that gap gave the work away and waited for it (the
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.timeline.rules import KinetoRules
+from windtunnel.sources.timeline.rules import TimelineRules
 
 __all__ = ["HandOffs", "find_hand_offs", "follow_progress"]
 
@@ -51,7 +51,7 @@ def find_hand_offs(
     works: NDArray[np.bool_],
     issues: NDArray[np.bool_],
     collective: NDArray[np.bool_],
-    rules: KinetoRules,
+    rules: TimelineRules,
 ) -> HandOffs:
     """Find who waited for whom.
 
@@ -110,7 +110,7 @@ def _returns_after_work(
     one: _Thread,
     threads: list[_Thread],
     collective: NDArray[np.bool_],
-    rules: KinetoRules,
+    rules: TimelineRules,
     edges: Edges,
     explained: set[int],
 ) -> None:
@@ -178,7 +178,7 @@ def follow_progress(
     end: Int64s,
     polls: NDArray[np.bool_],
     device_queues: list[tuple[Int64s, Int64s]],
-    rules: KinetoRules,
+    rules: TimelineRules,
 ) -> HandOffs:
     """Tie threads that only poll (a watchdog) to the work around them: their rests are no work of their own.
 

@@ -1,8 +1,8 @@
-"""Who waits for device tasks in a Kineto trace: streams for events, host threads in blocking calls (sources, Kineto).
+"""Who waits for device tasks in a timeline: streams for events, host threads in blocking calls (sources, timeline).
 
-In: a `Trace`, its roles and its `Device`. Out: pairs of task and waiter, and how long each blocking call works when
-it waits for nothing. What was waited for is read from `cuda_sync` events where the trace has them, else inferred
-from times.
+In: `Events` and their `Device`. Out: pairs of task and waiter, and how long each blocking call works when it waits for
+nothing. What was waited for is read from the notes of waits (`Syncs`) where the profiler made them, else inferred from
+times.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.kineto.roles import Role, matching
-from windtunnel.sources.kineto.trace import MISSING, Trace
-from windtunnel.sources.timeline.device import NEVER, Device, match_calls, stream_values
-from windtunnel.sources.timeline.rules import KinetoRules
+from windtunnel.sources.timeline.device import NEVER, Device, match_calls
+from windtunnel.sources.timeline.events import MISSING, Category, Events, SyncKind
+from windtunnel.sources.timeline.names import matching
+from windtunnel.sources.timeline.rules import TimelineRules
 from windtunnel.sources.timeline.slices import TOLERANCE_NS, latest_ended
 
 __all__ = ["HostWaits", "StreamWaits", "find_host_waits", "find_stream_waits"]
@@ -46,7 +46,7 @@ class StreamWaits:
 class HostWaits:
     """Blocking calls [C] and what they awaited.
 
-    ``call`` is a trace row, ``own_ns`` its own work. Pairs [P]: device task ``task`` delays the return of call
+    ``call`` is a row of the events, ``own_ns`` its own work. Pairs [P]: device task ``task`` delays the return of call
     number ``waiter`` by ``lag_ns`` after its end.
     """
 
@@ -90,49 +90,53 @@ class _Launched:
 
 
 class _Syncs:
-    """The `cuda_sync` events of a trace [Y] with what they say, resolved to streams and calls."""
+    """The notes of waits [Y], resolved to calls, and to those streams of the device that have tasks (else -1)."""
 
-    def __init__(self, trace: Trace, role: NDArray[np.uint8], device: Device) -> None:
-        self.row = np.flatnonzero(role == Role.SYNC)
-        self.name = [trace.strings[code] for code in trace.name[self.row].tolist()]
-        self.call = match_calls(trace, role, self.row).tolist()
-        owner = trace.argument("device")[self.row].tolist()
-        numbers = {key: number for number, key in enumerate(device.stream_keys)}
-        alone = {stream: number for (_, stream), number in numbers.items()}
+    def __init__(self, events: Events, device: Device) -> None:
+        self.row = np.flatnonzero(events.category == Category.SYNC)
+        self.kind = events.syncs.kind.tolist()
+        self.call = match_calls(events, self.row).tolist()
+        numbers = {(stream.device, stream.number): number for number, stream in enumerate(device.streams)}
+        by_number = {stream: number for (_, stream), number in numbers.items()}
 
-        def resolve(streams: Int64s) -> list[int]:
-            pairs = zip(owner, streams.tolist(), strict=True)
-            return [numbers.get(pair, alone.get(pair[1], -1) if pair[0] == MISSING else -1) for pair in pairs]
+        def resolve(code: int) -> int:
+            if code < 0:
+                return -1
+            stream = events.streams[code]
+            of_any_device = -1 if stream.device else by_number.get(stream.number, -1)
+            return numbers.get((stream.device, stream.number), of_any_device)
 
-        self.device_streams = [[n for (d, _), n in numbers.items() if d == o or o == MISSING] for o in owner]
-        self.stream = resolve(stream_values(trace, self.row))
-        self.awaited_stream = resolve(trace.argument("wait_on_stream")[self.row])
+        streams = events.stream[self.row].tolist()
+        owner = ["" if code < 0 else events.streams[code].device for code in streams]
+        self.device_streams = [[n for (d, _), n in numbers.items() if o in (d, "")] for o in owner]
+        self.stream = [resolve(code) for code in streams]
+        self.awaited_stream = [resolve(code) for code in events.syncs.awaited_stream.tolist()]
         at = np.array([row if call < 0 else call for row, call in zip(self.row, self.call, strict=True)], np.int64)
-        self.time = trace.ts[at].tolist()
-        self.record_time = self._record_times(trace, role)
+        self.time = events.start_ns[at].tolist()
+        self.record_time = self._record_times(events)
 
-    def _record_times(self, trace: Trace, role: NDArray[np.uint8]) -> list[int]:
+    def _record_times(self, events: Events) -> list[int]:
         """When the awaited event was recorded; where the trace does not tell, it was before the wait."""
-        record = trace.argument("wait_on_cuda_event_record_corr_id")[self.row]
-        calls = np.flatnonzero((role == Role.CALL) & np.isin(trace.correlation, record))
-        times = dict(zip(trace.correlation[calls].tolist(), trace.ts[calls].tolist(), strict=True))
+        record = events.syncs.record_correlation
+        calls = np.flatnonzero((events.category == Category.CALL) & np.isin(events.correlation, record))
+        times = dict(zip(events.correlation[calls].tolist(), events.start_ns[calls].tolist(), strict=True))
         times.pop(MISSING, None)
         return [times.get(value, time) for value, time in zip(record.tolist(), self.time, strict=True)]
 
 
-def find_stream_waits(trace: Trace, role: NDArray[np.uint8], device: Device) -> StreamWaits | None:
-    """Pairs of tasks from `Stream Wait Event`; None where the trace has no such events."""
-    syncs = _Syncs(trace, role, device)
-    if "Stream Wait Event" not in syncs.name:
+def find_stream_waits(events: Events, device: Device) -> StreamWaits | None:
+    """Pairs of tasks from notes of stream waits; None where the profiler made no such notes."""
+    syncs = _Syncs(events, device)
+    if SyncKind.STREAM_WAIT not in syncs.kind:
         return None
-    launched = _Launched(device, trace.thread)
+    launched = _Launched(device, events.thread)
     pairs: set[tuple[int, int]] = set()
     contradicted = 0
-    for i, name in enumerate(syncs.name):
+    for i, kind in enumerate(syncs.kind):
         waiting, awaited_stream = syncs.stream[i], syncs.awaited_stream[i]
-        if name != "Stream Wait Event" or waiting < 0 or awaited_stream < 0 or waiting == awaited_stream:
+        if kind != SyncKind.STREAM_WAIT or waiting < 0 or awaited_stream < 0 or waiting == awaited_stream:
             continue
-        caller = int(trace.thread[syncs.call[i]]) if syncs.call[i] >= 0 else -1
+        caller = int(events.thread[syncs.call[i]]) if syncs.call[i] >= 0 else -1
         waiter = launched.after(waiting, syncs.time[i], caller)
         awaited = launched.before(awaited_stream, syncs.record_time[i])
         if waiter < 0 or awaited < 0:
@@ -145,33 +149,33 @@ def find_stream_waits(trace: Trace, role: NDArray[np.uint8], device: Device) -> 
     return StreamWaits(table[:, 0], table[:, 1], contradicted)
 
 
-def find_host_waits(trace: Trace, role: NDArray[np.uint8], device: Device, rules: KinetoRules) -> HostWaits:
+def find_host_waits(events: Events, device: Device, rules: TimelineRules) -> HostWaits:
     """Find the calls that return only after device tasks, at most ``return_ns`` after, and those tasks."""
     return_ns = rules.return_ns
-    tasks_of: dict[int, list[int]] = dict(_copies(trace, device, return_ns))
-    for call, tasks in _told_waits(trace, role, device):
+    tasks_of: dict[int, list[int]] = dict(_copies(events, device, return_ns))
+    for call, tasks in _told_waits(events, device):
         tasks_of.setdefault(call, []).extend(tasks)
-    inferred = dict(_inferred_waits(trace, role, device, set(tasks_of), return_ns))
+    inferred = dict(_inferred_waits(events, device, set(tasks_of), return_ns))
     tasks_of |= inferred
-    room = [one for one in _waits_for_room(trace, device, rules) if one[0] not in tasks_of]
+    room = [one for one in _waits_for_room(events, device, rules) if one[0] not in tasks_of]
     tasks_of |= {call: [task] for call, task, _ in room}
-    return _reduced(trace, device, tasks_of, set(inferred), {call: own_ns for call, _, own_ns in room}, return_ns)
+    return _reduced(events, device, tasks_of, set(inferred), {call: own_ns for call, _, own_ns in room}, return_ns)
 
 
-def _waits_for_room(trace: Trace, device: Device, rules: KinetoRules) -> Iterator[tuple[int, int, int]]:
+def _waits_for_room(events: Events, device: Device, rules: TimelineRules) -> Iterator[tuple[int, int, int]]:
     """Launches that took long while the queue was full: the call, the task whose end made room, the call's own work."""
     launched = np.flatnonzero(device.call >= 0)
     call, first = np.unique(device.call[launched], return_index=True)
-    order = np.argsort(trace.ts[call], kind="stable")
+    order = np.argsort(events.start_ns[call], kind="stable")
     call, first = call[order], first[order]
-    start, duration = trace.ts[call], trace.dur[call]
+    start, duration = events.start_ns[call], events.duration_ns[call]
     by_end = np.argsort(device.end, kind="stable")
     ends = device.end[by_end]
     queued = np.arange(len(call)) - np.searchsorted(np.sort(device.end[launched[first]]), start)
     is_full = queued >= rules.queued_tasks
     if not is_full.any():
         return
-    name = trace.name[call]
+    name = events.name[call]
     usual_ns = {
         code: int(np.median(duration[(name == code) & ~is_full])) for code in np.unique(name[~is_full]).tolist()
     }
@@ -182,44 +186,45 @@ def _waits_for_room(trace: Trace, device: Device, rules: KinetoRules) -> Iterato
             yield int(call[at]), int(by_end[place]), own_ns
 
 
-def _copies(trace: Trace, device: Device, return_ns: int) -> Iterator[tuple[int, list[int]]]:
+def _copies(events: Events, device: Device, return_ns: int) -> Iterator[tuple[int, list[int]]]:
     """Copies that return when their device task is done: of pageable memory, or by a call that always waits."""
     if not device.num_tasks:
         return
-    is_copy = matching(trace, "Memcpy|memcpy|Copy")[trace.name[device.row]] & (device.call >= 0)
-    pageable = matching(trace, "Pageable")[trace.name[device.row]]
-    waits = ~matching(trace, "Async")[trace.name[device.call]] & matching(trace, "[Mm]emcpy")[trace.name[device.call]]
-    finish = trace.ts[device.call] + trace.dur[device.call]
+    is_copy = matching(events.names, "Memcpy|memcpy|Copy")[events.name[device.row]] & (device.call >= 0)
+    pageable = matching(events.names, "Pageable")[events.name[device.row]]
+    waits = (
+        ~matching(events.names, "Async")[events.name[device.call]]
+        & matching(events.names, "[Mm]emcpy")[events.name[device.call]]
+    )
+    finish = events.start_ns[device.call] + events.duration_ns[device.call]
     inside = (device.end <= finish + TOLERANCE_NS) & (finish - device.end <= return_ns)
-    inside &= device.end > trace.ts[device.call]
+    inside &= device.end > events.start_ns[device.call]
     for task in np.flatnonzero(is_copy & (pageable | waits) & inside).tolist():
         yield int(device.call[task]), [task]
 
 
-def _told_waits(trace: Trace, role: NDArray[np.uint8], device: Device) -> Iterator[tuple[int, list[int]]]:
-    """Calls and their tasks as `cuda_sync` events tell them."""
-    syncs, launched = _Syncs(trace, role, device), _Launched(device, trace.thread)
-    for i, name in enumerate(syncs.name):
+def _told_waits(events: Events, device: Device) -> Iterator[tuple[int, list[int]]]:
+    """Calls and their tasks as notes of waits tell them."""
+    syncs, launched = _Syncs(events, device), _Launched(device, events.thread)
+    for i, kind in enumerate(syncs.kind):
         if syncs.call[i] < 0:
             continue
         streams, time_ns = [syncs.stream[i]], syncs.time[i]
-        if name == "Context Sync":
+        if kind == SyncKind.DEVICE:
             streams = syncs.device_streams[i]
-        elif name == "Event Sync":
+        elif kind == SyncKind.EVENT:
             streams, time_ns = [syncs.awaited_stream[i]], syncs.record_time[i]
-        elif name != "Stream Sync":
+        elif kind != SyncKind.STREAM:
             continue
         tasks = [launched.before(stream, time_ns) for stream in streams if stream >= 0]
         yield syncs.call[i], [task for task in tasks if task >= 0]
 
 
-def _inferred_waits(
-    trace: Trace, role: NDArray[np.uint8], device: Device, known: set[int], return_ns: int
-) -> Iterator[tuple[int, list[int]]]:
-    """Calls whose name says that they wait, without `cuda_sync` event, and the tasks that ended just before."""
-    calls = np.flatnonzero((role == Role.CALL) & matching(trace, _SYNC_CALL)[trace.name])
+def _inferred_waits(events: Events, device: Device, known: set[int], return_ns: int) -> Iterator[tuple[int, list[int]]]:
+    """Calls whose name says that they wait, without a note, and the tasks that ended just before."""
+    calls = np.flatnonzero((events.category == Category.CALL) & matching(events.names, _SYNC_CALL)[events.name])
     calls = calls[~np.isin(calls, list(known))] if known else calls
-    start, finish = trace.ts[calls], trace.ts[calls] + trace.dur[calls]
+    start, finish = events.start_ns[calls], events.start_ns[calls] + events.duration_ns[calls]
     order = np.argsort(device.end, kind="stable")
     found = latest_ended(
         device.end[order],
@@ -229,8 +234,8 @@ def _inferred_waits(
         np.maximum(start + 1, finish - return_ns),
         start,
     )
-    launched = _Launched(device, trace.thread)
-    all_streams = matching(trace, _DEVICE_CALL)[trace.name[calls]]
+    launched = _Launched(device, events.thread)
+    all_streams = matching(events.names, _DEVICE_CALL)[events.name[calls]]
     for call, at, place, waits_for_all in zip(calls.tolist(), start.tolist(), found.tolist(), all_streams, strict=True):
         if waits_for_all:
             tasks = [launched.before(stream, at) for stream in range(len(device.streams))]
@@ -240,7 +245,7 @@ def _inferred_waits(
 
 
 def _reduced(
-    trace: Trace,
+    events: Events,
     device: Device,
     tasks_of: dict[int, list[int]],
     inferred: set[int],
@@ -253,19 +258,19 @@ def _reduced(
     pairs: list[tuple[int, int, int]] = []
     unexplained = 0
     for number, (call, tasks) in enumerate(tasks_of.items()):
-        start, finish = int(trace.ts[call]), int(trace.ts[call] + trace.dur[call])
+        start, finish = int(events.start_ns[call]), int(events.start_ns[call] + events.duration_ns[call])
         seen = [task for task in tasks if device.end[task] <= finish + TOLERANCE_NS]
         last = max((int(device.end[task]) for task in seen), default=NEVER)
         waited = last > start and (call not in inferred or finish - last <= return_ns)
         if not waited:
-            name = int(trace.name[call])
+            name = int(events.name[call])
             free_ns[name] = min(free_ns.get(name, finish - start), finish - start)
             own[call] = finish - start
             unexplained += (call in inferred and finish - start > return_ns) or len(seen) < len(tasks)
         lag = max(finish - last, 0) if waited else 0
         pairs += [(task, number, lag) for task in seen]
     for call in tasks_of:
-        own.setdefault(call, min(free_ns.get(int(trace.name[call]), 0), int(trace.dur[call])))
+        own.setdefault(call, min(free_ns.get(int(events.name[call]), 0), int(events.duration_ns[call])))
     table = np.array(pairs, np.int64).reshape(-1, 3)
     calls = np.array(list(tasks_of), np.int64)
     own_ns = np.array([own[call] for call in tasks_of], np.int64)

@@ -1,6 +1,6 @@
-"""Which part of a Kineto trace is wanted, and which training step each moment belongs to (sources, Kineto).
+"""Which part of a timeline is wanted, and which training step each moment belongs to (sources, timeline).
 
-In: a `Trace`, its roles, the name of an annotation. Out: intervals of time on the trace's clock. A window is one of
+In: `Events`, the name of an annotation. Out: intervals of time on the events' clock. A window is one of
 launches: device tasks belong to the window in which they were launched, whenever they ran.
 """
 
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
-from windtunnel.sources.kineto.roles import STEP, Role, matching
-from windtunnel.sources.kineto.trace import COMPLETE, Trace
+from windtunnel.sources.timeline.events import Category, Events
+from windtunnel.sources.timeline.names import STEP, matching
 
 __all__ = ["Steps", "Window", "find_steps", "find_window"]
 
@@ -42,41 +42,41 @@ class Window:
         return (place >= 0) & (time_ns <= self.end[np.maximum(place, 0)])
 
 
-def find_window(trace: Trace, role: NDArray[np.uint8], name: str | None, occurrence: int | None) -> Window:
+def find_window(events: Events, name: str | None, occurrence: int | None) -> Window:
     """Find the annotations whose name is ``name``, or else holds it."""
     if not name:
         return Window(np.empty(0, np.int64), np.empty(0, np.int64), "")
-    rows = np.flatnonzero((role == Role.ANNOTATION) | (role == Role.OP))
-    exact = np.array([text == name for text in trace.strings], bool)
-    part = np.array([name in text for text in trace.strings], bool)
-    annotations = rows[role[rows] == Role.ANNOTATION]
+    rows = np.flatnonzero((events.category == Category.ANNOTATION) | (events.category == Category.OPERATOR))
+    exact = np.array([text == name for text in events.names], bool)
+    part = np.array([name in text for text in events.names], bool)
+    annotations = rows[events.category[rows] == Category.ANNOTATION]
     found = next(
         (
             r
             for r in (
-                annotations[exact[trace.name[annotations]]],
-                annotations[part[trace.name[annotations]]],
-                rows[exact[trace.name[rows]]],
+                annotations[exact[events.name[annotations]]],
+                annotations[part[events.name[annotations]]],
+                rows[exact[events.name[rows]]],
             )
             if len(r)
         ),
         rows[:0],
     )
-    found = found[np.argsort(trace.ts[found], kind="stable")]
+    found = found[np.argsort(events.start_ns[found], kind="stable")]
     chosen = found if occurrence is None else found[occurrence : occurrence + 1 or None]
     if not len(chosen):
-        raise _no_window(trace, annotations, name, occurrence, len(found))
-    ends = np.maximum.accumulate(trace.ts[chosen] + trace.dur[chosen])
-    return Window(trace.ts[chosen], ends, name)
+        raise _no_window(events, annotations, name, occurrence, len(found))
+    ends = np.maximum.accumulate(events.start_ns[chosen] + events.duration_ns[chosen])
+    return Window(events.start_ns[chosen], ends, name)
 
 
-def _no_window(trace: Trace, annotations: Int64s, name: str, occurrence: int | None, num_found: int) -> TraceError:
-    names = sorted({trace.strings[code] for code in trace.name[annotations].tolist()})
+def _no_window(events: Events, annotations: Int64s, name: str, occurrence: int | None, num_found: int) -> TraceError:
+    names = sorted({events.names[code] for code in events.name[annotations].tolist()})
     near = difflib.get_close_matches(name, names, 5, 0.1) or names[:5]
     what = f"there is no annotation {name!r}" if not num_found else f"there is no occurrence {occurrence} of {name!r}"
     return TraceError(
         what,
-        where=f"{trace.path}: {num_found} occurrences, {len(names)} different annotations",
+        where=f"{events.path}: {num_found} occurrences, {len(names)} different annotations",
         fix=f"choose one of: {', '.join(near)}" if names else "load the whole trace, without a window",
     )
 
@@ -103,23 +103,24 @@ class Steps:
         return {**values, "samples": spans.tolist()}
 
 
-def find_steps(trace: Trace, role: NDArray[np.uint8], window: Window) -> Steps:
+def find_steps(events: Events, window: Window) -> Steps:
     """Find the steps that begin inside the window; marks of one step on several threads or processes are one.
 
     A trace of devices alone has the marks only there.
     """
-    is_step = matching(trace, STEP)[trace.name] & (trace.letter == COMPLETE)
-    rows = np.flatnonzero((role == Role.ANNOTATION) & is_step)
+    is_step = matching(events.names, STEP)[events.name] & (events.category != Category.NO_EVENT)
+    rows = np.flatnonzero((events.category == Category.ANNOTATION) & is_step)
     rows = rows if len(rows) else np.flatnonzero(is_step)
-    rows = rows[window.holds(trace.ts[rows])]
-    rows = rows[np.argsort(trace.ts[rows], kind="stable")]
+    rows = rows[window.holds(events.start_ns[rows])]
+    rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
     ends: dict[int, int] = {}  # of the last step of a name
     steps: list[tuple[int, int, str]] = []
     for row in rows.tolist():
-        name, begin, end = int(trace.name[row]), int(trace.ts[row]), int(trace.ts[row] + trace.dur[row])
+        name, begin = int(events.name[row]), int(events.start_ns[row])
+        end = begin + int(events.duration_ns[row])
         if begin < ends.get(name, begin):
             continue
         ends[name] = end
-        steps.append((begin, end, trace.strings[name]))
+        steps.append((begin, end, events.names[name]))
     times = np.array([(begin, end) for begin, end, _ in steps], np.int64).reshape(-1, 2)
     return Steps(times[:, 0], times[:, 1], tuple(name for _, _, name in steps))
