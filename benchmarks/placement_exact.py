@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tests.shared_data import find_shared
 
 from benchmarks import bar
+from benchmarks.peers import placement_rules
 from benchmarks.peers.pipedream_planner import Level, plan_stages
 from benchmarks.peers.pipedream_profile import read_profile
 from benchmarks.placement_data import (
@@ -27,7 +28,6 @@ from benchmarks.placement_data import (
 )
 from windtunnel.search.downsets import downsets
 from windtunnel.search.minmax import solve
-from windtunnel.search.placement import baselines
 from windtunnel.search.placement.contraction import contract
 from windtunnel.search.placement.throughput import linearized
 
@@ -60,14 +60,14 @@ def of_row(row: Published) -> list[Check]:
         Check(row.name, "supernodes", contraction.num_nodes, row.num_supernodes, 0),
         Check(row.name, "downsets", lattice.num_downsets, row.num_downsets, 0),
         Check(row.name, "pairs", lattice.num_pairs, row.num_pairs, 0),
-        Check(row.name, "one accelerator", baselines.single(one).value_ns / 1e6, row.single, 5e-7),
+        Check(row.name, "one accelerator", placement_rules.single(one).value_ns / 1e6, row.single, 5e-7),
     ]
     if row.expert:
         device, kind = assignment_of(folder() / "experts" / f"{row.expert}_expert.json", one)
         value = one.loads(device, kind).max_load_ns() / 1e6
         checks.append(Check(row.name, "expert", value, row.expert_value, 5e-7))
     if row.pipedream:
-        value = baselines.pipedream(one, ignored=ignored(row.name)).value_ns / 1e6
+        value = placement_rules.pipedream(one, ignored=ignored(row.name)).value_ns / 1e6
         checks.append(Check(row.name, "pipedream", value, row.pipedream, 5e-7))
     table = solve(lattice, contraction.work, upper=chain.value_ns)
     if row.exact is None:  # published: not above its chain's

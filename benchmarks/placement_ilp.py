@@ -9,8 +9,8 @@ import argparse
 import math
 
 from benchmarks import bar
+from benchmarks.peers import placement_rules
 from benchmarks.placement_data import MISSING, folder, problem
-from windtunnel.search.placement import baselines
 from windtunnel.search.placement.contraction import contract
 from windtunnel.search.placement.throughput import exact, linearized
 from windtunnel.search.placement.throughput_ilp import integer_plan
@@ -45,7 +45,7 @@ def main() -> None:
                 "any": apart.value_ns / 1e6,
                 "any_gap": apart.gap,
                 "any_seconds": apart.seconds,
-                "min_cut": baselines.min_cut(one).value_ns / 1e6,
+                "min_cut": placement_rules.min_cut(one).value_ns / 1e6,
             }
         )
     if options.verbose:

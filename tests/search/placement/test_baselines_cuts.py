@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("rustworkx", reason="needs the extra plan")
 
+from benchmarks.peers import placement_rules
+
 from tests.search.problems import chain, random_problem
 from windtunnel.search.placement import baselines
 from windtunnel.search.placement import search as placing
@@ -34,7 +36,7 @@ def test_a_random_cut_uses_every_device_and_keeps_the_order(seed):
 @pytest.mark.parametrize("seed", range(12))
 def test_what_local_search_finds_no_single_move_improves(seed):
     one = random_problem(np.random.default_rng(seed), 7)
-    found = baselines.local_search(one, num_restarts=1, seed=seed)
+    found = placement_rules.local_search(one, num_restarts=1, seed=seed)
     _, color = np.unique(one.color, return_inverse=True)
     num_devices = one.types[found.kind[0]].count
     moved = []

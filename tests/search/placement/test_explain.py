@@ -20,7 +20,6 @@ from windtunnel.search.placement.search import place
 from windtunnel.search.work import DeviceType
 from windtunnel.simulate import replay
 from windtunnel.systems.pipelines.model import chained, pipelined, plan_schedule
-from windtunnel.systems.placement.robust import robust_plan
 
 
 def test_devices_say_what_binds_them():
@@ -86,20 +85,6 @@ def test_plans_also_settle_from_other_starts():
     assert 3.0 == price_ns(found)
     assert 1.0 == price_ns(deeper)
     assert f"{cuts[5].solver}, improved" == deeper.solver
-
-
-def test_a_slow_link_keeps_work_together_and_the_robust_plan_knows():
-    one = chain(4, accelerators=2)
-    found = robust_plan(one, 0.02, 10.0)
-
-    assert len(found.plans) > 1
-    assert (found.best_ns[:-1] >= found.best_ns[1:] - 1e-9).all()  # more bandwidth never hurts
-    assert (found.value_PB >= found.best_ns - 1e-9).all()
-    assert found.regrets[found.chosen] <= found.regrets[found.stated] + 1e-12
-    low, high = found.range_of(found.stated)
-    assert low <= 1 <= high
-    with pytest.raises(InputError, match="does not hold"):
-        robust_plan(one, 2.0, 4.0)
 
 
 @pytest.mark.parametrize("is_training", [False, True])

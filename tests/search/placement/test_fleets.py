@@ -19,7 +19,6 @@ from windtunnel.search.placement.throughput_ilp import integer_plan
 from windtunnel.search.work import DeviceType
 from windtunnel.simulate import replay
 from windtunnel.systems.pipelines.model import pipelined
-from windtunnel.systems.placement.robust import robust_plan
 
 
 def with_links(one, rng, counts=(2, 2)):
@@ -168,14 +167,6 @@ def test_replicas_take_samples_in_turn(schedule):
     assert math.isclose((many - few) / 200, plan.value_ns, rel_tol=0.02)
     graph = pipelined(plan, 40, schedule=schedule)
     assert 40 == sum(name.startswith("weights of stage") for name in graph.tasks["name"].to_numpy())
-
-
-def test_a_range_of_bandwidths_keeps_replicas():
-    one = chain(6, accelerators=4, size=[10.0] * 6)
-    found = robust_plan(with_replicas(one, 4, 1e9), 0.5, 2.0, num_steps=3)
-    middle = int(np.abs(found.factor_B - 1).argmin())
-
-    assert math.isclose(found.value_PB[found.stated, middle], exact(with_replicas(one, 4, 1e9)).value_ns)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A placement as people read it: its proof, devices, rivals, moves and bandwidths."""
+"""A placement as people read it: its proof, devices and moves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from windtunnel.cli.console import print_table, say, say_wrapped
 if TYPE_CHECKING:
     from windtunnel.search.placement.throughput import Plan
 
-__all__ = ["print_comparison", "print_moves", "print_plan", "print_spread"]
+__all__ = ["print_even", "print_moves", "print_plan"]
 
 
 def print_plan(document: dict[str, Any], plan: Plan) -> None:
@@ -36,22 +36,17 @@ def print_plan(document: dict[str, Any], plan: Plan) -> None:
     print_table(head, rows, numbers=range(1, len(head) - 1), gives_way=0)
 
 
-def print_comparison(document: dict[str, Any]) -> None:
-    """What simple rules reach."""
+def print_even(document: dict[str, Any]) -> None:
+    """What the even split reaches."""
     from windtunnel.units import format_duration
 
-    if not document.get("others"):
+    even = document.get("even")
+    if not even:
         return
+    ratio = f", {even['value_ns'] / document['value_ns']:.2f}x of the plan" if document["value_ns"] else ""
+    note = f"; {even['note']}" if even["note"] else ""
     say()
-    rows = [
-        [one["solver"], format_duration(round(one["value_ns"])), _of_plan(one, document), one["note"]]
-        for one in document["others"]
-    ]
-    print_table(["rule", "value", "of the plan", ""], rows, numbers=(1, 2), gives_way=3)
-
-
-def _of_plan(one: dict[str, Any], document: dict[str, Any]) -> str:
-    return f"{one['value_ns'] / document['value_ns']:.2f}x" if document["value_ns"] else ""
+    say_wrapped(f"even split: {format_duration(round(even['value_ns']))}{ratio}{note}")
 
 
 def print_moves(document: dict[str, Any]) -> None:
@@ -68,18 +63,3 @@ def print_moves(document: dict[str, Any]) -> None:
         for one in document["moves"]
     ]  # fmt: skip
     print_table(["node", "devices", "costs"], rows, numbers=(2,), gives_way=0)
-
-
-def print_spread(document: dict[str, Any]) -> None:
-    """For which bandwidths the solver's plan stays the best."""
-    from windtunnel.units import format_ratio
-
-    robust = document.get("robust")
-    if not robust:
-        return
-    say()
-    say(f"best for bandwidths of {robust['best_from']:.3g} to {robust['best_to']:.3g} times the stated one;")
-    plans = f"{robust['num_plans']} plan{'s' if robust['num_plans'] > 1 else ''} compared"
-    say(f"  at worst {format_ratio(robust['regret'])} above the best, {plans}")
-    if not robust["is_stated_chosen"]:
-        say(f"  another plan loses at most {format_ratio(robust['least_regret'])} (--json has it)")

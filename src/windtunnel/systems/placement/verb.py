@@ -16,12 +16,11 @@ from windtunnel.cli.console import Progress, advise, print_json, quoted
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json, MostDownsets
 from windtunnel.errors import InputError
-from windtunnel.systems.placement.output import print_comparison, print_moves, print_plan, print_spread
+from windtunnel.systems.placement.output import print_even, print_moves, print_plan
 
 if TYPE_CHECKING:
     from windtunnel.search.placement.model import Problem
     from windtunnel.search.placement.throughput import Plan
-    from windtunnel.systems.placement.compare import Comparison
 
 _SCHEMA = "windtunnel.place/1"
 _SHOWN_MOVES = 5
@@ -49,13 +48,8 @@ def split(
     pieces: Annotated[int, typer.Option(min=1, help="Of latency: contiguous pieces per accelerator.")] = 1,
     most_downsets: MostDownsets = 60_000,
     time_limit: Annotated[str, typer.Option("--time-limit", metavar="TIME", help="Of integer programmes.")] = "2m",
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Try simple rules, too; one that is better becomes the plan.")
-    ] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Show the even split, too.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="What binds each device, what a move costs.")] = False,
-    robust: Annotated[
-        str, typer.Option(metavar="LOW-HIGH", help="Try bandwidths of 0.25-4 times the stated one.")
-    ] = "",
     output: Annotated[Path | None, typer.Option("--out", "-o", metavar="JSON", help="The split, public form.")] = None,
     picture: Annotated[Path | None, typer.Option(metavar="HTML", help="The graph, colored by device.")] = None,
     force: Force = False,
@@ -66,8 +60,6 @@ def split(
     Say which device runs which operator, how good that is, and what no other placement is below.
     """
     from windtunnel.search.placement.search import place as best_plan
-    from windtunnel.systems.placement.compare import Comparison
-    from windtunnel.systems.placement.compare import compare as compared
     from windtunnel.units import parse_duration
 
     for path in filter(None, (output, picture)):
@@ -86,37 +78,25 @@ def split(
             most_downsets=most_downsets,
             progress=progress,
         )
-        found = Comparison(plan, [], {})
-        if compare:
-            found = compared(plan, objective=objective, combine=combine)  # type: ignore[arg-type]
-        spread = _robust(problem, robust, progress) if robust else None
-    _write(found.plan, output, picture)
-    document = _document(found, objective, spread, is_compared=compare, is_explained=explain)
+    even = _even_split(plan, objective, combine) if compare else None
+    _write(plan, output, picture)
+    document = _document(plan, objective, even, is_explained=explain)
     if as_json:
         print_json(document)
         return
-    print_plan(document, found.plan)
-    print_comparison(document)
+    print_plan(document, plan)
+    print_even(document)
     print_moves(document)
-    print_spread(document)
-    for rule, reason in found.refused.items():
-        advise(f"{rule}: {reason}")
 
 
-def _document(
-    found: Comparison, objective: str, spread: dict[str, Any] | None, *, is_compared: bool, is_explained: bool
-) -> dict[str, Any]:
+def _document(plan: Plan, objective: str, even: Plan | None, *, is_explained: bool) -> dict[str, Any]:
     """All that is known of the answer, in raw units."""
-    plan = found.plan
     assignment = dict(zip(plan.problem.names, plan.device.tolist(), strict=True))
     document = {"schema": _SCHEMA, "objective": objective, **_row(plan), "devices": _devices(plan)}
-    if is_compared:
-        document["others"] = [_row(one) for one in found.others]
-        document["refused"] = found.refused
+    if even is not None:
+        document["even"] = _row(even)
     if is_explained:
         document["moves"] = _moves(plan, objective)
-    if spread is not None:
-        document["robust"] = spread
     return {**document, "assignment": assignment}
 
 
@@ -179,26 +159,17 @@ def _moves(plan: Plan, objective: str) -> list[dict[str, Any]]:
     return [dataclasses.asdict(one) for one in found if one.is_allowed][:_SHOWN_MOVES]
 
 
-def _robust(problem: Problem, interval: str, progress: Any) -> dict[str, Any]:
-    from windtunnel.systems.placement.robust import robust_plan
+def _even_split(plan: Plan, objective: str, combine: str) -> Plan:
+    """As many layers on each accelerator, with the value that the objective gives that."""
+    from windtunnel.search.placement.baselines import even
+    from windtunnel.search.placement.latency import of_plan
 
-    try:
-        low, high = map(float, interval.split("-"))
-    except ValueError as error:
-        raise InputError(f"{interval!r} is no interval", where="--robust", fix="--robust 0.25-4") from error
-    found = robust_plan(problem, low, high, progress=progress)
-    low, high = found.range_of(found.stated)
-    return {
-        "bandwidth_factors": found.factor_B.tolist(),
-        "best_ns": found.best_ns.tolist(),
-        "num_plans": len(found.plans),
-        "best_from": low,
-        "best_to": high,
-        "regret": float(found.regrets[found.stated]),
-        "least_regret": float(found.regrets[found.chosen]),
-        "is_stated_chosen": found.chosen == found.stated,
-        "chosen": dict(zip(problem.names, found.plans[found.chosen].device.tolist(), strict=True)),
-    }
+    found = even(plan.problem)
+    if objective == "latency":
+        return of_plan(found, solver="even")
+    loads = found.loads
+    value_ns = loads.flush_load_ns() if objective == "flush" else loads.max_load_ns(combine)  # type: ignore[arg-type]
+    return dataclasses.replace(found, value_ns=value_ns)
 
 
 def _write(plan: Plan, output: Path | None, picture: Path | None) -> None:

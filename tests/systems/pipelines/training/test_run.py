@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 pytest.importorskip("rustworkx", reason="needs the extra plan")
 
+from benchmarks.peers.placement_rules import single
+
 from windtunnel.errors import FlightError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, ResourceKind
-from windtunnel.search.placement.baselines import even, single
+from windtunnel.search.placement.baselines import even
 from windtunnel.search.placement.search import place
 from windtunnel.simulate import replay
 from windtunnel.systems.pipelines.flight import fly_pipelines
