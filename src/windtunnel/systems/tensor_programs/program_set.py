@@ -110,13 +110,7 @@ class ProgramSet:
         return np.diff(self.leaf_offset)
 
     def column(self, device: str) -> int:
-        """Which column of ``mean_s`` holds a device.
-
-        Raises
-        ------
-        InputError
-            The set was not measured on such a device.
-        """
+        """Which column of ``mean_s`` holds a device."""
         if device not in self.device_names:
             known = ", ".join(self.device_names)
             raise InputError(f"no device {device!r} is in this program set", where="devices", fix=f"one of {known}")
@@ -140,13 +134,7 @@ class ProgramSet:
         )
 
     def columns(self, devices: str) -> list[int]:
-        """Columns of devices: one by its name, ``@HOST`` those of a host (``@``: the first), ``all``.
-
-        Raises
-        ------
-        InputError
-            There are none such.
-        """
+        """Columns of devices: one by its name, ``@HOST`` those of a host (``@``: the first), ``all``."""
         if devices == ALL_DEVICES:
             return list(range(len(self.devices)))
         found = [column for column, name in enumerate(self.device_names) if devices == f"@{parts_of(name)[1]}"]
@@ -167,13 +155,7 @@ class ProgramSet:
         return tuple(sorted({name for task in self.tasks for name in task["networks"]}))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write one compressed npz; it appears only when it is complete.
-
-        Raises
-        ------
-        InputError
-            The set breaks a rule of the format, or the path is taken.
-        """
+        """Write one compressed npz; it appears only when it is complete."""
         target = Path(path)
         if target.exists() and not overwrite:
             raise InputError(f"{target} is there already", fix="choose another name, or allow to overwrite")
@@ -194,13 +176,6 @@ class ProgramSet:
         path : path
         read_limit : int, optional
             The most bytes of memory that reading may take (`windtunnel.base.reading.ReadLimit`).
-
-        Raises
-        ------
-        InputError
-            It is not a program set, or a label is zero, negative or infinite (names the program and the file).
-        SchemaVersionError
-            It was written in another form.
         """
         source = Path(path)
         arrays, header = read_set(source, ReadLimit(source, read_limit))
@@ -218,13 +193,7 @@ class ProgramSet:
         return found
 
     def beside(self, other: ProgramSet) -> ProgramSet:
-        """The same programs with the devices of both sets; where ``other`` lacks one, its times are NaN.
-
-        Raises
-        ------
-        InputError
-            ``other`` has a program that is not in this set, or a device of the same name.
-        """
+        """The same programs with the devices of both sets; where ``other`` lacks one, its times are NaN."""
         twice = sorted(set(self.device_names) & set(other.device_names))
         if twice:
             raise InputError(f"both sets have a device {', '.join(twice)}", where="devices", fix="rename it in one")
@@ -319,13 +288,7 @@ def _check_header(header: Mapping[str, Any], where: str) -> None:
 
 
 def check(programs: ProgramSet, where: str) -> None:
-    """Refuse a set that breaks the format.
-
-    Raises
-    ------
-    InputError
-        Names the array or the program, and ``where``.
-    """
+    """Refuse a set that breaks the format."""
     _check_shapes(programs, where)
     _check_labels(programs, where)
     unknown = np.flatnonzero((programs.task < 0) | (programs.task >= len(programs.tasks)))

@@ -77,13 +77,7 @@ def sheet_of(worker: Worker, target: Target) -> dict[str, Any]:
 
 
 def draw_candidates(worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, seed: int = 0) -> list[Candidate]:
-    """Distinct schedules of a task that keep all limits; fewer where its space has no more.
-
-    Raises
-    ------
-    FlightError
-        Not one could be drawn.
-    """
+    """Distinct schedules of a task that keep all limits; fewer where its space has no more."""
     found: dict[bytes, Candidate] = {}
     reason = ""
     for key in range(MAX_TRIES * count):
@@ -164,11 +158,6 @@ def search(
     -------
     list of Candidate
         Those that were measured, the fastest first, then all others as the model ranks them.
-
-    Raises
-    ------
-    FlightError
-        No schedule could be drawn, or none of the chosen ones could be built.
     """
     order = ranked(predictor, task, draw_candidates(worker, task, num_candidates, seed=seed), sheet)
     built = build_candidates(worker, task, order, target.isa, num_measured, progress)

@@ -26,13 +26,7 @@ _FIX = "windtunnel cost sample makes one"
 
 
 def read_set(path: Path, limit: ReadLimit) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Arrays by name, and the header.
-
-    Raises
-    ------
-    InputError
-        The file is not there, is no npz with a header, or takes more than the limit.
-    """
+    """Arrays by name, and the header."""
     if not path.exists():
         raise InputError(f"{path} is not there", fix=_FIX)
     try:

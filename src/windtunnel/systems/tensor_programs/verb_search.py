@@ -73,13 +73,7 @@ def search(
 
 
 def needed_predictor(model: Path | None) -> Predictor:
-    """The predictor of a file, or the shipped one.
-
-    Raises
-    ------
-    InputError
-        None is shipped with this build.
-    """
+    """The predictor of a file, or the shipped one."""
     from windtunnel.errors import InputError
     from windtunnel.systems.tensor_programs.model.shipped import predictor_of
 

@@ -117,4 +117,4 @@ def split_sorted(programs, device):
         return samples_of(rows[mask], [column], passes)
 
     train = chosen(~is_test & ~is_validation)
-    return Split("sorted", train, chosen(is_validation), chosen(is_test), train[:0], leaks_tasks=True)
+    return Split("sorted", train, chosen(is_validation), chosen(is_test), train[:0])

@@ -40,23 +40,6 @@ def test_times_of_leaves_add_up():
     torch.testing.assert_close(together, alone)
 
 
-@pytest.mark.parametrize("num_context", [0, 3])
-def test_padded_batch_equals_buckets(num_context):
-    made = network(num_context=num_context)
-    leaves, mask = torch.randn(2, 16, 164), torch.zeros(2, 16, dtype=torch.bool)
-    mask[0, :2], mask[1, :5] = True, True
-    context = torch.randn(2, num_context) if num_context else None
-
-    with torch.no_grad():
-        together, latents = made.forward_padded(leaves, mask, context)
-        alone = [
-            made(leaves[[row], :count], None if context is None else context[[row]]) for row, count in enumerate((2, 5))
-        ]
-
-    torch.testing.assert_close(together, torch.cat([one[0] for one in alone]), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(latents, torch.cat([one[1] for one in alone]), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("has_code", [False, True])
 def test_it_learns_and_its_file_gives_the_same_prices(tmp_path, has_code):
     programs = small_set()

@@ -3,14 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.systems.tensor_programs.model.golden_nests import GOLDEN
 from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.encoding import (
     END,
     MAX_LEAVES,
     bucket_batches,
     encode,
-    pad,
     positional_encoding,
     serialize,
 )
@@ -82,15 +80,3 @@ def test_batches_hold_one_number_of_leaves(num_leaves, batch_size, seed):
         alone = (num_leaves == num_leaves[batch[0]]).sum() == 1
         assert len(batch) > 1 or alone
         assert len(batch) <= batch_size + 1
-
-
-def test_pad_marks_what_is_there():
-    trees = [encode(make()) for make in GOLDEN.values()]
-
-    features, positions, mask = pad([tree.features for tree in trees], [tree.positions for tree in trees])
-
-    assert features.shape == (3, MAX_LEAVES, 164)
-    assert positions.shape == mask.shape == (3, MAX_LEAVES)
-    assert mask.sum(axis=1).tolist() == [2, 2, 5]
-    np.testing.assert_array_equal(features[2, :5], trees[2].features)
-    assert (features[~mask] == 0).all()

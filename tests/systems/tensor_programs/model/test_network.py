@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch")
 
 from tests.systems.tensor_programs.model.small_set import small_set  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
-from windtunnel.systems.tensor_programs.model.encoding import MAX_LEAVES  # noqa: E402
 from windtunnel.systems.tensor_programs.model.network import PRESETS, Network  # noqa: E402
 from windtunnel.systems.tensor_programs.model.samples import Buckets, Normalizer  # noqa: E402
 
@@ -22,27 +21,6 @@ def warm(network, num_context=0):
     for count in (1, 2, 3, 16):
         network(torch.rand(9, count, 164), torch.rand(9, num_context) if num_context else None)
     return network.eval()
-
-
-@pytest.mark.parametrize("heads", ["per-leaf", "masked"])
-@pytest.mark.parametrize("num_context", [0, 3])
-def test_padded_batch_equals_buckets(heads, num_context):
-    torch.manual_seed(0)
-    network = warm(Network(tiny(heads=heads, num_context=num_context)), num_context)
-    counts = [1, 3, 2, 16, 3, 7]
-    leaves = [torch.rand(count, 164) for count in counts]
-    context = torch.rand(len(counts), num_context) if num_context else None
-    padded, mask = torch.zeros(len(counts), MAX_LEAVES, 164), torch.zeros(len(counts), MAX_LEAVES, dtype=torch.bool)
-    for row, one in enumerate(leaves):
-        padded[row, : len(one)], mask[row, : len(one)] = one, True
-
-    with torch.no_grad():
-        together, _ = network.forward_padded(padded, mask, context)
-        alone = [
-            network(one[None], None if context is None else context[[row]])[0][0] for row, one in enumerate(leaves)
-        ]
-
-    torch.testing.assert_close(together, torch.stack(alone), atol=1e-5, rtol=1e-5)
 
 
 def test_sizes_of_the_presets():

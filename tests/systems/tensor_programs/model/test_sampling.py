@@ -83,15 +83,6 @@ def test_center_is_nearest_to_the_mean():
     assert select_tasks(vectors, task, 1, "centre")[0] in range(5)
 
 
-def test_greedy_cmd_first_task_is_the_task_of_least_cmd():
-    """The shortcut over raw moments equals the distance over programs."""
-    vectors, task = blobs()
-
-    assert select_tasks(vectors, task, 1, "greedy-cmd")[0] == select_tasks(vectors, task, 1, "task-cmd")[0]
-    greedy = selection_distance(vectors, task, select_tasks(vectors, task, 3, "greedy-cmd"))
-    assert greedy <= selection_distance(vectors, task, select_tasks(vectors, task, 3, "task-cmd"))
-
-
 def test_all_tasks_are_the_whole():
     vectors, task = blobs()
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.systems.tensor_programs.model.small_set import small_set, split_sorted
+from tests.systems.tensor_programs.model.small_set import small_set
 from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.splits import (
     Split,
@@ -54,16 +54,6 @@ def test_device_split_keeps_the_held_out_device_for_the_verdict(programs):
     assert set(split.train[:, 1]) == set(split.validation[:, 1]) == {0}
     assert set(split.test[:, 1]) == set(split.target[:, 1]) == {1}
     assert not tasks(programs, split.test) & tasks(programs, split.target)
-    transductive = split_by_device(programs, "fast", is_transductive=True)
-    assert tasks(programs, transductive.test) <= tasks(programs, transductive.target)
-
-
-def test_sorted_split_says_that_it_leaks(programs):
-    split = split_sorted(programs, "fast")
-
-    assert split.leaks_tasks
-    assert len(split.test) == pytest.approx(programs.num_programs / 5, abs=1)
-    assert tasks(programs, split.test) & tasks(programs, split.train)
 
 
 def test_a_leak_cannot_be_built():
@@ -74,10 +64,7 @@ def test_a_leak_cannot_be_built():
         Split("mine", train=two, validation=one, test=one, target=none)
     with pytest.raises(InputError, match="CMD"):
         Split("mine", train=two, validation=none, test=one, target=one)
-    assert (
-        Split("mine", two, none, one, one, is_transductive=True).digest()
-        != Split("mine", two, none, one, none).digest()
-    )
+    assert Split("mine", two, none, one, none).digest() != Split("mine", two, none, none, one).digest()
 
 
 def test_filters(programs):
@@ -90,4 +77,3 @@ def test_filters(programs):
     assert not passes[0, 0]
     assert not passes[1, 1]
     assert passes.sum() == passes.size - 2
-    assert keep(programs, percentiles=(10, 90)).mean() == pytest.approx(0.8, abs=0.03)

@@ -87,7 +87,7 @@ def test_foreign_checkpoints_are_refused(trained, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["paper-small", "efficiency", "code"])
-@pytest.mark.parametrize("domain", ["none", "cmd", "mmd"])
+@pytest.mark.parametrize("domain", ["none", "cmd"])
 def test_recipes_train_across_devices(programs, name, domain):
     recipe = replace(
         RECIPES[name],
@@ -200,8 +200,7 @@ def test_losses_by_hand():
     hybrid = 1000 * 2.5 + (0.5 + 200) / 2
     assert float(label_loss("hybrid", predicted, label)) == pytest.approx(hybrid)
     assert float(label_loss("mspe", predicted, label)) == pytest.approx((0.25 + 40000) / 2)
-    weights = 1 / (1 + np.exp(-label.numpy()))
-    assert float(label_loss("mae", predicted, label, is_weighted=True)) == pytest.approx((weights * [1, 2]).mean())
+    assert float(label_loss("mae", predicted, label)) == pytest.approx((1 + 2) / 2)
     with pytest.raises(InputError, match="unknown loss"):
         label_loss("l7", predicted, label)
 

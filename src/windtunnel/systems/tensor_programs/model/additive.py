@@ -72,20 +72,11 @@ class AdditiveNetwork(nn.Module):
 
     def forward(self, leaves_BNF: Tensor, context_BC: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """A bucket: every program has N leaves. Returns numbers [B] and latents [B, width]."""
-        return self.forward_padded(leaves_BNF, None, context_BC)
-
-    def forward_padded(
-        self, leaves_BNF: Tensor, mask_BN: Tensor | None, context_BC: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Programs of any number of leaves; where the mask is False there is none."""
         inputs = leaves_BNF
         if context_BC is not None:
             inputs = torch.cat([inputs, context_BC[:, None].expand(-1, inputs.shape[1], -1)], dim=2)
-        hidden = self.encoder(inputs)
-        hidden = self.norm(hidden)
+        hidden = self.norm(self.encoder(inputs))
         logarithm_BN = (self.deep(hidden) + self.wide(inputs)).squeeze(-1) * self.label_scale + self.label_shift
-        if mask_BN is not None:
-            logarithm_BN = logarithm_BN.masked_fill(~mask_BN, -torch.inf)
         share_BN = torch.softmax(logarithm_BN, dim=1)  # what each leaf has of the time
-        latent = torch.einsum("bn,bnw->bw", share_BN, torch.nan_to_num(hidden))
+        latent = torch.einsum("bn,bnw->bw", share_BN, hidden)
         return (torch.logsumexp(logarithm_BN, dim=1) - self.label_shift) / self.label_scale, latent

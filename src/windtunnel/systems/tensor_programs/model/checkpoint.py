@@ -67,13 +67,7 @@ def save_predictor(predictor: Predictor, path: str | os.PathLike[str], *, overwr
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Everything about a predictor but its tensors, checked.
-
-    Raises
-    ------
-    InputError, SchemaVersionError
-        As ``read_model_header`` does, and for a predictor of other features.
-    """
+    """Everything about a predictor but its tensors, checked."""
     header = read_model_header(path, kind=KIND, schema=SCHEMA, command="windtunnel cost train programs")
     _require_features(header, os.fspath(path))
     return header

@@ -41,13 +41,7 @@ NOMINAL_BYTES_PER_S = 1e10  # of a thread
 
 
 def paper_device_features(device: Mapping[str, Any]) -> np.ndarray:
-    """CDMPP's eight: a one, then clock, memory, caches, bandwidth and peak over those of a MAX device.
-
-    Raises
-    ------
-    InputError
-        The sheet lacks fields; all of them are named.
-    """
+    """CDMPP's eight: a one, then clock, memory, caches, bandwidth and peak over those of a MAX device."""
     flat = {**device, **{f"cache_bytes.{level}": size for level, size in (device.get("cache_bytes") or {}).items()}}
     missing = [name for name, *_ in PAPER_DEVICE_FIELDS if flat.get(name) is None]
     if missing:
@@ -62,13 +56,7 @@ def paper_device_features(device: Mapping[str, Any]) -> np.ndarray:
 
 
 def bound_of(programs: ProgramSet, samples: np.ndarray) -> Bounds:
-    """The physical bound of each sample [M]: its flops and bytes on its device.
-
-    Raises
-    ------
-    InputError
-        A device has neither rates nor threads and vector width, or a task no ``bytes``.
-    """
+    """The physical bound of each sample [M]: its flops and bytes on its device."""
     rows, columns = samples[:, 0], samples[:, 1]
     sheet = _sheet(programs)
     num_bytes = np.array([float(task.get("bytes", math.nan)) for task in programs.tasks])[programs.task[rows]]
@@ -106,13 +94,7 @@ def _sheet(programs: ProgramSet) -> dict[str, np.ndarray]:
 
 
 def _rate(device: Mapping[str, Any], name: str) -> float:
-    """A rate, measured or nominal: the efficiency that is learned takes up what a nominal rate is off by.
-
-    Raises
-    ------
-    InputError
-        The sheet has neither.
-    """
+    """A rate, measured or nominal: the efficiency that is learned takes up what a nominal rate is off by."""
     if device.get(name):
         return float(device[name])
     missing = [field for field in ("num_threads", "simd_bits") if not device.get(field)]

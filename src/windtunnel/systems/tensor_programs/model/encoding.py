@@ -11,7 +11,7 @@ Source: CDMPP (EuroSys 2024), section 4. The positional angles are not halved, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,6 @@ __all__ = [
     "CompactTree",
     "bucket_batches",
     "encode",
-    "pad",
     "positional_encoding",
     "serialize",
 ]
@@ -83,13 +82,7 @@ def serialize(nest: Nest) -> tuple[np.ndarray, np.ndarray]:
 
 
 def encode(nest: Nest, mode: Mode = "full") -> CompactTree:
-    """The compact tree of a program.
-
-    Raises
-    ------
-    InputError
-        The program has no store, or more than 16.
-    """
+    """The compact tree of a program."""
     serialized, leaf_ids = serialize(nest)
     where = nest.name or "nest"
     if not leaf_ids.size:
@@ -130,22 +123,3 @@ def bucket_batches(num_leaves: np.ndarray, batch_size: int, seed: int | None = N
         batches.extend(np.split(rows, cuts))
     order = range(len(batches)) if generator is None else generator.permutation(len(batches))
     return (batches[index] for index in order)
-
-
-def pad(features: Sequence[np.ndarray], positions: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Programs of any number of leaves as one array.
-
-    Returns
-    -------
-    features float32 [P, 16, F], positions int16 [P, 16], mask bool [P, 16]: True where a leaf is.
-    """
-    num_programs = len(features)
-    width = features[0].shape[1] if num_programs else NUM_FEATURES
-    features_PNF = np.zeros((num_programs, MAX_LEAVES, width), dtype=np.float32)
-    positions_PN = np.zeros((num_programs, MAX_LEAVES), dtype=np.int16)
-    mask_PN = np.zeros((num_programs, MAX_LEAVES), dtype=bool)
-    for row, (leaves, places) in enumerate(zip(features, positions, strict=True)):
-        features_PNF[row, : len(leaves)] = leaves
-        positions_PN[row, : len(leaves)] = places
-        mask_PN[row, : len(leaves)] = True
-    return features_PNF, positions_PN, mask_PN

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from windtunnel.errors import InputError
-from windtunnel.systems.tensor_programs.model.distance import central_moment_discrepancy, maximum_mean_discrepancy
 
-__all__ = ["DomainTerm", "LossKind", "domain_term", "label_loss"]
+__all__ = ["DomainTerm", "LossKind", "label_loss"]
 
 LossKind = Literal["hybrid", "mse", "mape", "mspe", "mae", "huber", "ratio"]
-DomainTerm = Literal["none", "cmd", "mmd"]
+DomainTerm = Literal["none", "cmd"]
 GUARD = 1e-2
 HYBRID_WEIGHT = 1000.0
 MOST_LOG_RATIO = 2.0  # far off, at the start, an exponential is all that a step would see
@@ -42,33 +41,18 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def label_loss(
-    kind: LossKind, predicted: Any, label: Any, *, is_weighted: bool = False, log_scale: float | None = None
-) -> Any:
-    """Mean loss of a batch; weighted, each sample counts sigmoid(label): long programs more.
+def label_loss(kind: LossKind, predicted: Any, label: Any, *, log_scale: float | None = None) -> Any:
+    """Mean loss of a batch.
 
     Parameters
     ----------
     log_scale
         What one unit of a label is in natural logarithms of the time; None where labels are no logarithms.
-
-    Raises
-    ------
-    InputError
-        An unknown kind, or ``ratio`` of labels that are no logarithms.
     """
     if kind not in get_args(LossKind):
         raise InputError(f"unknown loss {kind!r}", fix=", ".join(get_args(LossKind)))
     if kind == "ratio":
         if log_scale is None:
             raise InputError("the loss 'ratio' is of logarithms, and these labels are none", fix='labels="log"')
-        each = _ratio(predicted - label, log_scale)
-    else:
-        each = LOSSES[kind](predicted, label)
-    return (each * label.sigmoid()).mean() if is_weighted else each.mean()
-
-
-def domain_term(kind: DomainTerm, source_latent: Any, target_latent: Any) -> Any:
-    """Distance of two batches of latents [., width]."""
-    distances = {"cmd": central_moment_discrepancy, "mmd": maximum_mean_discrepancy}
-    return distances[kind](source_latent, target_latent)
+        return _ratio(predicted - label, log_scale).mean()
+    return LOSSES[kind](predicted, label).mean()

@@ -1,9 +1,9 @@
 """Loop nests of tensor programs as light trees.
 
-In: nodes built by hand, from a tensor compiler or from JSON. Out: ``Nest``, the one form that the features, the
+In: nodes built by hand or from a tensor compiler. Out: ``Nest``, the one form that the features, the
 encoding and the physical bound read. Not here: features, compilers.
 
-Expressions are nested tuples, so that they hash, compare and become JSON without help: an ``int``, a ``float``, a
+Expressions are nested tuples, so that they hash and compare without help: an ``int``, a ``float``, a
 ``str`` (the variable of a loop) or ``(operation, *operands)``. ``("load", buffer, *indices)`` reads a buffer,
 ``("call", name, *arguments)`` is a pure mathematical function, ``("cast", dtype, operand)`` changes the type.
 """
@@ -28,9 +28,7 @@ __all__ = [
     "Nest",
     "Node",
     "Store",
-    "from_json",
     "stores",
-    "to_json",
 ]
 
 LoopKind = Literal["serial", "parallel", "vectorized", "unrolled", "thread"]
@@ -122,13 +120,7 @@ Node = For | Attribute | Allocate | If | Store
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A scheduled tensor program: the tree under an artificial root, and its buffers.
-
-    Raises
-    ------
-    InputError
-        A node names an unknown buffer, type or operation, a wrong number of indices or an extent below 1.
-    """
+    """A scheduled tensor program: the tree under an artificial root, and its buffers."""
 
     body: tuple[Node, ...]
     buffers: Mapping[str, Buffer]
@@ -209,55 +201,3 @@ def _check_expression(value: Expression, buffers: Mapping[str, Buffer], variable
         raise InputError(f"unknown operation {operation!r} with {len(operands)} operands", where=where)
     for operand in operands[operation in ("call", "cast") :]:
         _check_expression(operand, buffers, variables, where)
-
-
-def to_json(nest: Nest) -> dict[str, Any]:
-    """A nest as JSON values; ``from_json`` is its inverse."""
-    buffers = [[buffer.name, list(buffer.shape), buffer.dtype] for buffer in nest.buffers.values()]
-    body = [_node_to_json(node) for node in nest.body]
-    return {"name": nest.name, "is_gpu": nest.is_gpu, "buffers": buffers, "body": body}
-
-
-def _node_to_json(node: Node) -> dict[str, Any]:
-    if isinstance(node, Store):
-        return {"node": "store", "buffer": node.buffer, "indices": list(node.indices), "value": node.value}
-    plain = {key: getattr(node, key) for key in node.__slots__ if key not in ("body", "otherwise")}
-    children = {"body": [_node_to_json(child) for child in node.body]}
-    if isinstance(node, If):
-        children["otherwise"] = [_node_to_json(child) for child in node.otherwise]
-    return {"node": type(node).__name__.lower(), **plain, **children}
-
-
-def from_json(values: Mapping[str, Any]) -> Nest:
-    """Read what ``to_json`` wrote.
-
-    Raises
-    ------
-    InputError
-        A field is missing, or the nest breaks one of its rules.
-    """
-    try:
-        buffers = {name: Buffer(name, tuple(shape), dtype) for name, shape, dtype in values["buffers"]}
-        body = tuple(_node_from_json(node) for node in values["body"])
-        return Nest(body, buffers, values.get("name", ""), bool(values.get("is_gpu", False)))
-    except (KeyError, TypeError) as error:
-        raise InputError(f"not a loop nest: {error}", where=str(values.get("name", "")) or "JSON") from error
-
-
-NODES = {"for": For, "attribute": Attribute, "allocate": Allocate, "if": If}
-
-
-def _node_from_json(values: Mapping[str, Any]) -> Node:
-    kind = values["node"]
-    if kind == "store":
-        return Store(values["buffer"], tuple(map(_as_tuple, values["indices"])), _as_tuple(values["value"]))
-    fields = {key: _as_tuple(value) for key, value in values.items() if key not in ("node", "body", "otherwise")}
-    for key in ("body", "otherwise"):
-        if key in values:
-            fields[key] = tuple(_node_from_json(child) for child in values[key])
-    node: Node = NODES[kind](**fields)
-    return node
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value

@@ -3,7 +3,7 @@
 A Transformer encoder sees the leaves of a compact tree; a projection for its number of leaves makes one embedding of
 them; a branch embeds the context (device features, and in the presets of ours the terms of the physical bound); a
 decoder joins both. ``heads="per-leaf"`` keeps a projection per number of leaves; ``heads="masked"`` keeps one for all,
-of which a tree with N leaves uses the first N slices, so that buckets and padded batches agree. Not here: training.
+of which a tree with N leaves uses the first N slices. Not here: training.
 
 Source: CDMPP (EuroSys 2024), section 4 and the released configuration (``PRESETS["paper"]``).
 """
@@ -107,13 +107,7 @@ class _Projection(nn.Module):
 
 
 class Network(nn.Module):
-    """The predictor; see the module.
-
-    Raises
-    ------
-    InputError
-        The features cannot be divided among the heads.
-    """
+    """The predictor; see the module."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -142,22 +136,6 @@ class Network(nn.Module):
         """A bucket: every program has N leaves, places already added. Returns numbers [B] and latents [B, width]."""
         encoded = self.encoder(leaves_BNF)
         return self._decode(self._project(encoded), context_BC)
-
-    def forward_padded(
-        self, leaves_BNF: Tensor, mask_BN: Tensor, context_BC: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Programs of any number of leaves, padded to 16: absent leaves are neither attended to nor projected."""
-        encoded = self.encoder(leaves_BNF, src_key_padding_mask=~mask_BN)
-        encoded = torch.where(mask_BN[..., None], encoded, torch.zeros_like(encoded))
-        if self.config.heads == "masked":
-            return self._decode(self._project(encoded), context_BC)
-        width = self.config.projection[-1]
-        embedded = encoded.new_zeros(encoded.shape[0], width)
-        count_B = mask_BN.sum(1)
-        for count in torch.unique(count_B).tolist():
-            rows = count_B == count
-            embedded[rows] = self._project(encoded[rows, :count])
-        return self._decode(embedded, context_BC)
 
     def _project(self, encoded_BNF: Tensor) -> Any:
         count = MAX_LEAVES if self.config.heads == "masked" else encoded_BNF.shape[1]

@@ -25,9 +25,10 @@ from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.additive import AdditiveConfig, AdditiveNetwork
 from windtunnel.systems.tensor_programs.model.code_features import CODE_NAMES
 from windtunnel.systems.tensor_programs.model.context import ContextKind
+from windtunnel.systems.tensor_programs.model.distance import central_moment_discrepancy
 from windtunnel.systems.tensor_programs.model.encoding import bucket_batches
 from windtunnel.systems.tensor_programs.model.features import NUM_FEATURES
-from windtunnel.systems.tensor_programs.model.losses import DomainTerm, LossKind, domain_term, label_loss
+from windtunnel.systems.tensor_programs.model.losses import DomainTerm, LossKind, label_loss
 from windtunnel.systems.tensor_programs.model.network import PRESETS, Network, NetworkConfig
 from windtunnel.systems.tensor_programs.model.samples import Buckets, Normalizer, Target, labels_of
 from windtunnel.systems.tensor_programs.model.splits import Split
@@ -76,7 +77,6 @@ class Recipe:
     target: Target = "efficiency"
     context: ContextKind = "bound"
     loss: LossKind = "huber"
-    is_weighted: bool = False
     has_code: bool = False
     domain: DomainTerm = "none"
     domain_weight: float = 1.0
@@ -153,11 +153,6 @@ def train(
     ----------
     start
         Fine-tune this predictor: its normalizers stay, and its weights where no epoch is better.
-
-    Raises
-    ------
-    InputError
-        Labels without sense, a program of more than 16 leaves, a domain term without target samples.
     """
     if recipe.domain != "none" and not len(split.target):
         raise InputError(
@@ -192,13 +187,7 @@ def train(
 
 
 def going_on(recipe: Recipe, start: Predictor) -> Recipe:
-    """The recipe that trains a predictor on: its network, a fifth of the rate.
-
-    Raises
-    ------
-    InputError
-        The predictor was made by another recipe.
-    """
+    """The recipe that trains a predictor on: its network, a fifth of the rate."""
     is_other = start.header.get("loss") != recipe.loss or (start.normalizer.code is not None) != recipe.has_code
     if is_other or start.normalizer.labels.kind != recipe.labels:
         raise InputError("this predictor was made by another recipe", fix="name its recipe, or begin without it")
@@ -260,13 +249,7 @@ def _normalizer(programs: ProgramSet, split: Split, recipe: Recipe) -> Normalize
 
 
 def build(config: NetworkConfig | AdditiveConfig, normalizer: Normalizer) -> Any:
-    """A fresh network of either kind.
-
-    Raises
-    ------
-    InputError
-        Times of leaves can only add up where labels are logarithms.
-    """
+    """A fresh network of either kind."""
     if isinstance(config, NetworkConfig):
         return Network(config)
     if normalizer.labels.kind != "log":
@@ -283,10 +266,10 @@ def _loss(recipe: Recipe, programs: ProgramSet, split: Split, normalizer: Normal
 
     def loss_of(model: Any, batch: Any) -> Tensor:
         predicted, latent = model(batch.leaves, batch.context)
-        loss: Tensor = label_loss(recipe.loss, predicted, batch.label, is_weighted=recipe.is_weighted, log_scale=scale)
+        loss: Tensor = label_loss(recipe.loss, predicted, batch.label, log_scale=scale)
         if recipe.domain != "none":
             others = [model(one.leaves, one.context)[1] for one in next(targets)]
-            loss = loss + recipe.domain_weight * domain_term(recipe.domain, latent, torch.cat(others))
+            loss = loss + recipe.domain_weight * central_moment_discrepancy(latent, torch.cat(others))
         return loss
 
     return loss_of
@@ -310,7 +293,7 @@ def _header(programs: ProgramSet, split: Split, recipe: Recipe, history: History
     return {
         "devices": sorted({names[column] for column in np.unique(split.train[:, 1])}),
         "device_sheets": {str(device["name"]): device for device in programs.devices},
-        "split": {"kind": split.kind, "digest": split.digest(), "leaks_tasks": split.leaks_tasks},
+        "split": {"kind": split.kind, "digest": split.digest()},
         "num_training_samples": len(split.train),
         "validation_mape": best if math.isfinite(best) else None,
         "loss": recipe.loss,

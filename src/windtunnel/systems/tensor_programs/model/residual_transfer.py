@@ -62,11 +62,6 @@ class ResidualTransfer:
         """Seconds float64 [M] of samples [M, 2] of the new device; its own measured times are not looked at.
 
         A program that no source has measured keeps the predictor's price, shifted by the level.
-
-        Raises
-        ------
-        InputError
-            A sample is of another device.
         """
         _require_device(samples, self.column)
         missed = _missed(self.predictor, programs, samples[:, 0], self.sources)
@@ -95,11 +90,6 @@ def fit_residual_transfer(
         Samples that were measured on the device; without any, the mean over the sources is transferred.
     of_other_hosts : bool
         Transfer from devices of other hosts alone.
-
-    Raises
-    ------
-    InputError
-        The set has no other device, or a profiled sample is of another device or has no time.
 
     Notes
     -----

@@ -73,13 +73,7 @@ class Normalizer:
         is_standard: bool = False,
         has_code: bool = False,
     ) -> Normalizer:
-        """Fit on the training samples [M, 2]; a context that is the same for all of them is dropped.
-
-        Raises
-        ------
-        InputError
-            A label is not above zero.
-        """
+        """Fit on the training samples [M, 2]; a context that is the same for all of them is dropped."""
         seconds = labels_of(programs, train)
         base = _base_s(programs, train, target)
         raw = context_rows(programs, train, context)
@@ -97,13 +91,7 @@ class Normalizer:
         return cls(scale, LabelTransform.fit(labels, seconds / base), target, context, mean, std, has_positions, code)
 
     def context_of(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
-        """Standardized context, float32 [M, C].
-
-        Raises
-        ------
-        InputError
-            The sheets of these devices have other fields than those that were learned from.
-        """
+        """Standardized context, float32 [M, C]."""
         raw = context_rows(programs, samples, self.context)
         if raw.shape[1] != len(self.context_mean):
             raise InputError(
@@ -132,13 +120,7 @@ def _leaf_rows(programs: ProgramSet, row: int) -> np.ndarray:
 
 
 def widths_of(programs: ProgramSet) -> np.ndarray:
-    """Row of ``VECTOR_BITS`` by device [D]: the widest that its vectors fill.
-
-    Raises
-    ------
-    InputError
-        A sheet does not say how wide its vectors are.
-    """
+    """Row of ``VECTOR_BITS`` by device [D]: the widest that its vectors fill."""
     unknown = [str(device.get("name", "device")) for device in programs.devices if not device.get("simd_bits")]
     if unknown:
         raise InputError(
@@ -176,13 +158,7 @@ class Batch:
 
 
 class Buckets:
-    """The samples of a program set, ready for a network.
-
-    Raises
-    ------
-    InputError
-        A program has more than 16 leaves.
-    """
+    """The samples of a program set, ready for a network."""
 
     def __init__(
         self, programs: ProgramSet, samples: np.ndarray, normalizer: Normalizer, *, has_labels: bool = True

@@ -1,8 +1,8 @@
 """Which tasks to measure on a new device: program vectors without times in, tasks in order of worth out.
 
 Measuring costs, code does not: the vectors of every program of the new device are known. KMeans with as many clusters
-as the budget has tasks; each cluster, largest first, picks the task whose programs lie nearest to its centre. Random,
-centre and two CMD rules stand beside it. Not here: measuring, fine-tuning.
+as the budget has tasks; each cluster, largest first, picks the task whose programs lie nearest to its centre. Random
+and centre stand beside it. Not here: measuring, fine-tuning.
 
 Source: CDMPP (EuroSys 2024), section 5.
 """
@@ -32,7 +32,7 @@ __all__ = [
     "selection_distance",
 ]
 
-Selection = Literal["kmeans", "random", "centre", "task-cmd", "greedy-cmd"]
+Selection = Literal["kmeans", "random", "centre"]
 POOLED = 3
 PROGRAMS_PER_TASK = 6
 """That are measured of a chosen task: what costs is programs, and tasks have from one to dozens of them."""
@@ -60,11 +60,6 @@ def select_tasks(
     ----------
     vectors, task
         [M, W] and [M]: program vectors and the task of each.
-
-    Raises
-    ------
-    InputError
-        An unknown method, or more tasks than there are.
     """
     known = np.unique(task)
     if not 0 < num_tasks <= known.size:
@@ -142,66 +137,8 @@ def _centre(vectors: np.ndarray, task: np.ndarray, num_tasks: int, seed: int) ->
     return np.asarray(known[np.argsort(distance_T, kind="stable")[:num_tasks]])
 
 
-def _task_cmd(vectors: np.ndarray, task: np.ndarray, num_tasks: int, seed: int) -> np.ndarray:  # noqa: ARG001
-    """The tasks that each alone look most like the whole."""
-    known = np.unique(task)
-    distances = [selection_distance(vectors, task, np.array([one])) for one in known]
-    return np.asarray(known[np.argsort(distances, kind="stable")[:num_tasks]])
-
-
-def _greedy_cmd(vectors: np.ndarray, task: np.ndarray, num_tasks: int, seed: int) -> np.ndarray:  # noqa: ARG001
-    """Add the task that brings the chosen nearest to the whole, then exchange while that helps."""
-    moments = _Moments(vectors, task)
-    chosen: list[int] = []
-    while len(chosen) < num_tasks:
-        chosen.append(moments.best(chosen))
-    for place in range(num_tasks):
-        others = chosen[:place] + chosen[place + 1 :]
-        chosen[place] = moments.best(others)
-    return moments.known[chosen]
-
-
-class _Moments:
-    """Sums of powers by task, so that the CMD of a set of tasks costs no pass over programs."""
-
-    def __init__(self, vectors: np.ndarray, task: np.ndarray) -> None:
-        self.known, place = np.unique(task, return_inverse=True)
-        centered = vectors.astype(np.float64) - vectors.mean(0)
-        self.count = np.bincount(place).astype(np.float64)
-        self.power = np.zeros((5, self.known.size, vectors.shape[1]))
-        value = np.ones_like(centered)
-        for order in range(5):
-            value = value * centered
-            np.add.at(self.power[order], place, value)
-        self.whole = self.power.sum(1) / self.count.sum()
-
-    def best(self, chosen: list[int]) -> int:
-        """The task that, added, makes the distance least."""
-        left = [place for place in range(self.known.size) if place not in chosen]
-        count = self.count[left] + self.count[chosen].sum()
-        raw = (self.power[:, left] + self.power[:, chosen].sum(1, keepdims=True)) / count[:, None]
-        return left[int(np.argmin(_distances(raw, self.whole)))]
-
-
-def _distances(raw: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """CMD of candidates from raw moments [5, candidates, W] about the mean of the whole [5, W]."""
-    mean, second, third, fourth, fifth = raw
-    central = (
-        second - mean**2,
-        third - 3 * mean * second + 2 * mean**3,
-        fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4,
-        fifth - 5 * mean * fourth + 10 * mean**2 * third - 10 * mean**3 * second + 4 * mean**5,
-    )
-    total = np.linalg.norm(mean - whole[0], axis=1)
-    for moment, other in zip(central, whole[1:], strict=True):
-        total = total + np.linalg.norm(moment - other, axis=1)
-    return np.asarray(total)
-
-
 METHODS: dict[str, Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]] = {
     "kmeans": _kmeans,
     "random": _random,
     "centre": _centre,
-    "task-cmd": _task_cmd,
-    "greedy-cmd": _greedy_cmd,
 }

@@ -29,15 +29,7 @@ def shipped_programs() -> ProgramSet | None:
 
 
 def predictor_of(path: str | os.PathLike[str] = "") -> Predictor | None:
-    """The predictor of a file, or the shipped one; None where the package was built without it.
-
-    Raises
-    ------
-    InputError
-        The file is no predictor.
-    MissingExtraError
-        The extra ``learn`` is not installed.
-    """
+    """The predictor of a file, or the shipped one; None where the package was built without it."""
     if not path and not PREDICTOR.is_file():
         return None
     from windtunnel.systems.tensor_programs.model.checkpoint import load_predictor

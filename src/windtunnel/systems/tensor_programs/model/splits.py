@@ -5,7 +5,7 @@ that fit weights and normalizers (``train``), that stop training and choose hype
 show a new domain without its times (``target``, for CMD and for choosing what to measure) and that give the verdict
 (``test``). Tasks never lie on both sides, and neither do tasks of equal work under another number. Not here: training.
 
-Source: CDMPP (EuroSys 2024), section 6; the released split by sorted time is kept and says that it leaks tasks.
+Source: CDMPP (EuroSys 2024), section 6. The released split by sorted time leaks tasks, and is not here.
 """
 
 # P programs, D devices, M samples
@@ -32,34 +32,28 @@ __all__ = [
     "split_by_task",
 ]
 
+MAX_SPREAD = 0.05
+VALIDATION_SHARE = 0.1
 HELD_OUT_NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples int64 [M, 2] (program, device column) by use; see the module.
-
-    Raises
-    ------
-    InputError
-        A sample of the verdict is also learned from, or the target holds verdict rows without being transductive.
-    """
+    """Samples int64 [M, 2] (program, device column) by use; see the module."""
 
     kind: str
     train: np.ndarray
     validation: np.ndarray
     test: np.ndarray
     target: np.ndarray
-    is_transductive: bool = False
-    leaks_tasks: bool = False
 
     def __post_init__(self) -> None:
         verdict = _pairs(self.test)
         for use in ("train", "validation"):
             if verdict & _pairs(getattr(self, use)):
                 raise InputError(f"{self.kind}: samples of the verdict are also in {use}", fix="make the split anew")
-        if not self.is_transductive and verdict & _pairs(self.target):
-            raise InputError(f"{self.kind}: the verdict's programs shape the model through CMD", fix="is_transductive")
+        if verdict & _pairs(self.target):
+            raise InputError(f"{self.kind}: the verdict's programs shape the model by CMD", fix="make the split anew")
 
     def digest(self) -> str:
         """Short hash of the rows of each use; a checkpoint keeps it."""
@@ -73,22 +67,11 @@ def _pairs(samples: np.ndarray) -> set[tuple[int, int]]:
     return {(int(program), int(device)) for program, device in samples}
 
 
-def keep(
-    programs: ProgramSet,
-    *,
-    max_spread: float = 0.05,
-    least_s: float = 0.0,
-    percentiles: tuple[float, float] | None = None,
-) -> np.ndarray:
-    """Which measurements [P, D] pass the filters: measured, above ``least_s``, std/mean, then percentiles by device."""
+def keep(programs: ProgramSet) -> np.ndarray:
+    """Which measurements [P, D] count: measured, and of a small standard deviation over mean."""
     mean_s = programs.mean_s.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        passes = (mean_s > least_s) & (programs.std_s / mean_s <= max_spread)
-    if percentiles is not None:
-        for column in range(mean_s.shape[1]):
-            low, high = np.percentile(mean_s[passes[:, column], column], percentiles)
-            passes[:, column] &= (mean_s[:, column] >= low) & (mean_s[:, column] <= high)
-    return passes
+        return np.asarray((mean_s > 0) & (programs.std_s / mean_s <= MAX_SPREAD))
 
 
 def samples_of(rows: np.ndarray, columns: Iterable[int], passes: np.ndarray) -> np.ndarray:
@@ -97,22 +80,14 @@ def samples_of(rows: np.ndarray, columns: Iterable[int], passes: np.ndarray) -> 
     return np.concatenate(found).astype(np.int64) if found else np.zeros((0, 2), dtype=np.int64)
 
 
-def split_by_task(
-    programs: ProgramSet,
-    device: str,
-    *,
-    test_share: float = 0.2,
-    validation_share: float = 0.1,
-    seed: int = 0,
-    passes: np.ndarray | None = None,
-) -> Split:
+def split_by_task(programs: ProgramSet, device: str, *, test_share: float = 0.2, seed: int = 0) -> Split:
     """Whole tasks by use, drawn at random; on one device, on those of a host (``@HOST``), or on ``all``."""
     groups = _signatures(programs)
     names = np.unique(groups)
     np.random.default_rng(seed).shuffle(names)
-    num_test, num_validation = (max(1, round(share * names.size)) for share in (test_share, validation_share))
+    num_test, num_validation = (max(1, round(share * names.size)) for share in (test_share, VALIDATION_SHARE))
     uses = {"test": names[:num_test], "validation": names[num_test : num_test + num_validation]}
-    return _by_group("by-task", programs, groups, uses, device, passes)
+    return _by_group("by-task", programs, groups, uses, device)
 
 
 def split_by_network(
@@ -120,17 +95,9 @@ def split_by_network(
     device: str,
     held_out: Collection[str] = HELD_OUT_NETWORKS,
     *,
-    validation_share: float = 0.1,
     seed: int = 0,
-    passes: np.ndarray | None = None,
 ) -> Split:
-    """Every task that a held-out network contains is for the verdict, also where other networks contain it too.
-
-    Raises
-    ------
-    InputError
-        No held-out network is in the set, or nothing is left to learn from.
-    """
+    """Every task that a held-out network contains is for the verdict, also where other networks contain it too."""
     known = programs.networks()
     wanted = sorted({match for name in held_out for match in known if _same_network(name, match)})
     if not wanted:
@@ -144,9 +111,9 @@ def split_by_network(
             "the held-out networks contain every task, so nothing is left to learn from", fix="hold out fewer"
         )
     np.random.default_rng(seed).shuffle(rest)
-    num_validation = max(1, round(validation_share * rest.size))
+    num_validation = max(1, round(VALIDATION_SHARE * rest.size))
     uses = {"test": test, "validation": rest[:num_validation]}
-    return _by_group(f"by-network({', '.join(wanted)})", programs, groups, uses, device, passes)
+    return _by_group(f"by-network({', '.join(wanted)})", programs, groups, uses, device)
 
 
 def split_by_device(
@@ -154,10 +121,7 @@ def split_by_device(
     held_out: str,
     *,
     test_share: float = 0.3,
-    validation_share: float = 0.1,
     seed: int = 0,
-    passes: np.ndarray | None = None,
-    is_transductive: bool = False,
     of_other_hosts: bool = False,
 ) -> Split:
     """All other devices teach, or those of other hosts alone.
@@ -167,35 +131,28 @@ def split_by_device(
     ``target`` are the samples of the held-out device whose programs are known but whose times are not to be looked
     at, except for the tasks that a sampler pays for.
     """
-    passes = keep(programs) if passes is None else passes
+    passes = keep(programs)
     column = programs.column(held_out)
     sources = sources_of(programs, held_out, of_other_hosts=of_other_hosts)
     groups = _signatures(programs)
     names = np.unique(groups)
     np.random.default_rng(seed).shuffle(names)
     num_test = max(1, round(test_share * names.size))
-    num_validation = max(1, round(validation_share * names.size))
+    num_validation = max(1, round(VALIDATION_SHARE * names.size))
     is_test = np.isin(groups, names[:num_test])
     is_validation = np.isin(groups, names[num_test : num_test + num_validation])
-    target = samples_of(np.flatnonzero(~is_test | is_transductive), [column], passes)
+    target = samples_of(np.flatnonzero(~is_test), [column], passes)
     return Split(
         f"by-device({held_out})",
         train=samples_of(np.flatnonzero(~is_validation), sources, passes),
         validation=samples_of(np.flatnonzero(is_validation), sources, passes),
         test=samples_of(np.flatnonzero(is_test), [column], passes),
         target=target,
-        is_transductive=is_transductive,
     )
 
 
 def sources_of(programs: ProgramSet, held_out: str, *, of_other_hosts: bool = False) -> list[int]:
-    """Columns of the devices that may teach what a held-out one takes.
-
-    Raises
-    ------
-    InputError
-        There are none.
-    """
+    """Columns of the devices that may teach what a held-out one takes."""
     host = parts_of(held_out)[1]
     found = [
         column
@@ -226,9 +183,8 @@ def _by_group(
     groups: np.ndarray,
     uses: Mapping[str, np.ndarray],
     device: str,
-    passes: np.ndarray | None,
 ) -> Split:
-    passes = keep(programs) if passes is None else passes
+    passes = keep(programs)
     columns = programs.columns(device)
     is_used = {use: np.isin(groups, names) for use, names in uses.items()}
     is_train = ~np.any(list(is_used.values()), axis=0)

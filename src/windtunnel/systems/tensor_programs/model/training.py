@@ -119,11 +119,6 @@ def fit(
         Told after each epoch.
     is_trained
         The weights are already good: they stay unless an epoch is better.
-
-    Raises
-    ------
-    InputError
-        The loss is no number: the learning rate is too large, or a label or feature is broken.
     """
     torch.manual_seed(config.seed)
     optimizer = _optimizer(model, config)

@@ -30,13 +30,7 @@ STANDARDISED = ("box-cox", "yeo-johnson", "log", "std")
 
 
 def check_labels(seconds: ArrayLike, where: str = "") -> np.ndarray:
-    """Labels as float64 [P].
-
-    Raises
-    ------
-    InputError
-        A label is zero, negative, infinite or no number; names the sample and the file.
-    """
+    """Labels as float64 [P]."""
     values = np.asarray(seconds, dtype=np.float64)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     if wrong.size:
@@ -100,13 +94,7 @@ class LabelTransform:
 
     @classmethod
     def fit(cls, kind: LabelKind, seconds: ArrayLike, where: str = "") -> LabelTransform:
-        """Fit on training labels [P].
-
-        Raises
-        ------
-        InputError
-            An unknown kind, or labels that are not above zero.
-        """
+        """Fit on training labels [P]."""
         if kind not in get_args(LabelKind):
             raise InputError(f"unknown label transform {kind!r}", fix=", ".join(get_args(LabelKind)))
         values = check_labels(seconds, where)

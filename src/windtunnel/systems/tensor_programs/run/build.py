@@ -51,13 +51,7 @@ class Target:
 
 
 def parse_target(name: str) -> Target:
-    """The target of a name.
-
-    Raises
-    ------
-    InputError
-        There is none of that name.
-    """
+    """The target of a name."""
     known = {Target(isa, threads).name: Target(isa, threads) for isa in ISAS for threads in THREADS}
     if name not in known:
         raise InputError(f"no target is called {name!r}", where="targets", fix=f"choose of {', '.join(known)}")
@@ -75,13 +69,7 @@ def targets_here() -> tuple[Target, ...]:
 
 
 def require_targets(targets: Sequence[Target], here: Sequence[Target]) -> None:
-    """Refuse targets that this host cannot run.
-
-    Raises
-    ------
-    FlightError
-        Names those that cannot be run.
-    """
+    """Refuse targets that this host cannot run."""
     missing = [target.name for target in targets if target not in here]
     if missing:
         raise FlightError(
@@ -138,13 +126,7 @@ def copies_of(values: list[Any]) -> list[Any]:
 
 
 def build(module: Any, isa: str, values: list[Any], expected: Any) -> Built:
-    """Compile a program, run it once and check what it computes.
-
-    Raises
-    ------
-    FlightError
-        Its result is wrong.
-    """
+    """Compile a program, run it once and check what it computes."""
     tvm = require("tvm", extra="tvm")
     target = {"kind": "llvm", "mcpu": "x86-64", "mattr": list(ISAS[isa]), "jit": "mcjit"}
     executable = tvm.compile(module, tvm.target.Target(target))

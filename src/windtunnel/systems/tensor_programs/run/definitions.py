@@ -23,13 +23,7 @@ _CONSTANT = 0.5
 
 
 def primitive_function(task: Task) -> Any:
-    """The task as a TensorIR function without a schedule (``tirx.PrimFunc``).
-
-    Raises
-    ------
-    MissingExtraError
-        The extra ``tvm`` is not installed.
-    """
+    """The task as a TensorIR function without a schedule (``tirx.PrimFunc``)."""
     te = require("tvm.te", extra="tvm")
     own = len(task.input_shapes) - sum(op in (*BINARY_OPS, *CHANNEL_OPS) for op in task.ops)
     arguments = [te.placeholder(shape, name=f"in{index}") for index, shape in enumerate(task.input_shapes)]

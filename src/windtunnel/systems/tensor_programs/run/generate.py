@@ -159,13 +159,6 @@ def sample_programs(
         No new batch is begun after so many seconds.
     progress : callable or None
         Called with (what, done, total).
-
-    Raises
-    ------
-    InputError
-        Batches of another plan, or of an earlier run without ``resume``, are there.
-    MissingExtraError
-        The extra ``tvm`` is not installed.
     """
     if plan.known is not None:
         _require_new(plan, plan.known)

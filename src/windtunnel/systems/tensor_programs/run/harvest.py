@@ -97,11 +97,6 @@ def harvest(networks: Iterable[str] = NETWORKS, progress: Progress | None = None
         Names of ``workloads.vision``, or ``workload`` or ``workload:size``.
     progress : callable or None
         Called with (what, done, total).
-
-    Raises
-    ------
-    MissingExtraError
-        PyTorch or the extra ``suite`` is not installed.
     """
     names = list(networks)
     found: dict[str, Counter[str]] = defaultdict(Counter)

@@ -23,13 +23,7 @@ _PLAN = "plan.json"
 
 
 def open_parts(plan: dict[str, Any], output: Path, *, resume: bool) -> Path:
-    """The folder of a run's batches, with a note of its plan.
-
-    Raises
-    ------
-    InputError
-        Batches of another plan, or of an earlier run without ``resume``, are there.
-    """
+    """The folder of a run's batches, with a note of its plan."""
     folder = output.with_name(f"{output.name}.parts")
     note = folder / _PLAN
     if note.exists():

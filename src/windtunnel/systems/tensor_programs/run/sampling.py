@@ -38,13 +38,7 @@ ROWS = ("softmax", "layer_norm")
 
 
 def sample(task: Task, seed: int) -> Scheduled:
-    """Draw a schedule.
-
-    Raises
-    ------
-    MissingExtraError
-        The extra ``tvm`` is not installed.
-    """
+    """Draw a schedule."""
     return Draw(Scheduled.of(task), np.random.default_rng(seed)).whole()
 
 

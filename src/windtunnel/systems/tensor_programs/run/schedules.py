@@ -120,13 +120,7 @@ def _refusals() -> tuple[type[BaseException], ...]:
 
 
 def replay(task: Task, rows: ArrayLike) -> Scheduled:
-    """Do the steps of a schedule again.
-
-    Raises
-    ------
-    InputError
-        A step is not legal for this task: the rows belong to another one.
-    """
+    """Do the steps of a schedule again."""
     scheduled = Scheduled.of(task)
     for number, step in enumerate(from_rows(rows)):
         if not scheduled.try_step(step.primitive, step.block, *step.arguments):
@@ -151,13 +145,7 @@ def to_rows(steps: Sequence[Step]) -> NDArray[np.int16]:
 
 
 def from_rows(rows: ArrayLike) -> list[Step]:
-    """The steps that ``to_rows`` wrote down.
-
-    Raises
-    ------
-    InputError
-        They are no schedule.
-    """
+    """The steps that ``to_rows`` wrote down."""
     table = np.asarray(rows)
     if table.shape != SCHEDULE_SHAPE:
         raise InputError(f"a schedule has shape {list(SCHEDULE_SHAPE)}, this one {list(table.shape)}")

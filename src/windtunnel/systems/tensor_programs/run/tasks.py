@@ -79,11 +79,6 @@ class Task:
         What is done to each element of the result, first to last; at most six.
     networks : mapping
         How often one step of each network contains it.
-
-    Raises
-    ------
-    InputError
-        The kind, an extent or an operator is not known.
     """
 
     kind: str
@@ -230,11 +225,6 @@ def read_tasks(path: str | os.PathLike[str] | None = None) -> tuple[Task, ...]:
     ----------
     path : path-like or None
         A table that ``format_tasks`` wrote; None reads the one that comes with the package.
-
-    Raises
-    ------
-    InputError
-        A row is not one of a task (names the line).
     """
     name = str(path or "tasks.csv")
     if path is None:
@@ -259,11 +249,6 @@ def read_tasks(path: str | os.PathLike[str] | None = None) -> tuple[Task, ...]:
 
 def parse_task(text: str) -> Task:
     """The task of a name, as ``Task.name`` writes it.
-
-    Raises
-    ------
-    InputError
-        It names no task (says what is wrong).
 
     Examples
     --------
