@@ -21,11 +21,12 @@ from tests.systems.layers.nn.test_fixed import slow_product
 from benchmarks import bar
 from benchmarks.layer_quality.run import compare_layers
 from benchmarks.layer_quality.tasks import accuracy, train_images
+from benchmarks.peers.fourier_counted import counted_cycles
 from windtunnel.base.pareto import is_best
 from windtunnel.hardware import device
 from windtunnel.hardware.engines import FourierEngine
 from windtunnel.systems.chips import circulant
-from windtunnel.systems.chips.accelerators.fourier import BlockLayer, counted_cycles, engine_use
+from windtunnel.systems.chips.accelerators.fourier_engine import BlockLayer, engine_use
 from windtunnel.systems.chips.circulant import Layer, Limits, design
 from windtunnel.systems.layers.nn import BlockCirculantConv2d, BlockCirculantLinear
 from windtunnel.systems.layers.nn.circulant.algebra import Blocks, dense, nearest

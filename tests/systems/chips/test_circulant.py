@@ -47,7 +47,6 @@ def test_a_design_stays_within_its_limits_and_is_looked_at_closely():
         assert one.engine.num_real_multipliers <= 500
         assert one.num_memory_blocks <= 40
     assert answer.front[0].cycles < answer.dense_cycles
-    assert 0.9 < answer.counted_ratio < 1.1
     assert 0 < answer.fixed_point_error < 0.01
 
 
@@ -66,7 +65,7 @@ def test_the_command_prints_the_front(tmp_path):
 
     assert LAYERS == read_layers(path)
     assert 0 == table.code, table.stderr
-    assert "counted cycle by cycle" in " ".join(table.stdout.split())
+    assert "fixed point changes outputs" in " ".join(table.stdout.split())
     found = json.loads(document.stdout)
     assert "windtunnel.codesign-circulant/1" == found["schema"]
     assert all(one["lost_points"] <= 0.5 + 1e-9 for one in found["front"])

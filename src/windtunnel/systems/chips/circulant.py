@@ -19,15 +19,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from windtunnel.base.pareto import is_best
 from windtunnel.cost.fixed_point import relative_error
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.accelerators import Accelerator
 from windtunnel.hardware.engines import FourierEngine
 from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles
-from windtunnel.systems.chips.accelerators.fourier import BlockLayer, EngineUse, counted_cycles, engine_use
+from windtunnel.systems.chips.accelerators.fourier_engine import BlockLayer, EngineUse, engine_use
 
 __all__ = ["CirculantAnswer", "Design", "Layer", "Limits", "design", "read_layers"]
 
@@ -111,9 +109,8 @@ class CirculantAnswer:
     dense_cycles : float
         Of a sample with no layer in blocks.
     dense_weights : int
-    energy_j, counted_ratio, fixed_point_error : float
-        Of the quickest: energy of a sample; cycles counted one by one over the closed form, and what fixed point
-        changes, of the layer in blocks where they are largest.
+    energy_j, fixed_point_error : float
+        Of the quickest: energy of a sample; what fixed point changes, of the layer in blocks where that is largest.
     uses : mapping of str to EngineUse
         Of the quickest: what a batch takes of the engine, by layer in blocks.
     """
@@ -123,14 +120,13 @@ class CirculantAnswer:
     dense_cycles: float
     dense_weights: int
     energy_j: float
-    counted_ratio: float
     fixed_point_error: float
     uses: Mapping[str, EngineUse]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         found = [{**asdict(one), "num_real_multipliers": one.engine.num_real_multipliers} for one in self.front]
-        names = ("dense_cycles", "dense_weights", "energy_j", "counted_ratio", "fixed_point_error")
+        names = ("dense_cycles", "dense_weights", "energy_j", "fixed_point_error")
         return {
             "layers": [one.name for one in self.layers],
             "front": found,
@@ -250,18 +246,14 @@ def _of_layer(
     return use.cycles / limits.batch, use.num_memory_blocks, layer.num_weights
 
 
-def _looked_at(
-    layers: Sequence[Layer], best: Design, limits: Limits
-) -> tuple[float, float, float, dict[str, EngineUse]]:
-    """Energy of a sample; of layers in blocks the largest deviation of closed form and fixed point, and their use."""
-    energy, ratio, error, uses = 0.0, 1.0, 0.0, {}
+def _looked_at(layers: Sequence[Layer], best: Design, limits: Limits) -> tuple[float, float, dict[str, EngineUse]]:
+    """Energy of a sample; of layers in blocks the largest deviation of fixed point, and their use."""
+    energy, error, uses = 0.0, 0.0, {}
     for one, block in zip(layers, best.blocks, strict=True):
         if block == _DENSE:
             continue
         layer = BlockLayer(one.outputs, one.inputs, block)
         uses[one.name] = use = engine_use(layer, best.engine, limits.batch)
-        counted = counted_cycles(layer, best.engine, limits.batch) / use.cycles
-        ratio = max(ratio, counted, key=lambda each: abs(float(np.log(each))))
         energy += use.energy_j / limits.batch * one.rows
         error = max(error, relative_error(*layer.num_blocks, block, limits.word_bits))
-    return energy, ratio, error, uses
+    return energy, error, uses

@@ -2,7 +2,8 @@
 
 In: a layer, an engine, a batch. Out: cycles until the last result. A level of a transform begins when the one before
 it is done; butterflies are free for any level that may begin, inverse transforms of the oldest sample first; products
-follow transforms in order. Not here: the closed form (``closed``), which it lies within 2 % of.
+follow transforms in order. Not here: the closed form
+(``chips.accelerators.fourier_engine``), which it lies within 2 % of.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from windtunnel.hardware.engines import FourierEngine
-from windtunnel.systems.chips.accelerators.fourier.closed import LATENCY, BlockLayer
+from windtunnel.systems.chips.accelerators.fourier_engine import LATENCY, BlockLayer
 
 __all__ = ["counted_cycles"]
 
@@ -23,7 +24,7 @@ def counted_cycles(layer: BlockLayer, engine: FourierEngine, batch: int = 1) -> 
 
     Examples
     --------
-    >>> from windtunnel.systems.chips.accelerators.fourier.closed import engine_use
+    >>> from windtunnel.systems.chips.accelerators.fourier_engine import engine_use
     >>> layer, engine = BlockLayer(512, 512, 32), FourierEngine()
     >>> counted_cycles(layer, engine, 64) / engine_use(layer, engine, 64).cycles < 1.02
     True

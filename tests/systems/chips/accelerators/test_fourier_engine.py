@@ -4,13 +4,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from benchmarks.peers.fourier_counted import counted_cycles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.cost.fixed_point import fixed_layer, relative_error, run_fixed
 from windtunnel.errors import InputError
 from windtunnel.hardware.engines import FourierEngine
-from windtunnel.systems.chips.accelerators.fourier import BlockLayer, counted_cycles, engine_use
+from windtunnel.systems.chips.accelerators.fourier_engine import BlockLayer, engine_use
 
 ENGINES = [FourierEngine(), FourierEngine(4, 1, 16), FourierEngine(16, 4, 128), FourierEngine(8, 3, 32)]
 SIZES = [(512, 512, 32), (1024, 1024, 64), (1024, 784, 128), (256, 256, 8), (4096, 4096, 128), (512, 512, 2)]
