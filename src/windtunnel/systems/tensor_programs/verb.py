@@ -9,7 +9,6 @@ from windtunnel import registry
 from windtunnel.systems.tensor_programs import (  # noqa: F401 - each registers its verbs
     verb_info,
     verb_learned,
-    verb_operators,
     verb_programs,
     verb_search,
 )

@@ -22,7 +22,7 @@ Data = Annotated[
 ]
 
 
-@registry.verb("cost train tile", source="CDMPP")
+@registry.verb("cost train tile", source="NeuSight")
 def train_tile(
     data: Data,
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
@@ -83,7 +83,7 @@ def _percents(errors: Any) -> list[str]:
     ]
 
 
-@registry.verb("cost eval tile", source="CDMPP")
+@registry.verb("cost eval tile", source="NeuSight")
 def eval_tile(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train tile wrote.")],
     data: Data,

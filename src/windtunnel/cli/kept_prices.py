@@ -1,0 +1,88 @@
+"""What was measured on this host and is used again, as a table; part of ``windtunnel cost info``.
+
+In: the profile database. Out: its prices by change, how old and how sure they are. Not here: measuring.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.cli.console import advise, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from windtunnel.measure import ProfileDatabase
+    from windtunnel.measure.database import Measurement
+
+__all__ = ["print_kept"]
+
+
+def print_kept(schema: str, drop: str | None, *, as_json: bool) -> None:
+    """List measured prices by change; with ``drop``, first forget those of such changes, or of all by that word."""
+    from windtunnel.measure import ProfileDatabase
+
+    database = ProfileDatabase()
+    num_dropped = 0 if drop is None else database.drop("" if drop == "all" else drop)
+    rows = _kept_by_change(database)
+    if as_json:
+        document = {"path": database.path, "num_dropped": num_dropped, "kept": rows}
+        print_json({"schema": schema, **document})
+        return
+    if drop is not None:
+        say(f"{num_dropped:,} measurements are forgotten")
+    table = [
+        (
+            row["change"],
+            f"{row['num_measurements']:,}",
+            _age(row["newest_age_s"]),
+            _age(row["oldest_age_s"]),
+            f"{row['median_spread_ratio']:.0%}",
+            "this one" if row["is_this_host"] else "another",
+        )
+        for row in rows
+    ]
+    print_table(("change", "kept", "newest", "oldest", "spread", "host"), table, numbers=(1, 2, 3, 4), gives_way=0)
+    say(f"{len(database):,} measurements in {database.path}")
+    advise("next: windtunnel whatif GRAPH --all --fresh measures anew; --drop CHANGE forgets")
+
+
+def _age(seconds: int) -> str:
+    for unit, factor in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= factor:
+            return f"{seconds // factor} {unit}"
+    return f"{seconds} s"
+
+
+def _label(one: Measurement) -> str:
+    """What was changed, without the list of calls that it was changed in."""
+    if one.phase != "update":
+        label = one.change.partition(" -> ")[2] or one.change
+        return re.sub(r"=\(\(.*?\)\)", "", label.partition(" (method")[0])
+    options, frozen, threads = json.loads(one.change)
+    parts = [name for name, value in options.items() if value is True]
+    parts += ["fewer parameters"] * bool(frozen) + [f"threads={threads}"] * bool(threads)
+    return f"update: {', '.join(parts) or 'as captured'}"
+
+
+def _kept_by_change(database: ProfileDatabase) -> list[dict[str, Any]]:
+    from windtunnel.measure.fingerprint import machine
+
+    groups: dict[tuple[str, bool], list[Measurement]] = {}
+    for one in database:
+        label = _label(one)
+        groups.setdefault((label, one.machine == machine()), []).append(one)
+    now = time.time()
+    return [
+        {
+            "change": label,
+            "num_measurements": len(some),
+            "newest_age_s": max(0, round(now - max(one.measured_at for one in some))),
+            "oldest_age_s": max(0, round(now - min(one.measured_at for one in some))),
+            "median_spread_ratio": statistics.median(one.spread_ratio for one in some),
+            "is_this_host": is_here,
+        }
+        for (label, is_here), some in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
