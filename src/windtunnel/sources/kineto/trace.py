@@ -8,7 +8,7 @@ event means.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,6 @@ class Trace:
         """Number of events kept."""
         return len(self.name)
 
-    def without_numbers(self) -> Trace:
-        """The trace with names and threads only, for when its times and arguments were read."""
-        nothing: Ints = np.empty(0, np.int64)
-        gone = ("ts", "dur", "correlation", "external_id", "rare_row", "rare_slot", "rare_value")
-        emptied: dict[str, Any] = dict.fromkeys(gone, nothing)
-        return replace(self, **emptied)
-
     def rare(self, key: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Rows that have the argument ``key``, and its values (a string is ``scan.STRING + code``)."""
         found = self.rare_slot == scan.RARE[key]
@@ -95,10 +88,6 @@ class Trace:
     def text(self, value: int) -> str:
         """What an argument's value says: a string as it is, a number in digits."""
         return self.strings[value - scan.STRING] if is_string(value) else str(value)
-
-    def label(self, row: int) -> str:
-        """Event index and name, short enough to print."""
-        return event_label(int(self.index[row]), self.strings[self.name[row]])
 
 
 _COLUMNS: dict[str, DTypeLike] = {

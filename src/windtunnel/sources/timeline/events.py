@@ -1,7 +1,7 @@
 """What a reader of timelines fills and this package builds graphs from: events as columns (sources, timeline).
 
-In: what a profiler recorded, whatever its file format. Out: `Events`, in SI units and enumerations, with strings as
-codes. Not here: bytes of any format; what follows from the events.
+In: what a profiler recorded, whatever its file format. Out: `Events`: times in ns, sizes in bytes, strings as codes.
+Not here: the bytes of any format; what follows from the events.
 """
 
 from __future__ import annotations
@@ -159,13 +159,13 @@ class Events:
     category : uint8 [N]
         A `Category`.
     start_ns, duration_ns : int64 [N]
-        On one clock for host and devices, which counts from ``base_ns``.
+        On one clock for host and devices, which counts from ``base_ns``; of any value in rows that are no event.
     name : int32 [N]
         Code into ``names``, of which the first is empty (no name) and others may be of no event.
     thread : int32 [N]
         Code into ``threads``, (process, thread) pairs.
     stream : int32 [N]
-        Code into ``streams`` of device tasks and syncs, -1 elsewhere.
+        Code into ``streams``; every device task has one, a sync may, and other rows have -1.
     correlation : int64 [N]
         Id that a call shares with what it launches and with the note of its wait, or MISSING.
     external_id : int64 [N]
@@ -181,7 +181,7 @@ class Events:
     syncs, collectives, memory, arrows
         Tables of what only some rows have, see there.
     counts : dict
-        What the reader counted, by kind, for the reader of the graph.
+        What is in the file, by kind, for ``meta["trace"]`` of the graph.
     rank : int, optional
         The rank that the file says it is of.
     base_ns : int

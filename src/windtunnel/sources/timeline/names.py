@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.graph import Phase
 
-__all__ = ["COLLECTIVES", "HOST_COLLECTIVE", "STEP", "collective_of", "matching", "phase_of"]
+__all__ = ["HOST_COLLECTIVE", "STEP", "collective_of", "matching", "phase_of"]
 
 STEP = r"^(ProfilerStep|wt:step)"
 HOST_COLLECTIVE = r"^(gloo|mpi|ucc):"
@@ -42,7 +42,7 @@ def phase_of(name: str) -> int:
 
 
 # Names in kernels, annotations and `Collective name`, without case and separators -> our name.
-COLLECTIVES = {
+_COLLECTIVES = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -64,4 +64,4 @@ def collective_of(name: str, *, is_collective: bool = False) -> str:
     if not (is_collective or _COMMUNICATION.search(name)):
         return ""
     plain = re.sub(r"[^a-z]", "", name.lower())
-    return next((ours for theirs, ours in COLLECTIVES.items() if theirs in plain), "collective")
+    return next((ours for theirs, ours in _COLLECTIVES.items() if theirs in plain), "collective")
