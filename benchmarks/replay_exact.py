@@ -1,4 +1,4 @@
-"""Every engine equals the plain-Python reference bit for bit: static, event-driven, batch and incremental.
+"""Every engine equals the plain-Python reference bit for bit: static, event-driven and batch.
 
 On 2,000 random graphs with all features, and on every public trace that a source can load.
 """
@@ -11,7 +11,7 @@ from tests.strategies import random_graph
 from benchmarks import bar
 from windtunnel.errors import TraceError
 from windtunnel.graph import Graph
-from windtunnel.simulate import Incremental, replay, replay_many
+from windtunnel.simulate import replay, replay_many
 from windtunnel.sources.chakra.reader import load_chakra
 from windtunnel.sources.execution_trace.reader import is_execution_trace, load_execution_trace
 from windtunnel.sources.kineto.reader import load_kineto
@@ -23,10 +23,6 @@ def differing(graph: Graph) -> list[str]:
     """Names of the engines whose answer differs from the reference."""
     start, finish = reference_replay(graph)
     timelines = {"chosen": replay(graph), "event": replay(graph, engine="event")}
-    if timelines["chosen"].engine == "static":
-        session = Incremental(graph.scale(graph.all_tasks, 0))
-        session.update(np.arange(graph.num_tasks), graph.duration_ns)
-        timelines["incremental"] = session.timeline()
     wrong = [
         name
         for name, timeline in timelines.items()

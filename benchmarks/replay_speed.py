@@ -16,7 +16,7 @@ import simpy
 
 from benchmarks import bar
 from windtunnel.graph import Graph
-from windtunnel.simulate import Incremental, replay, replay_many
+from windtunnel.simulate import replay, replay_many
 from windtunnel.simulate.arrays import event_input, fixed_order
 from windtunnel.simulate.engine import event_room, run_event_pass
 from windtunnel.simulate.static_engine import static_pass
@@ -27,7 +27,6 @@ NUM_TASKS = 1_000_000
 NUM_EDGES = 2_000_000
 NUM_RESOURCES = 256
 NUM_VARIANTS = 64
-NUM_CHANGED = 20  # tasks whose duration changes per incremental update
 ROUNDS = 5
 # the peers in Python get fewer tasks of the same shape: their speed per task does not depend on it, their memory does
 NUM_TASKS_NETWORKX, NUM_TASKS_SIMPY = 100_000, 50_000
@@ -162,7 +161,7 @@ def static_contest() -> dict[str, float]:
     assert answers["networkx"] == replay(small).makespan_ns
     sizes = dict.fromkeys(times, NUM_TASKS) | {"networkx": NUM_TASKS_NETWORKX}
     rates = {f"{name}_mtasks_per_s": sizes[name] / timing.best / 1e6 for name, timing in times.items()}
-    return rates | batch_contest(graph) | incremental_contest(graph)
+    return rates | batch_contest(graph)
 
 
 def batch_contest(graph: Graph) -> dict[str, float]:
@@ -185,34 +184,6 @@ def batch_contest(graph: Graph) -> dict[str, float]:
     times = interleave({"singles": single_passes, "batch": batch}, 3)
     assert singles == batch()
     return {"batch_ratio": times["singles"].best / times["batch"].best}
-
-
-def incremental_contest(graph: Graph) -> dict[str, float]:
-    """An update that changes a few late tasks (at most 1 % of all tasks move) against a full pass."""
-    session = Incremental(graph)
-    program = fixed_order(graph)
-    finish = np.empty(NUM_TASKS, np.int64)
-    duration = graph.duration_ns[program.order].astype(np.int64)
-    changed = program.order[-(NUM_TASKS // 200) :][:: NUM_TASKS // 200 // NUM_CHANGED]
-    base = graph.duration_ns[changed].astype(np.int64)
-    state = {"turn": 0}
-
-    def update() -> None:
-        state["turn"] += 1
-        session.update(changed, base + 1_000 * (state["turn"] % 2))
-
-    def full() -> None:
-        static_pass(program.indptr, program.source, program.lag, duration, program.earliest, finish)
-        finish.max()
-
-    times = interleave({"incremental": update, "full": full}, 4 * ROUNDS)
-    session.update(changed, base + 7)
-    longer = graph.duration_ns.astype(np.int64).copy()
-    longer[changed] += 7
-    after = replay(graph.with_columns(duration_ns=longer))
-    assert session.timeline().finish_ns.tolist() == after.finish_ns.tolist()
-    moved = int((after.finish_ns != replay(graph).finish_ns).sum())
-    return {"incremental_ratio": times["full"].median / times["incremental"].median, "incremental_moved_tasks": moved}
 
 
 def event_contest() -> dict[str, float]:
@@ -248,7 +219,6 @@ def main() -> bool:
         "event >= 8 M tasks/s": found["event_mtasks_per_s"] >= 8,
         "event >= 150x SimPy": found["event_mtasks_per_s"] >= 150 * found["simpy_mtasks_per_s"],
         "batch of 64 >= 4x": found["batch_ratio"] >= 4,
-        "incremental >= 20x": found["incremental_ratio"] >= 20,
     }
     if bar.is_verbose():
         print(bar.table([{"claim": claim, "holds": holds} for claim, holds in checks.items()]))

@@ -9,7 +9,7 @@ from tests.simulate.reference import reference_replay
 from tests.strategies import chained, fixed_graphs, graphs, random_graph
 from windtunnel.errors import GraphError, InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder
-from windtunnel.simulate import Incremental, replay, replay_many
+from windtunnel.simulate import replay, replay_many
 
 QUEUES = (Discipline.FIFO, Discipline.PRIORITY)
 
@@ -46,21 +46,6 @@ def test_a_batch_equals_its_single_replays(graph, num_variants, seed):
     assert [single.makespan_ns for single in singles] == batch.makespan_ns.tolist()
     assert [single.finish_ns.tolist() for single in singles] == batch.finish_ns.tolist()
     assert batch.makespan_ns.tolist() == replay_many(graph, np.asfortranarray(durations_KT)).makespan_ns.tolist()
-
-
-@given(fixed_graphs(), st.data())
-def test_an_incremental_replay_equals_the_full_one(graph, data):
-    """Also when several tasks change at once, back and forth."""
-    session = Incremental(graph)
-    durations = graph.duration_ns.copy()
-    for _ in range(3):
-        rows = data.draw(st.lists(st.integers(0, graph.num_tasks - 1), unique=True, max_size=4))
-        durations[rows] = data.draw(st.lists(st.integers(0, 30), min_size=len(rows), max_size=len(rows)))
-        makespan_ns = session.update(rows, durations[rows])
-        full = replay(graph.with_columns(duration_ns=durations))
-
-        assert full.makespan_ns == makespan_ns
-        assert full.start_ns.tolist() == session.timeline().start_ns.tolist()
 
 
 @given(
@@ -236,8 +221,6 @@ def test_the_static_engine_refuses_an_order_that_is_not_fixed():
     graph = builder.build()
     with pytest.raises(InputError, match="not fixed by edges"):
         replay(graph, engine="static")
-    with pytest.raises(InputError, match="not fixed by edges"):
-        Incremental(graph)
 
     assert "static" == replay(chained(graph)).engine
 

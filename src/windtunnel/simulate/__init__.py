@@ -11,7 +11,6 @@ from windtunnel.simulate.clock import EventClock, FairFlows
 from windtunnel.simulate.critical import CriticalPath
 from windtunnel.simulate.engine import Replays, replay, replay_many
 from windtunnel.simulate.folding import Fold, fold
-from windtunnel.simulate.incremental import Incremental
 from windtunnel.simulate.memory import MemoryCurve
 from windtunnel.simulate.timeline import Timeline
 from windtunnel.simulate.uncertainty import (
@@ -26,7 +25,6 @@ __all__ = [
     "EventClock",
     "FairFlows",
     "Fold",
-    "Incremental",
     "MemoryCurve",
     "PredictionInterval",
     "Replays",

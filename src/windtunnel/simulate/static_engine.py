@@ -9,7 +9,6 @@ for the predecessor's start instead of its end.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 # T tasks, E edges, K variants, L live tasks (those whose finish is still needed by a later one)
 Ints = NDArray[Any]
 
-BLOCK = 256  # tasks per running maximum of the incremental pass
 AHEAD = 8  # tasks between asking memory for durations and using them
 
 # For loops that allocate nothing: numba then leaves out its reference counts, which took a third of the time.
@@ -156,77 +154,3 @@ def batch_finishes(
             seen |= durations_TK[row, k]
             finish_TK[row, k] += durations_TK[row, k]
     return int(seen)
-
-
-@njit(cache=True, nogil=True)
-def block_maxima(finish: Ints, maxima: Ints) -> None:
-    """The largest finish of every ``BLOCK`` positions."""
-    for b in range(maxima.size):
-        maxima[b] = finish[b * BLOCK : (b + 1) * BLOCK].max()
-
-
-@njit(cache=True, nogil=True)
-def incremental_pass(
-    indptr: Ints,
-    source: Ints,
-    lag: Ints,
-    earliest: Ints,
-    out_indptr: Ints,
-    target: Ints,
-    duration: Ints,
-    finish: Ints,
-    maxima: Ints,
-    pending: Ints,
-    changed: Ints,
-    new_duration: Ints,
-) -> int:
-    """Re-propagate from ``changed`` positions in topological order, stopping where nothing moves; returns visits.
-
-    ``pending`` is a bitmap over positions (all zero before and after); ``maxima`` keeps the largest finish per block.
-    """
-    low = pending.size
-    high = -1
-    touched = np.zeros(maxima.size, dtype=np.bool_)
-    one = np.uint64(1)
-    for i in range(changed.size):
-        v = changed[i]
-        if duration[v] != new_duration[i]:
-            # the finish moves with the duration, so that finish - duration stays the old start until v is visited
-            finish[v] += new_duration[i] - duration[v]
-            duration[v] = new_duration[i]
-            touched[v // BLOCK] = True
-            for e in range(out_indptr[v], out_indptr[v + 1]):
-                w = target[e]
-                pending[w >> 6] |= one << np.uint64(w & 63)
-                low = min(low, w >> 6)
-                high = max(high, w >> 6)
-    visited = 0
-    word = low
-    while word <= high:
-        while pending[word] != 0:
-            bits = pending[word]
-            lowest = bits & (~bits + one)
-            pending[word] = bits ^ lowest
-            v = word * 64 + math.frexp(float(lowest))[1] - 1
-            visited += 1
-            start = earliest[v]
-            for e in range(indptr[v], indptr[v + 1]):
-                u = source[e]
-                if u >= 0:
-                    arrival = finish[u] + lag[e]
-                else:
-                    u = ~u
-                    arrival = finish[u] - duration[u] + lag[e]
-                start = max(start, arrival)
-            if finish[v] != start + duration[v]:
-                finish[v] = start + duration[v]
-                touched[v // BLOCK] = True
-                for e in range(out_indptr[v], out_indptr[v + 1]):
-                    w = target[e]
-                    pending[w >> 6] |= one << np.uint64(w & 63)
-                    high = max(high, w >> 6)
-        word += 1
-    for b in range(maxima.size):
-        if touched[b]:
-            maxima[b] = finish[b * BLOCK : (b + 1) * BLOCK].max()
-    return visited
