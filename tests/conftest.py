@@ -9,6 +9,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.fork_server import forked_processes
 from windtunnel.measure import disturbance
 
 # tests run side by side: a thread that spins while it waits for work takes the core of another test
@@ -24,6 +25,13 @@ def fresh_heap():
     """A capture looks through all objects that are alive: not through those of the tests before, which are many."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processes_that_have_loaded_torch():
+    """Processes that tests start are forks of one that has loaded torch, where that makes no difference."""
+    with forked_processes():
+        yield
 
 
 _COUNTERS = {"_waited_ns": disturbance._waited_ns, "_Ticks.now": disturbance._Ticks.now}
