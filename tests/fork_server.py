@@ -72,8 +72,15 @@ _READ_AT_LOAD = (
     "GLIBC_",
     "CUDA",
 )
-# the first two are followed after the fork; how idle threads wait changes no result
-_FOLLOWED = {"PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "PYTHONUNBUFFERED"}
+# these are followed after the fork, as torch does; how idle threads wait changes no result
+_FOLLOWED = {
+    "PYTHONPATH",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "PYTHONUNBUFFERED",
+    "TORCHINDUCTOR_CACHE_DIR",
+}
 _TITLE_BYTES = 8192
 _FIRST_FD = 300  # received files are put above this number before they get theirs
 _HEADER = struct.Struct("=I")
