@@ -17,7 +17,7 @@ from windtunnel.cost.bounds import bounds
 from windtunnel.cost.pricer import Prices, exact_prices
 from windtunnel.cost.work import Work
 from windtunnel.graph import Graph, Kind
-from windtunnel.graph.flops import CONTRACTIONS
+from windtunnel.graph.flops import sums_products
 from windtunnel.hardware import Device
 
 Floats = NDArray[np.float64]
@@ -44,7 +44,7 @@ class System:
     def price(self, work: Work, device: Device) -> Prices:
         """Computing by matrix or vector units, and moving."""
         del device
-        is_matrix = np.array([_plain(name) in CONTRACTIONS for name in work.operator.tolist()], dtype=bool)
+        is_matrix = np.array([sums_products(name) for name in work.operator.tolist()], dtype=bool)
         units = [self.said[kind]["float16"] for kind in ("matrix", "vector")]
         rates = [1e12 * unit["tflops"] * _share(unit["gflops_efficiency"], work.flops / 1e9) for unit in units]
         memory = self.said["mem1"]
@@ -73,10 +73,6 @@ class System:
         members = [len(graph.meta.groups[group].ranks) for group in graph.tasks["group"][rows].tolist()]
         times = [round(self.message_ns(*one, 0)) for one in zip(ops, sizes, members, strict=True)]
         return graph.set_duration(sent, times, cost_source=self.name)
-
-
-def _plain(name: str) -> str:
-    return name.split(".")[0].removeprefix("aten::").rstrip("_")
 
 
 def _share(steps: Sequence[tuple[float, float]], size: Floats) -> Floats:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from windtunnel.cost.bounds import bounds_on
-from windtunnel.cost.classes import class_of, extents_of, lies_otherwise
+from windtunnel.cost.classes import extents_of, lies_otherwise
 from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.measured import ALONE, Calibration
+from windtunnel.graph.kernel_classes import class_of
 from windtunnel.measure.database import Measurement, ProfileDatabase
 
 RNG = np.random.default_rng(0)

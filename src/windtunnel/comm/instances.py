@@ -6,7 +6,6 @@ graph of one rank stands for all: there one task is every member. Not here: how 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +17,12 @@ from windtunnel.comm.algorithms import OPERATIONS
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import message_bytes, world_size
+from windtunnel.graph.kernel_classes import collective_of
 
 __all__ = ["Instances", "collectives_of", "operation_mask"]
 
 # K collectives, n members
 Ints = NDArray[Any]
-# "reduce" is part of other names, and comes last
-_NAMES = {
-    "all_reduce": "all.?reduce", "reduce_scatter": "reduce.?scatter", "all_gather": "all.?gather",
-    "all_to_all": "all.?to.?all|sendrecv", "broadcast": "broadcast", "reduce": "reduce",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +66,8 @@ def operation_mask(graph: Graph) -> Ints:
 
 
 def _operation(text: str) -> int:
-    known = (op for op, pattern in _NAMES.items() if re.search(pattern, text, re.IGNORECASE))
-    return next((OPERATIONS.index(op) for op in known), -1)
+    op = collective_of(text, is_collective=True)
+    return OPERATIONS.index(op) if op in OPERATIONS else -1
 
 
 def collectives_of(graph: Graph, operations: tuple[str, ...], num_ranks: int | None = None) -> Iterator[Instances]:

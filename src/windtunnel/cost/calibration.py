@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
 from windtunnel.cost.bounds import bounds_on
-from windtunnel.cost.classes import class_of
 from windtunnel.cost.host import host_device
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import Stand, Table
 from windtunnel.cost.measured import ALONE, Calibration, calibration_of
 from windtunnel.cost.operator_samples import CLASSES, Sample, draw
 from windtunnel.errors import InputError
+from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine

@@ -1,7 +1,7 @@
-"""What kind of operator it is, and how far its work extends each way: what efficiencies depend on.
+"""How far an operator's work extends each way: what its efficiency depends on, together with its class.
 
-In: an operator's name, its inputs as text. Out: its class, the extents of its work, whether its inputs lie row by row.
-Not here: efficiencies (``measured``), what it computes (``graph.flops``).
+In: an operator's name, its inputs as text. Out: the extents of its work, whether its inputs lie row by row. Not here:
+the class (``graph.kernel_classes``), efficiencies (``measured``), what it computes (``graph.flops``).
 """
 
 from __future__ import annotations
@@ -12,42 +12,14 @@ import re
 from typing import Any
 
 from windtunnel.cost.kernels import usual_stride
-from windtunnel.graph.flops import CONTRACTIONS
+from windtunnel.graph.kernel_classes import class_of
 
-__all__ = ["NUM_EXTENTS", "class_of", "extents_of", "lies_otherwise", "sides_of"]
+__all__ = ["NUM_EXTENTS", "extents_of", "lies_otherwise", "sides_of"]
 
 NUM_EXTENTS = 4
 
-_CLASSES = (
-    ("attention backward", re.compile(r"attention.*backward")),
-    ("attention", re.compile(r"attention")),
-    ("convolution backward", re.compile(r"conv.*backward")),
-    ("convolution", re.compile(r"conv")),
-    ("normalization", re.compile(r"softmax|^(native_)?(layer|batch|group)_norm")),
-    ("pooling", re.compile(r"pool|upsample")),
-    ("drawing", re.compile(r"^(normal|uniform|bernoulli|random|randn?|randint|randperm|native_dropout|multinomial)$")),
-    ("sorting", re.compile(r"sort|topk|unique")),
-    ("indexing", re.compile(r"embedding|index|gather|scatter|select|take|masked_fill")),
-    ("moving", re.compile(r"^(copy|cat|stack|clone|fill|zero|to_copy)$|_copy$|pad")),
-    ("reduction", re.compile(
-        r"^(sum|mean|amax|amin|max|min|prod|argmax|argmin|var|std|var_mean|norm|linalg_vector_norm)$|loss_forward|loss$"
-    )),
-)  # fmt: skip
 _DECODER = json.JSONDecoder()
 _SHAPE = re.compile(r"(?<!/)\[(\d[\d, ]*)\]")
-
-
-def class_of(operator: str) -> str:
-    """The class of an operator: those of one class reach alike shares of their bound.
-
-    Examples
-    --------
-    >>> [class_of(name) for name in ("aten::addmm", "aten::conv2d.default", "aten::native_layer_norm", "aten::gelu")]
-    ['product', 'convolution', 'normalization', 'elementwise']
-    """
-    name = operator.partition("::")[2].partition(".")[0].strip("_") or operator
-    other = "product" if name in CONTRACTIONS else "elementwise"
-    return next((kind for kind, pattern in _CLASSES if pattern.search(name)), other)
 
 
 def extents_of(operator: str, shapes: str) -> tuple[float, ...]:

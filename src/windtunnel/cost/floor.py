@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.bounds import Bounds, bounds_on
-from windtunnel.cost.classes import class_of
 from windtunnel.cost.pricer import Prices
 from windtunnel.cost.work import Work, shapes_of
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph
+from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device
 
 __all__ = ["AT_BOUND", "floor_of", "raised", "require_possible"]

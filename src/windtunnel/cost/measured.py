@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
-from windtunnel.cost.classes import class_of, extents_of, lies_otherwise
+from windtunnel.cost.classes import extents_of, lies_otherwise
 from windtunnel.cost.host import is_host
 from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.intervals import ConformalIntervals
@@ -25,6 +25,7 @@ from windtunnel.cost.pricer import Prices
 from windtunnel.cost.work import Work, work_of
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
+from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device
 from windtunnel.hardware import machine as machine_of_host
 from windtunnel.hardware.host import plain_name

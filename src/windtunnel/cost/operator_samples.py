@@ -293,4 +293,4 @@ CLASSES: dict[str, Maker] = {
     "sorting": _sorting,
     "pooling": _pooling,
 }
-"""What is sampled, by the classes of ``measured.class_of``."""
+"""What is sampled, by the classes of ``graph.kernel_classes``."""

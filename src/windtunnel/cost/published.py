@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.bounds import bounds_on
-from windtunnel.cost.classes import class_of
 from windtunnel.cost.pricer import Prices, exact_prices
 from windtunnel.cost.work import Work
+from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device, achieved_ratios
 
 __all__ = ["PublishedPricer", "published"]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
+from windtunnel.graph.flops import PRODUCT_OPERANDS
 from windtunnel.sources.torch.live import LiveProgram
 
 __all__ = [
@@ -35,7 +36,6 @@ Counts = Mapping[str, float]
 Claim = Callable[[Counts, Counts, Mapping[str, Any]], str]
 Flight = TypeVar("Flight", bound=Callable[..., Any])
 DISTRIBUTED = "distributed models"  # where a flight keeps what it wrapped
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _COPIES = ("_to_copy", "copy_")
 _LEAST_SHARE = 0.5  # of what was promised: sizes are rounded, and some inputs do not depend on the batch
 
@@ -154,7 +154,7 @@ def _rounds_inputs(name: str, tensors: Iterable[Any]) -> bool:
         return False
     if name.startswith(("convolution", "cudnn_convolution")):
         return bool(backends.cudnn.conv.fp32_precision == "tf32")
-    return name in _PRODUCTS and bool(backends.cuda.matmul.fp32_precision == "tf32")
+    return name in PRODUCT_OPERANDS and bool(backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _is_channels_last(tensor: Any) -> bool:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph.graph import Graph
+from windtunnel.graph.kernel_classes import collective_of
 from windtunnel.graph.schema import EdgeKind, Kind, Phase
 
 __all__ = ["all_reduces", "message_bytes", "scattered_gradients", "world_size"]
 
 Mask = NDArray[np.bool_]
-_ALL_REDUCE, _REDUCE_SCATTER = r"(?i).*all.?reduce.*", r"(?i).*reduce.?scatter.*"
 
 
 def all_reduces(graph: Graph) -> Mask:
@@ -31,7 +31,7 @@ def all_reduces(graph: Graph) -> Mask:
         There are none.
     """
     communicates = graph.select(kind=Kind.COMM)
-    found = communicates & (graph.select(op=_ALL_REDUCE) | graph.select(name=_ALL_REDUCE))
+    found = communicates & _is_named(graph, "all_reduce")
     if "phase" in graph.tasks:
         found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
     if not found.any():
@@ -41,15 +41,25 @@ def all_reduces(graph: Graph) -> Mask:
 
 def scattered_gradients(graph: Graph) -> Mask:
     """Messages that leave each rank its share of the gradients, bool [T]: the job is sharded."""
-    found: Mask = graph.select(kind=Kind.COMM) & (graph.select(op=_REDUCE_SCATTER) | graph.select(name=_REDUCE_SCATTER))
+    found: Mask = graph.select(kind=Kind.COMM) & _is_named(graph, "reduce_scatter")
     if "phase" in graph.tasks:
         found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
     return found
 
 
+def _is_named(graph: Graph, collective: str) -> Mask:
+    """Whose operator or name is that of a collective, bool [T]."""
+    found = np.zeros(graph.num_tasks, dtype=bool)
+    for column in ("op", "name"):
+        if column in graph.tasks:
+            texts = graph.tasks.strings(column)
+            found |= texts.where({text: collective_of(text, is_collective=True) == collective for text in texts.values})
+    return found
+
+
 def _without_all_reduces(graph: Graph, communicates: Mask) -> NotApplicableError:
     where = f"{int(communicates.sum())} communication tasks"
-    if (communicates & graph.select(op=_REDUCE_SCATTER)).any():
+    if (communicates & _is_named(graph, "reduce_scatter")).any():
         fix = "capture or trace the job with other shards or ranks: windtunnel dry-run --ranks N"
         return NotApplicableError("gradients are reduce-scattered here, the job is sharded", where=where, fix=fix)
     fix = "capture a distributed job, or put data-parallel first: data-parallel:num_ranks=8+..."

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["CONTRACTIONS", "contraction_flops", "operator_flops", "sums_products"]
+__all__ = ["CONTRACTIONS", "PRODUCT_OPERANDS", "contraction_flops", "operator_flops", "sums_products"]
 
 Shapes = Sequence[Any]
 Counter = Callable[[Shapes, Sequence[Any], Shapes], int]
@@ -144,19 +144,19 @@ def _recurrent_stack(factor: int) -> Counter:
     return count
 
 
+PRODUCT_OPERANDS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "linear": (0, 1)}
+"""Products of matrices, and which arguments are multiplied; ``linear`` has its weight the other way round."""
+
 CONTRACTIONS: dict[str, Counter] = {
-    "mm": _matmul(0, 1),
-    "bmm": _matmul(0, 1),
+    **{name: _matmul(*operands) for name, operands in PRODUCT_OPERANDS.items() if name != "linear"},
     "mv": _matmul(0, 1),
     "dot": _matmul(0, 1),
     "vdot": _matmul(0, 1),
     "_int_mm": _matmul(0, 1),
     "_scaled_mm": _matmul(0, 1),
-    "addmm": _matmul(1, 2),
     "_addmm_activation": _matmul(1, 2),
     "addmv": _matmul(1, 2),
     "addbmm": _matmul(1, 2),
-    "baddbmm": _matmul(1, 2),
     "convolution": _convolution(1, 6),
     "_convolution": _convolution(1, 6),
     "convolution_overrideable": _convolution(1, 6),

@@ -16,6 +16,7 @@ from windtunnel import registry
 from windtunnel.cost.rerun import Form, Program
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of, does_matrix_work
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.device_tasks import device_kernels
 from windtunnel.whatifs.insert_tasks import chip_of, products_by_type, runs_in_16_bits
@@ -28,22 +29,6 @@ __all__ = ["amp"]
 Mask = NDArray[np.bool_]
 _SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 _LOW_TYPES = ("c10::BFloat16", "c10::Half")
-_PAPER_NAMES = r"(?i).*(gemm|conv|cudnn|cutlass|matmul|addmm|bmm|\bmm\b|linear).*"
-_LOWER_PRECISION = (
-    "linear",
-    "conv",
-    "matmul",
-    "addmm",
-    "bmm",
-    "mm",
-    "lstm",
-    "gru",
-    "rnn",
-    "scaled_dot_product",
-    "baddbmm",
-)
-
-
 _MOST = 16.0  # bf16 products of matrix units over float32 products of vector units, on CPUs and GPUs without tf32
 
 
@@ -90,7 +75,7 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
 
 def _check(program: Program) -> None:
     inside = [call for call in program.calls if call.layer]
-    products = [call for call in inside if call.operator.removeprefix("aten::").startswith(_LOWER_PRECISION)]
+    products = [call for call in inside if class_of(call.operator) in MATRIX_CLASSES]
     low = [call for call in products if any(kind in str(call.output_types) for kind in _LOW_TYPES)]
     if low and 2 * len(low) >= len(products):
         raise InEffectError(
@@ -106,7 +91,7 @@ def _check(program: Program) -> None:
 def _paper(graph: Graph, dtype: str) -> Graph:
     kernels = device_kernels(graph)
     low = kernels & runs_in_16_bits(graph)
-    products = kernels & (graph.select(name=_PAPER_NAMES) | graph.select(op=_PAPER_NAMES))
+    products = kernels & does_matrix_work(graph)
     if (low & products).any() and 2 * graph.duration_ns[low & products].sum() >= graph.duration_ns[products].sum():
         raise InEffectError(f"{int((low & products).sum())} of {int(products.sum())} products run in 16 bits")
     kernels &= ~low
@@ -119,7 +104,7 @@ def _paper(graph: Graph, dtype: str) -> Graph:
 def _divisors(graph: Graph, kernels: Mask, dtype: str) -> list[tuple[Mask, float]]:
     chip = chip_of(graph)
     if chip is None or not {"fp32", "tf32", dtype} <= set(chip.peak_flops_per_s):
-        products = kernels & (graph.select(name=_PAPER_NAMES) | graph.select(op=_PAPER_NAMES))
+        products = kernels & does_matrix_work(graph)
         return [(products, 3.0), (kernels & ~products, 2.0)]
     products_of = products_by_type(graph, kernels)
     others = kernels & ~graph.select(phase=Phase.UPDATE)

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from windtunnel.graph.flops import PRODUCT_OPERANDS
+
 __all__ = ["Growth", "Inputs", "carriers", "resized"]
 
 Path = tuple[int, ...]
 
-_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "linear": (0, 1)}
 _ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "bool": 1}
 _MOST_TENSORS = 12  # among which parameters are looked for
 _TABLES = ("embedding_dense_backward", "embedding_backward")  # whose result is as large as a parameter
@@ -151,7 +152,7 @@ class _Symbol(NamedTuple):
 
 def _symbols(captured: Inputs, tensors: Sequence[_Tensor]) -> dict[_Symbol, int]:
     """Sizes of (rows x inner) times (inner x columns), empty where the operator is no such product."""
-    where = _PRODUCTS.get(captured.name)
+    where = PRODUCT_OPERANDS.get(captured.name)
     found = {one.path: one.shape for one in tensors}
     if where is None or any((place,) not in found for place in where):
         return {}

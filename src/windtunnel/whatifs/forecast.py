@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.classes import class_of
 from windtunnel.cost.intervals import draw_priced
 from windtunnel.cost.pricing import AUTO, Model, Tiers, device_of, price, tiers_of
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, ResourceKind
+from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device, Machine
 from windtunnel.simulate import replay, replay_many
 from windtunnel.simulate.breakdown import communication_ns

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags, starts
+from windtunnel.graph.kernel_classes import does_matrix_work
 from windtunnel.hardware import Device, recognize
 
 __all__ = [
@@ -36,8 +37,6 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 # share of a data sheet's bandwidth that streaming kernels reach
 _REACHED_RATIO = 0.8
-# by the names that cuBLAS, cuDNN and CUTLASS give their kernels; depthwise convolutions only move memory
-_PRODUCTS = r"(?i)(?!.*(c1_k1|grouped_direct|depthwise)).*(gemm|xmma|cutlass|fmha|winograd).*"
 _HALVES = re.compile(r"(?i)bfloat16|half|float16")
 _TF32 = r"(?i).*(tf32|s1688|s161616).*"
 _OTHER_TYPES = r"(?i).*(bf16|bfloat16|half|_f16|f16f|fp16|hgemm|s16816|h16816|int8|imma|dgemm|f64).*"
@@ -155,7 +154,7 @@ def chip_of(graph: Graph) -> Device | None:
 
 def products_by_type(graph: Graph, kernels: Mask) -> dict[str, Mask]:
     """Kernels that multiply matrices: in ``fp32``, in ``tf32``, in ``other`` types, bool [T] each."""
-    products = kernels & graph.select(name=_PRODUCTS)
+    products = kernels & does_matrix_work(graph)
     tf32 = products & graph.select(name=_TF32)
     other = products & ~tf32 & graph.select(name=_OTHER_TYPES)
     return {"fp32": products & ~tf32 & ~other, "tf32": tf32, "other": other}

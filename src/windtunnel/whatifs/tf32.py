@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
-from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, rescale, runs_in_16_bits
+from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, products_by_type, rescale, runs_in_16_bits
 
 __all__ = ["tf32"]
 
+Mask = NDArray[np.bool_]
 _PUBLISHED = 3.0
-_PRODUCTS = r"(?i).*(gemm|conv|cudnn|cutlass|matmul|addmm|bmm|\bmm\b).*"
-_OTHER_TYPES = r"(?i).*(tf32|bf16|bfloat16|half|f16|fp16|hgemm|s16816|s1688|int8|imma|dgemm|f64).*"
 
 
 def _kernels(baseline: Baseline) -> np.ndarray:
@@ -59,9 +59,10 @@ def tf32(graph: Graph, factor: float | None = None) -> Graph:
     if not math.isfinite(factor) or factor <= 0:
         raise InputError(f"products cannot become {factor} times as fast", fix="give a factor above 0")
     kernels = graph.select(kind=Kind.COMPUTE) & ~is_on_host(graph)
-    products = kernels & (graph.select(name=_PRODUCTS) | graph.select(op=_PRODUCTS))
+    products_of = products_by_type(graph, kernels)
+    products: Mask = np.logical_or.reduce(list(products_of.values()))
     low = products & runs_in_16_bits(graph)
-    full = products & ~graph.select(name=_OTHER_TYPES) & ~low
+    full = products_of["fp32"] & ~low
     if low.any() and not full.any():
         raise InEffectError(f"{int(low.sum())} products run in 16 bits, on matrix units already")
     if not full.any():

@@ -42,6 +42,7 @@ PRODUCTS = ("bmm", "linear")
 ELEMENTWISE = ("add", "addu", "div", "divu", "mul", "mulu", "pow", "powu", "relu", "gelu", "tanh")
 """A trailing u says one tensor and a scalar."""
 CLASSES = (*PRODUCTS, "elementwise", "ln", "softmax")
+"""Those of the published op sets, one predictor each; of other operators ``graph.kernel_classes`` says the class."""
 _SIZES = ("B", "M", "N", "K", "H")
 _TILES = ("tile1", "tile2")
 _SHEET = ("device", "num_units", "fp32_tflops", "mem_gb", "mem_bw_gbs")

@@ -8,7 +8,7 @@ Not here: the model (``tile``), CPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from windtunnel.cost.operators.table import OpTable
 from windtunnel.cost.operators.tile import TileModel
 from windtunnel.cost.pricer import Prices, exact_prices
 from windtunnel.cost.work import Work, shapes_of
+from windtunnel.graph.flops import PRODUCT_OPERANDS
 from windtunnel.hardware import Device
 
 __all__ = ["TilePricer", "operator_of", "tile"]
@@ -40,17 +41,10 @@ def _product(left: Sequence[int], right: Sequence[int]) -> Row | None:
     return None
 
 
-def _linear(shapes: Shapes) -> Row | None:
-    return "linear", (1, math.prod(shapes[0][:-1]), shapes[0][-1], shapes[1][0])
+def _linear(images: Sequence[int], weight: Sequence[int]) -> Row:
+    return "linear", (1, math.prod(images[:-1]), images[-1], weight[0])
 
 
-_PRODUCTS: dict[str, Callable[[Shapes], Row | None]] = {
-    "mm": lambda shapes: _product(shapes[0], shapes[1]),
-    "bmm": lambda shapes: _product(shapes[0], shapes[1]),
-    "addmm": lambda shapes: _product(shapes[1], shapes[2]),
-    "baddbmm": lambda shapes: _product(shapes[1], shapes[2]),
-    "linear": _linear,
-}
 _ROWS = {"_softmax": "softmax", "softmax": "softmax", "native_layer_norm": "ln", "layer_norm": "ln"}
 
 
@@ -68,8 +62,9 @@ def operator_of(name: str, shapes: Shapes) -> Row | None:
     plain = plain.removesuffix("_")
     if any(size <= 0 for shape in shapes for size in shape):
         return None
-    if plain in _PRODUCTS:
-        return _PRODUCTS[plain](shapes)
+    if plain in PRODUCT_OPERANDS:
+        left, right = (shapes[operand] for operand in PRODUCT_OPERANDS[plain])
+        return _linear(left, right) if plain == "linear" else _product(left, right)
     if not shapes or not shapes[0]:
         return None
     rows = (math.prod(shapes[0][:-1]), shapes[0][-1])

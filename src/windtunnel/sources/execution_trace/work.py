@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
+from windtunnel.graph.kernel_classes import BACKENDS, collective_of
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.execution_trace.nodes import Document, Node, Side, tensors
-from windtunnel.sources.timeline.names import collective_of
 from windtunnel.sources.torch.ops import Operator, Role, Span, describe, resolve_recipes
 
 __all__ = ["HOST", "Collective", "Work", "describe_nodes", "is_wait", "process_groups", "sequence_of"]
@@ -24,6 +24,7 @@ __all__ = ["HOST", "Collective", "Work", "describe_nodes", "is_wait", "process_g
 Int = NDArray[np.int64]
 HOST = "cpu"
 _RECORD = "record_param_comms"
+_ANNOTATIONS = tuple(f"{backend}:" for backend in BACKENDS)
 _NOT_COMMUNICATION = ("wait", "init")
 _TOO_MUCH = 2**62
 
@@ -145,7 +146,7 @@ def _communicates(node: Node, above: Node | None) -> bool:
     if node.name == _RECORD:
         return _collective_name(node) not in _NOT_COMMUNICATION
     # older PyTorch has only the annotation of the backend
-    return node.name.startswith(("nccl:", "gloo:", "mpi:", "ucc:")) and (above is None or above.name != _RECORD)
+    return node.name.startswith(_ANNOTATIONS) and (above is None or above.name != _RECORD)
 
 
 def _collective_name(node: Node) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
+from windtunnel.graph.kernel_classes import collective_of
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.kineto.roles import find_categories
 from windtunnel.sources.kineto.trace import Trace, is_string, read_trace
@@ -28,7 +29,7 @@ from windtunnel.sources.timeline.events import (
     SyncKind,
     Syncs,
 )
-from windtunnel.sources.timeline.names import collective_of, matching
+from windtunnel.sources.timeline.names import matching
 
 __all__ = ["read_events", "to_events"]
 

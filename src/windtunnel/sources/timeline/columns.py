@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from windtunnel.graph import Kind, Phase, Strings
 from windtunnel.graph.flops import sums_products
+from windtunnel.graph.kernel_classes import collective_of
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.timeline.device import Device
 from windtunnel.sources.timeline.events import Category, Events
 from windtunnel.sources.timeline.host import Host, Labels
-from windtunnel.sources.timeline.names import HOST_COLLECTIVE, collective_of, matching
+from windtunnel.sources.timeline.names import HOST_COLLECTIVE, matching
 from windtunnel.sources.timeline.slices import fill_between, inherit
 
 __all__ = ["Collectives", "encode", "find_collectives", "kinds", "op_column", "phases"]

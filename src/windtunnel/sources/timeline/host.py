@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Phase
+from windtunnel.graph.kernel_classes import BACKENDS
 from windtunnel.sources.timeline.device import Device
 from windtunnel.sources.timeline.events import MISSING, Category, Events
 from windtunnel.sources.timeline.names import matching, phase_of
@@ -161,7 +162,7 @@ def _pair_by_arrows(events: Events, host: Host, forward_of: Int32s) -> None:
 
 
 _NO_LAYER = re.compile(
-    r"^(ProfilerStep|Optimizer\.|nccl:|gloo:|mpi:|ucc:|enumerate\(|DistributedDataParallel\.|wt:|Torch-Compiled)|"
+    rf"^(ProfilerStep|Optimizer\.|({'|'.join(BACKENDS)}):|enumerate\(|DistributedDataParallel\.|wt:|Torch-Compiled)|"
     r"^[#\s]*(forward|backward|optimi[sz]er|zero_grad)[#\s]*$|^PyTorch Profiler"
 )
 

@@ -1,7 +1,7 @@
-"""What the names of events mean, in the vocabulary of PyTorch and of communication libraries (sources, timeline).
+"""What the names of events mean, in the vocabulary of PyTorch (sources, timeline).
 
-In: distinct strings of a timeline. Out: the phase of training or the collective that each announces. Names are looked
-at once per distinct string, never per event.
+In: distinct strings of a timeline. Out: the phase of training that each announces. Names are looked at once per
+distinct string, never per event. Not here: classes of kernels, collectives (``graph.kernel_classes``).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Phase
+from windtunnel.graph.kernel_classes import BACKENDS
 
-__all__ = ["HOST_COLLECTIVE", "STEP", "collective_of", "matching", "phase_of"]
+__all__ = ["HOST_COLLECTIVE", "STEP", "matching", "phase_of"]
 
 STEP = r"^(ProfilerStep|wt:step)"
-HOST_COLLECTIVE = r"^(gloo|mpi|ucc):"
+HOST_COLLECTIVE = f"^({'|'.join(backend for backend in BACKENDS if backend != 'nccl')}):"
 """Collectives that run on threads of the host."""
 
 
@@ -39,29 +40,3 @@ _PHASES = (
 def phase_of(name: str) -> int:
     """The phase that an event's name announces, or -1."""
     return next((int(phase) for phase, pattern in _PHASES if pattern.search(name)), -1)
-
-
-# Names in kernels, annotations and `Collective name`, without case and separators -> our name.
-_COLLECTIVES = {
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "sendrecv": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-}
-_COMMUNICATION = re.compile(r"nccl|rccl|oneccl|xccl|hccl|^(gloo|mpi|ucc):", re.IGNORECASE)
-
-
-def collective_of(name: str, *, is_collective: bool = False) -> str:
-    """The collective that a kernel, annotation or argument names; empty if it names none."""
-    if not (is_collective or _COMMUNICATION.search(name)):
-        return ""
-    plain = re.sub(r"[^a-z]", "", name.lower())
-    return next((ours for theirs, ours in _COLLECTIVES.items() if theirs in plain), "collective")

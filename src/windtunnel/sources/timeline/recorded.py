@@ -6,7 +6,6 @@ that launched each. Waits are still inside of them: a graph (``build``) takes th
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -14,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.graph.kernel_classes import event_class
 from windtunnel.sources.timeline.device import find_device, match_calls
 from windtunnel.sources.timeline.events import MISSING, Category, Events
-from windtunnel.sources.timeline.names import collective_of, matching
+from windtunnel.sources.timeline.names import matching
 
 __all__ = ["NO_CALL", "KernelKind", "Recorded", "Span", "find_recorded", "times_of"]
 
@@ -132,19 +132,14 @@ def _in_whole_steps(events: Events, start: Int64s, call: Int64s) -> tuple[Bools,
 
 def _kinds(events: Events) -> NDArray[np.int8]:
     """Kind by distinct name."""
-    return np.array([_kind(text) for text in events.names], np.int8)
+    return np.array([_KINDS.get(event_class(text), KernelKind.COMPUTATION) for text in events.names], np.int8)
 
 
-_MEMORY = re.compile(r"^(Memcpy|Memset|dma|Copy[A-Z])")
-_NO_WORK = re.compile(r"Memcpy|Sync")
-
-
-def _kind(name: str) -> KernelKind:
-    if collective_of(name):
-        return KernelKind.COMMUNICATION
-    if _MEMORY.match(name):
-        return KernelKind.MEMORY
-    return KernelKind.OTHER if _NO_WORK.search(name) else KernelKind.COMPUTATION
+_KINDS = {
+    "communication": KernelKind.COMMUNICATION,
+    "transfer": KernelKind.MEMORY,
+    "synchronization": KernelKind.OTHER,
+}
 
 
 def _streams(events: Events, row: Int64s) -> tuple[NDArray[np.int32], tuple[str, ...]]:

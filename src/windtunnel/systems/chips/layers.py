@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.classes import class_of, sides_of
+from windtunnel.cost.classes import sides_of
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
+from windtunnel.graph.kernel_classes import class_of
 from windtunnel.systems.chips.accelerators.vectors import cycles_per_element, short_name
 from windtunnel.systems.chips.operations import FUSED, TENSOR, VECTOR, Operations
 

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.cost.classes import class_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of
 from windtunnel.hardware import device
 from windtunnel.hardware.accelerators import Accelerator
 from windtunnel.simulate.limits import less_work, of_kind
-from windtunnel.systems.chips.accelerators.parts import PRODUCT_CLASSES
 from windtunnel.systems.chips.accelerators.sparse import MODES, shape_of
 from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
 
@@ -76,7 +75,7 @@ def sparse_accelerator(graph: Graph, mode: str = "in+out+wr", chip: str = "spars
 def layer_tasks(graph: Graph, layer: str) -> tuple[Mask, Mask]:
     """Products and convolutions of a layer, forward and backward, each bool [T]."""
     names = graph.tasks.strings("op")
-    is_product = names.where({one: class_of(one) in PRODUCT_CLASSES for one in names.values})
+    is_product = names.where({one: class_of(one) in MATRIX_CLASSES for one in names.values})
     of_layer = graph.tasks.strings("layer")
     chosen = is_product & of_layer.where({one: one == layer for one in of_layer.values})
     chosen &= graph.select(kind=Kind.COMPUTE)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.ceilings import Ceilings
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
-from windtunnel.graph.flops import CONTRACTIONS
+from windtunnel.graph.flops import sums_products
 from windtunnel.simulate import replay, waits_for_data, with_waits_for_data
 from windtunnel.systems.utilization.quantization import quantization_ratios
 
@@ -185,7 +185,7 @@ class _Tasks:
 
     def _is_contraction(self) -> Mask:
         texts = self.graph.tasks.strings("op" if "op" in self.graph.tasks else "name").compact()
-        known = [text.partition("::")[2].split(".")[0].rstrip("_") in CONTRACTIONS for text in texts.values]
+        known = [sums_products(text) for text in texts.values]
         return np.array([*known, False], dtype=bool)[texts.codes]
 
     @cached_property

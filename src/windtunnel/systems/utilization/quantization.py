@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.bounds import padding_ratios
 from windtunnel.cost.ceilings import Ceilings, lanes_of
 from windtunnel.graph import Graph
+from windtunnel.graph.flops import PRODUCT_OPERANDS
 
 __all__ = ["padding_ratio", "product_ratio", "quantization_ratios", "wave_ratio"]
 
@@ -68,8 +69,8 @@ def product_ratio(operator: str, shapes: Sequence[Any], lanes: int, num_threads:
     try:
         if "conv" in name and not name.endswith("backward"):
             return _convolution_ratio(shapes[0], shapes[1], lanes, num_threads)
-        if name in ("mm", "bmm", "addmm", "baddbmm", "linear"):
-            first, second = (1, 2) if name.startswith(("add", "badd")) else (0, 1)
+        if name in PRODUCT_OPERANDS:
+            first, second = PRODUCT_OPERANDS[name]
             return _matmul_ratio(shapes[first], shapes[second], lanes, num_threads)
     except (IndexError, TypeError, ValueError):
         return 1.0  # an overload with other arguments

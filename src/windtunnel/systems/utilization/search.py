@@ -20,6 +20,7 @@ from windtunnel.base.extras import require
 from windtunnel.cost.ceilings import Ceilings, lanes_of
 from windtunnel.cost.kernels import Kernel, TensorShape, usual_stride
 from windtunnel.graph import EdgeKind, Graph, Kind
+from windtunnel.graph.flops import PRODUCT_OPERANDS
 from windtunnel.systems.utilization.model import utilization
 
 __all__ = ["Advice", "advise"]
@@ -138,8 +139,9 @@ def _products(graph: Graph) -> Iterator[_Product]:
         operator, layer, shapes, values, types = (column.decode(row) for column in columns)
         if operator not in (*_SETTINGS, "aten::mm", "aten::addmm") or '"Tensor(float)"' not in types:
             continue
-        first = 1 if operator == "aten::addmm" else 0
-        images, weight = (tuple(one) for one in json.loads(shapes)[first : first + 2])
+        first, second = PRODUCT_OPERANDS.get(operator.removeprefix("aten::"), (0, 1))
+        arguments = json.loads(shapes)
+        images, weight = tuple(arguments[first]), tuple(arguments[second])
         duration_ns = float(graph.duration_ns[row])
         settings = _settings(operator, json.loads(values), len(images) - 2)
         yield _Product(row, layer, images, weight, settings, duration_ns, host.get(layer, 0.0))

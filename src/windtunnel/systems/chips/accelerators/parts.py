@@ -14,18 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.classes import class_of, sides_of
+from windtunnel.cost.classes import sides_of
 from windtunnel.cost.work import Work, shapes_of
+from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of
 from windtunnel.systems.chips.accelerators.systolic import Gemms
 
-__all__ = ["PRODUCT_CLASSES", "Parts", "parts_of"]
+__all__ = ["Parts", "parts_of"]
 
 # P rows of work, G products
 Shapes = Sequence[Sequence[int]]
 Sizes = tuple[int, int, int, int]
 
-PRODUCT_CLASSES = ("product", "convolution", "convolution backward", "attention", "attention backward")
-"""Classes of operators whose work is done by arrays."""
 _RECURRENT = ("rnn", "lstm", "gru")
 
 
@@ -65,7 +64,7 @@ def parts_of(work: Work) -> Parts:
     rows = zip(work.operator.tolist(), work.shapes.tolist(), work.flops.tolist(), strict=True)
     for row, (operator, text, flops) in enumerate(rows):
         kind = class_of(operator)
-        if kind not in PRODUCT_CLASSES or flops <= 0:
+        if kind not in MATRIX_CLASSES or flops <= 0:
             continue
         is_product[row] = True
         products, times, elements[row] = _products(operator, kind, text, int(flops))

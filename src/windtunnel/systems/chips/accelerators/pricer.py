@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Binding, bounds_on
-from windtunnel.cost.classes import class_of
 from windtunnel.cost.pricer import Prices
 from windtunnel.cost.pricing import in_type
 from windtunnel.cost.work import Work, shapes_of, work_of
 from windtunnel.graph import Graph
+from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of
 from windtunnel.hardware import Device
 from windtunnel.hardware.accelerators import Accelerator, OperatorRate
 from windtunnel.systems.chips.accelerators.energy import product_energy_j, vector_energy_j
 from windtunnel.systems.chips.accelerators.engine import Machines, product_cycles
-from windtunnel.systems.chips.accelerators.parts import PRODUCT_CLASSES, Parts, parts_of
+from windtunnel.systems.chips.accelerators.parts import Parts, parts_of
 from windtunnel.systems.chips.accelerators.vectors import cycles_per_element, short_name
 
 __all__ = ["AcceleratorPricer", "accelerator", "duration_ns", "energy_j", "graph_energy_j"]
@@ -133,7 +133,7 @@ def graph_energy_j(graph: Graph, device: Accelerator, dtype: str = "") -> float:
 
 def _rate(device: Accelerator, operator: str) -> OperatorRate:
     """What was found for an operator on this chip, else for all that are none of the named."""
-    is_product = class_of(operator) in PRODUCT_CLASSES
+    is_product = class_of(operator) in MATRIX_CLASSES
     name = "product" if is_product else short_name(operator)[0]
     return device.operators.get(name, device.operators.get("other", _PLAIN))
 
