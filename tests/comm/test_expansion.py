@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.comm.symbolic import contents, own, replayed_moves, whole
-from windtunnel.comm import Transport, closed_form_ns, expand, schedule_of
+from windtunnel.comm import Transport, expand, schedule_of
 from windtunnel.comm.instances import collectives_of
+from windtunnel.cost.collective import closed_form_ns
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import GraphBuilder, Kind, Phase, ProcessGroup, ResourceKind
 from windtunnel.hardware import Link, Topology

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.cost import collective
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, PriceError
+from windtunnel.flights.data_parallel import SlowLink
 from windtunnel.hardware import Link, Topology
+from windtunnel.search.shapes import all_reduce_ns
+from windtunnel.search.work import DeviceType
+from windtunnel.systems.pipelines.replayed import ring_ns_per_byte
 
 WIRE = Link("wire", bandwidth_bytes_per_s=1e9, latency_ns=1000)
 
@@ -61,3 +66,39 @@ def test_no_ranks_and_unknown_collectives_are_refused():
 @pytest.mark.parametrize("op", sorted(collective.COLLECTIVES))
 def test_no_message_of_known_size_costs_nothing(op):
     assert collective.collective_ns(op, 1, 2, Link("instant", 1e12, latency_ns=0)) > 0
+
+
+# --- who else prices a collective does so by these formulas --------------------------------------------------------
+
+
+@given(st.integers(1, 10**9), st.integers(2, 64))
+def test_planners_and_flights_price_a_ring_alike(size_bytes, num_ranks):
+    free = Link("wire", bandwidth_bytes_per_s=1e9)
+    expected_ns = collective.ring_all_reduce_ns(size_bytes, num_ranks, free)
+    slow = SlowLink(num_ranks, 1e9, 0)
+    fleet_ns = DeviceType("gpu", num_ranks, sync_ns_per_byte=2.0).agree_ns_per_byte(num_ranks) * num_ranks * size_bytes
+
+    assert expected_ns == pytest.approx(ring_ns_per_byte(num_ranks, 1e9) * size_bytes, abs=1)
+    assert expected_ns == pytest.approx(slow.due_ns(size_bytes, 0), abs=2)
+    assert expected_ns == pytest.approx(fleet_ns, abs=1)
+    assert expected_ns == all_reduce_ns(size_bytes, ((num_ranks,),), (free, free, free))
+
+
+def test_a_planner_counts_the_bytes_of_a_ring_once_or_twice():
+    """PipeDream's 4 (r - 1) / r is twice the 2 (r - 1) / r of a ring, and so are Piper's and PHAZE's."""
+    degrees = np.array([1, 2, 3, 8])
+
+    assert [0, 1, 4 / 3, 1.75] == pytest.approx(collective.ring_ratio(degrees).tolist())
+    assert [0, 2, 8 / 3, 3.5] == pytest.approx(
+        (collective.SYNC_RATIOS["pipedream"] * collective.ring_ratio(degrees)).tolist()
+    )
+
+
+def test_messages_are_priced_by_the_name_that_a_program_gave_them():
+    few, many = (collective.message_ns("all_reduce", 8, num_ranks, WIRE) for num_ranks in (2, 64))
+
+    assert collective.ring_all_reduce_ns(8, 2, WIRE) == few
+    assert collective.tree_all_reduce_ns(8, 64, WIRE) == many
+    assert collective.p2p_ns(8, WIRE) == collective.message_ns("recv", 8, 2, WIRE)
+    with pytest.raises(PriceError, match="no collective is called 'gossip'"):
+        collective.message_ns("gossip", 8, 2, WIRE)

@@ -9,9 +9,8 @@ Internal modules: ``gloo_worker``.
 from windtunnel import registry
 from windtunnel.comm.algorithms import ALGORITHMS, schedule_of
 from windtunnel.comm.expansion import Transport, expand
-from windtunnel.comm.model import closed_form_ns
 from windtunnel.comm.schedule import Schedule
 
-__all__ = ["ALGORITHMS", "Schedule", "Transport", "closed_form_ns", "expand", "schedule_of"]
+__all__ = ["ALGORITHMS", "Schedule", "Transport", "expand", "schedule_of"]
 
 registry.discover(__name__, skip=["gloo_worker"])

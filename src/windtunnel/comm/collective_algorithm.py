@@ -14,7 +14,7 @@ from windtunnel import registry
 from windtunnel.comm.algorithms import ALGORITHMS, schedule_of
 from windtunnel.comm.expansion import SOURCE, Transport, expand
 from windtunnel.comm.instances import Instances, collectives_of
-from windtunnel.comm.model import closed_form_ns
+from windtunnel.cost.collective import closed_form_ns
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware import Link, Topology, link, topology

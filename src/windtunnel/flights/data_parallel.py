@@ -12,9 +12,11 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
+from windtunnel.cost.collective import ring_all_reduce_ns, ring_ratio
 from windtunnel.cost.rerun import in_order, thin_factors
 from windtunnel.errors import FlightError
 from windtunnel.flights.proof import DISTRIBUTED, becomes, proven_by, rises
+from windtunnel.hardware import Link
 from windtunnel.measure.links import Bucket, sleep_until
 from windtunnel.sources.torch.live import LiveProgram, Undo, on_ranks, swap
 
@@ -118,17 +120,17 @@ def _distribute(program: LiveProgram, model: torch.nn.Module, bucket_bytes: int)
 class SlowLink:
     """A ring of links of a given rate that carries one message after the other.
 
-    A ring all-reduce of S bytes over n ranks takes ``2 (n - 1) / n * S / rate + 2 (n - 1) * latency``.
+    Every message takes as long as ``cost.collective.ring_all_reduce_ns`` says, behind those that were ready before.
     """
 
     def __init__(self, num_ranks: int, bandwidth_bytes_per_s: float, latency_ns: int) -> None:
-        self._num_hops, self._num_ranks, self._latency_ns = 2 * (num_ranks - 1), num_ranks, latency_ns
+        self._sent_ratio = ring_ratio(num_ranks)
+        self._latency_ns = ring_all_reduce_ns(0, num_ranks, Link("ring", bandwidth_bytes_per_s, latency_ns))
         self._bucket = Bucket(bandwidth_bytes_per_s)
 
     def due_ns(self, size_bytes: int, now_ns: int) -> int:
         """Reserve the ring for a message that is ready now; when it will have arrived."""
-        share = self._num_hops / self._num_ranks
-        return self._bucket.due_ns(share * size_bytes, now_ns, self._num_hops * self._latency_ns)
+        return self._bucket.due_ns(self._sent_ratio * size_bytes, now_ns, self._latency_ns)
 
     def throttled(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
         """An ``all_reduce`` that ends no earlier than the link allows."""

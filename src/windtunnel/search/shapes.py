@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from windtunnel.cost.collective import ring_all_reduce_ns
+from windtunnel.cost.collective import nested_rings_all_reduce_ns, ring_all_reduce_ns
 from windtunnel.errors import InputError
 from windtunnel.hardware import Link
 
@@ -88,11 +88,8 @@ def all_reduce_ns(size_bytes: float, shape: Shape, links: Sequence[Link], rule: 
     """
     if rule == "exact":
         return _exact_ns(size_bytes, shape, links)
-    time_ns, part_bytes = 0, float(size_bytes)
-    for size, tier in _published(shape) if rule == "published" else _flat(shape):
-        time_ns += ring_all_reduce_ns(part_bytes, size, links[tier])
-        part_bytes /= size
-    return time_ns
+    rings = _published(shape) if rule == "published" else _flat(shape)
+    return nested_rings_all_reduce_ns(size_bytes, [(size, links[tier]) for size, tier in rings])
 
 
 def _exact_ns(size_bytes: float, shape: Shape, links: Sequence[Link]) -> int:

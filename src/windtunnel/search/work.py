@@ -46,6 +46,8 @@ class DeviceType:
 
     def agree_ns_per_byte(self, num_replicas: int) -> float:
         """What so many replicas take per sample and byte of weights to agree on them."""
+        # ``cost.collective.ring_ratio`` of one pass, per sample, since each replica takes one in r; in one division, as
+        # the published tables round
         return self.sync_ns_per_byte * (num_replicas - 1) / num_replicas**2
 
 

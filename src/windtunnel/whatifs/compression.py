@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
+from windtunnel.cost.collective import ring_all_reduce_ns
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
@@ -191,8 +192,8 @@ def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints, num_m
     """Scale what depends on the bytes; each message has its latency, where the link is known."""
     mask = _mask(graph, messages)
     wire, duration = link_in_use(graph), graph.duration_ns[messages]
-    steps = 2 * ((graph.meta.world_size or 1) - 1)
-    latency = np.minimum(duration, steps * wire.latency_ns if wire is not None else 0)
+    empty_ns = ring_all_reduce_ns(0, graph.meta.world_size or 1, wire) if wire is not None else 0
+    latency = np.minimum(duration, empty_ns)
     wanted = num_messages * latency + np.rint(ratio * (duration - latency)).astype(np.int64)
     sizes = graph.tasks["message_bytes"].copy()
     sizes[messages] = np.maximum(np.rint(ratio * size_bytes).astype(np.int64), 1)

@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.collective import COLLECTIVES, collective_ns, tree_all_reduce_ns
+from windtunnel.cost.collective import message_ns
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware import Device, Link, Machine, machines
@@ -28,7 +28,6 @@ __all__ = ["Fabric", "fabric_of", "has_messages", "price_messages", "sized_messa
 
 # NCCL plans with 20.6 GB/s for a link of the H100 that carries 25 (graph/topo.h), 20.0 for those before it
 _NVLINK_SHARE = {"nvlink4": 20.6 / 25, "nvlink3": 20.0 / 25, "nvlink2": 20.0 / 25}
-_LIKE = {"gather": "all_gather", "scatter": "all_gather", "send": "p2p", "recv": "p2p", "barrier": "all_reduce"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def price_messages(graph: Graph, fabric: Fabric) -> Graph:
     durations = []
     for op, group, size, peer, rank in zip(ops, groups, sizes, peers, ranks, strict=True):
         members = _members(graph, fabric, op, group) if peer < 0 else tuple(sorted((rank, peer)))
-        durations.append(_duration_ns(op, size, len(members), ring(members)))
+        durations.append(message_ns(op, size, len(members), ring(members)))
     return graph.set_duration(unsent, durations, cost_source="ring model")
 
 
@@ -153,7 +152,7 @@ def _members(graph: Graph, fabric: Fabric, op: str, group: int) -> tuple[int, ..
     known = graph.meta.groups[group].ranks if group >= 0 else ()
     if known:
         return known
-    if _LIKE.get(op, op) == "p2p":
+    if op in ("p2p", "send", "recv"):
         return (0, 1)
     num_ranks = int(graph.meta.distributed.get("world_size", 0)) or (graph.num_ranks if graph.num_ranks > 1 else 0)
     if not (num_ranks or fabric.num_ranks):
@@ -162,11 +161,3 @@ def _members(graph: Graph, fabric: Fabric, op: str, group: int) -> tuple[int, ..
             fix="name as many devices as the job has ranks, as in --on 8xh100",
         )  # fmt: skip
     return tuple(range(num_ranks or fabric.num_ranks))
-
-
-def _duration_ns(op: str, size: int, num_ranks: int, link: Link) -> int:
-    known = _LIKE.get(op, op)
-    if known not in COLLECTIVES:
-        raise PriceError(f"no collective is called {op!r}", where="messages", fix=f"known: {', '.join(COLLECTIVES)}")
-    ring_ns = collective_ns(known, size, num_ranks, link)
-    return min(ring_ns, tree_all_reduce_ns(size, num_ranks, link)) if known == "all_reduce" else ring_ns

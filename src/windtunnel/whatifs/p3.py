@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
+from windtunnel.cost.collective import ring_ratio
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link
@@ -119,9 +120,8 @@ def _slices(gradients: Sequence[Gradient], slice_bytes: int) -> Ints:
 
 
 def _transfer_ns(size_bytes: Ints, wire: Link, num_ranks: int) -> Ints:
-    remote_bytes = (num_ranks - 1) / num_ranks * size_bytes
-    transfer: Ints = wire.latency_ns + np.rint(1e9 * remote_bytes / wire.bandwidth_bytes_per_s).astype(np.int64)
-    return transfer
+    remote_ratio = ring_ratio(num_ranks, num_passes=1)
+    return np.array([wire.transfer_ns(remote_ratio * size) for size in size_bytes.tolist()], dtype=np.int64)
 
 
 def _with_servers(graph: Graph, num_ranks: int) -> Graph:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.cost.collective import ring_all_reduce_ns
+from windtunnel.cost.collective import ring_all_reduce_ns, ring_ratio
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import all_reduces, message_bytes, scattered_gradients, world_size
@@ -39,7 +39,7 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
     """Run on another number of workers of the same speed, each with the batch that it has now.
 
     Where the link is known each all-reduce is scaled by the ratio of its ring prices; else by that of the bytes
-    that a ring sends, ``(n - 1) / n``.
+    that a ring sends.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
         )
     wire = link_in_use(graph)
     if wire is None:
-        ratio = np.full(int(messages.sum()), (num_ranks - 1) * before / ((before - 1) * num_ranks))
+        ratio = np.full(int(messages.sum()), ring_ratio(num_ranks) / ring_ratio(before))
     else:
         prices = [
             [ring_all_reduce_ns(size, count, wire) for size in message_bytes(graph, messages).tolist()]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost import price
+from windtunnel.cost.collective import SYNC_RATIOS
 from windtunnel.cost.pricing import AUTO, comparable
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
@@ -25,10 +26,9 @@ from windtunnel.search.placement.model import Problem
 from windtunnel.search.work import DeviceType
 from windtunnel.units import parse_rate
 
-__all__ = ["SYNC_RULES", "SyncRule", "fleet_of", "links_of", "priced_for", "problem_on", "with_replicas"]
+__all__ = ["SyncRule", "fleet_of", "links_of", "priced_for", "problem_on", "with_replicas"]
 
 SyncRule = Literal["pipedream", "ring"]
-SYNC_RULES = {"pipedream": 4.0, "ring": 2.0}
 
 _ENTRY = re.compile(r"(?:(\d+)x)?(.+)")
 _LINK = re.compile(r"([^:=]+):([^:=]+)=(.+)")
@@ -127,23 +127,24 @@ def with_replicas(
 ) -> Problem:
     """The same problem where a stage may run on several devices of a type, which take the samples in turn.
 
-    In a training they agree on their weights once each has done a sample: of r replicas, each moves
-    ``4 (r - 1) / r`` times the weights (PipeDream's planner: sent and received, one at a time), or in a ring
-    ``2 (r - 1) / r`` times, over the link between two devices of the type. CPUs share their memory.
+    In a training they agree on their weights once each has done a sample: each moves what a ring all-reduce of them does,
+    once or by PipeDream's rule twice (``SYNC_RATIOS``), over the link between two devices of the type. CPUs share their
+    memory.
 
     Raises
     ------
     InputError
         The rule is unknown, ``max_replicas`` is below one, or there is no bandwidth.
     """
-    if rule not in SYNC_RULES:
-        raise InputError(f"weights are not synchronized by {rule!r}", where="rule", fix=" or ".join(SYNC_RULES))
+    if rule not in SYNC_RATIOS:
+        raise InputError(f"weights are not synchronized by {rule!r}", where="rule", fix=" or ".join(SYNC_RATIOS))
     if max_replicas < 1:
         raise InputError(f"{max_replicas} replicas", where="replicas", fix="one or more")
     if bandwidth_bytes_per_s <= 0:
         raise InputError(f"a bandwidth of {bandwidth_bytes_per_s:g}", where="bandwidth", fix="above 0")
     kinds = np.arange(len(problem.types))
-    per_byte = SYNC_RULES[rule] * 1e9 / bandwidth_bytes_per_s if problem.is_backward.any() else 0.0
+    # ``DeviceType.agree_ns_per_byte`` has the rest of ``ring_ratio``
+    per_byte = 2.0 * SYNC_RATIOS[rule] * 1e9 / bandwidth_bytes_per_s if problem.is_backward.any() else 0.0
     types = tuple(
         replace(one, max_replicas=max_replicas, sync_ns_per_byte=per_byte * one.comm_scale * float(link))
         for one, link in zip(problem.types, problem.link(kinds, kinds), strict=True)

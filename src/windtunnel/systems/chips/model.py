@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
+from windtunnel.cost.collective import ring_ratio
 from windtunnel.hardware.templates import Templates
 from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles
 from windtunnel.systems.chips.accelerators.energy import product_energy_j, vector_energy_j
@@ -242,7 +243,7 @@ def layer_times(
     Parameters
     ----------
     bandwidth_bytes_per_s : float
-        Of a device's link, over which tensor ranks sum: 2 (t - 1) / t of the bytes go over it.
+        Of a device's link, over which tensor ranks sum around a ring.
     progress : callable
         Called with (what, done, total).
     """
@@ -254,7 +255,7 @@ def layer_times(
         work: PhaseWork = getattr(layer, phase)
         cycles_P, bound_P = list_cycles(work.operations, *phase_cycles(work, space), space.cores)
         degree = model.degrees[place]
-        sums_s = 2.0 * (degree - 1) / degree * work.sum_bytes / bandwidth_bytes_per_s
+        sums_s = ring_ratio(degree) * work.sum_bytes / bandwidth_bytes_per_s
         found[phase][:, at, place] = cycles_P / space.clock_hz + sums_s
         found[f"least {phase}"][:, at, place] = bound_P / space.clock_hz + sums_s
         found[f"{phase} joules"][:, at, place] = space.energy_j(work)

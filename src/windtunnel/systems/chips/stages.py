@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.collective import SYNC_RATIOS, ring_ratio
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.search import downset_kernels as lattice_kernels
 from windtunnel.search.downsets import Lattice, downsets
@@ -249,7 +250,7 @@ class Stages:
         _, first = np.unique(np.stack([devices, batches]), axis=1, return_index=True)
         chosen = np.sort(first)  # of those that are alike the least synchronizes least
         degree = degrees[chosen]
-        return devices[chosen], batches[chosen], 4.0 * (degree - 1) / degree, degree
+        return devices[chosen], batches[chosen], SYNC_RATIOS["pipedream"] * ring_ratio(degree), degree
 
     @cached_property
     def _shape(self) -> tuple[int, int]:
@@ -304,7 +305,7 @@ class Stages:
             made.append(PlannedStage(tuple(layers.tolist()), self.network.degrees[degree],
                                      int(self.devices_QT[pair, degree]), load, float(memory)))  # fmt: skip
         pair, degree = stages[0]
-        sync = 4.0 * (num_pipelines - 1) / num_pipelines * self.param_bytes_QT[pair, degree]
+        sync = SYNC_RATIOS["pipedream"] * ring_ratio(num_pipelines) * self.param_bytes_QT[pair, degree]
         sync_s = float(sync) / self.job.bandwidth_bytes_per_s
         batches = -(-self.job.num_microbatches // num_pipelines)
         batch_s = max(one.load_s for one in made) * (batches + len(made) - 1) + sync_s

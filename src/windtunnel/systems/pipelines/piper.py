@@ -201,6 +201,7 @@ def stage_of(
         inside, degree, problem.time_s_NTV, problem.src, problem.dst, problem.sent_E, problem.sync_in_ETV,
         problem.sync_out_ETV, problem.bandwidth_bytes_per_s, time_NV,
     )  # fmt: skip
+    # twice what ``cost.collective.ring_ratio`` says (``SYNC_RATIOS``), in one division as the published planner rounds
     shared = 4.0 * (data - 1) / (data * problem.num_microbatches * problem.bandwidth_bytes_per_s)
     time_NV = time_NV[rows] / data + shared * problem.weights_NTV[rows, degree]
     memory_NV = problem.kept_NTV[rows, degree] * num_kept + problem.fixed_NTV[rows, degree]

@@ -250,6 +250,7 @@ def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: An
                         if used >= num:
                             break
                         fastest = 0.0
+                        # as ``piper.stage_of`` prices it, which says by which rule
                         sync = 4.0 * (d - 1) / (d * num_microbatches * bandwidth)
                         for at in range(rows.size):
                             quick = np.inf

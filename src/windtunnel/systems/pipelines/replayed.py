@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.base.progress import Progress
+from windtunnel.cost.collective import ring_ratio
 from windtunnel.graph import Graph
 from windtunnel.search.blocks import Blocks, cut_evenly
 from windtunnel.simulate import replay
@@ -135,8 +136,8 @@ def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float
 
 
 def ring_ns_per_byte(width: int, bandwidth_bytes_per_s: float) -> float:
-    """What averaging gradients over so many replicas takes: a ring moves 2 (w - 1) / w of them."""
-    return 2.0 * (width - 1) / width / bandwidth_bytes_per_s * 1e9
+    """What averaging gradients over so many replicas takes around a ring."""
+    return ring_ratio(width) / bandwidth_bytes_per_s * 1e9
 
 
 def side_by_side(schedule: Schedule, width: int) -> Schedule:

@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from windtunnel.cost.collective import ring_ratio
 from windtunnel.errors import InputError
 from windtunnel.search.blocks import Blocks, cut_evenly
 from windtunnel.systems.pipelines.stage_memory import (
@@ -276,10 +277,10 @@ def time_per_microbatch_ns(blocks: Blocks, stages: Sequence[tuple[int, int]], ho
     """The planner's cost functions.
 
     One stage: the sum over units of the longer of a unit's compute and its share of the exchange of gradients. Several:
-    the slowest stage's, with what it receives. A ring moves 2 (w - 1) / w of the weights.
+    the slowest stage's, with what it receives. Weights go around a ring.
     """
     half = 0.5 if how.precision == "mixed" else 1.0
-    ring = 2.0 * (how.width - 1) / how.width * half / job.links.across(how.width) * 1e9
+    ring = ring_ratio(how.width) * half / job.links.across(how.width) * 1e9
     compute_U = blocks.forward_ns + blocks.backward_ns
     if how.recomputes:
         factor = job.recompute_factor

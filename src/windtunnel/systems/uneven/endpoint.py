@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from windtunnel.cost.collective import ring_ratio
 from windtunnel.errors import FlightError, InputError
 from windtunnel.systems.uneven.fleet import Fleet
 from windtunnel.systems.uneven.policy import (
@@ -50,7 +51,7 @@ class Endpoint:
 
     def __init__(self, node: Node, policy: Policy, *, over_server: bool = False) -> None:
         self.node = node
-        node.sum_ratio = 2.0 if over_server else 2 * (node.num_workers - 1) / node.num_workers
+        node.sum_ratio = 2.0 if over_server else ring_ratio(node.num_workers)
         self.batch_size = node.batch_size
         self._over_server = over_server
         self.is_server = node.rank == node.num_workers
