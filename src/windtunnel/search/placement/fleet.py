@@ -127,8 +127,8 @@ def with_replicas(
 ) -> Problem:
     """The same problem where a stage may run on several devices of a type, which take the samples in turn.
 
-    In a training they agree on their weights once each has done a sample: each moves what a ring all-reduce of them does,
-    once or by PipeDream's rule twice (``SYNC_RATIOS``), over the link between two devices of the type. CPUs share their
+    In a training they agree on their weights once each has done a sample: each moves what a ring all-reduce does, once
+    or by PipeDream's rule twice (``SYNC_RATIOS``), over the link between two devices of the type. CPUs share their
     memory.
 
     Raises
