@@ -28,12 +28,11 @@ from tests.shared_data import find_shared
 
 from benchmarks import bar
 from windtunnel.graph import Graph, load
-from windtunnel.hardware import Device, device, machine
+from windtunnel.hardware import Device, Fabric, device, machine
 from windtunnel.measure.workers import run_to_end
 from windtunnel.simulate import replay
 from windtunnel.whatifs.forecast import Forecast, forecast
 from windtunnel.whatifs.fusion import fuse_kernels
-from windtunnel.whatifs.messages import Fabric
 
 MEDIAN_TARGET, WORST_TARGET, MEMORY_TARGET = 0.10, 0.15, 0.05
 MANY, MOST_S = 8192, 90.0

@@ -13,14 +13,13 @@ import numpy as np
 
 from benchmarks.megatron.system import System
 from windtunnel.graph import Graph, Kind, Phase
-from windtunnel.hardware import device
+from windtunnel.hardware import device, fabric_of
 from windtunnel.simulate import replay
 from windtunnel.sources.dry.run import dry_run
 from windtunnel.systems.pipelines.chunked import interleaved
 from windtunnel.systems.pipelines.schedules import Action, Schedule, one_forward_one_backward
 from windtunnel.systems.pipelines.timed import StageTimes, scheduled
 from windtunnel.whatifs.forecast import forecast
-from windtunnel.whatifs.messages import fabric_of
 
 SCRIPT = Path(__file__).parent / "train.py"
 A100 = "a100-sxm4-80g"

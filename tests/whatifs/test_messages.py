@@ -6,9 +6,9 @@ import pytest
 
 from windtunnel.errors import PriceError
 from windtunnel.graph import GraphBuilder, Kind
-from windtunnel.hardware import Link, machine
+from windtunnel.hardware import Fabric, Link, fabric_of, machine
 from windtunnel.whatifs.forecast import forecast
-from windtunnel.whatifs.messages import Fabric, fabric_of, has_messages, price_messages, untimed_messages
+from windtunnel.whatifs.messages import has_messages, price_messages, untimed_messages
 
 WIRE = Link("wire", bandwidth_bytes_per_s=50e9, latency_ns=0)
 

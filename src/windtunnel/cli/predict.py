@@ -19,9 +19,8 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
-    from windtunnel.hardware import Target
+    from windtunnel.hardware import Fabric, Target
     from windtunnel.whatifs.forecast import Forecast
-    from windtunnel.whatifs.messages import Fabric
 
 __all__ = ["predict"]
 
@@ -166,7 +165,8 @@ def _dtype_option(found: Forecast) -> str:
 
 def _fabric(graph: Graph, target: Target, link: str, network: str) -> Fabric | None:
     """What carries messages: those that were never sent, or all where the links are named."""
-    from windtunnel.whatifs.messages import fabric_of, has_messages, sized_messages
+    from windtunnel.hardware import fabric_of
+    from windtunnel.whatifs.messages import has_messages, sized_messages
 
     per_host = int(graph.meta.distributed.get("devices_per_host", 0))
     is_named = bool(link or network)

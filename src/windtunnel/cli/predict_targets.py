@@ -11,9 +11,8 @@ from windtunnel.errors import InputError, NotApplicableError, PriceError
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
-    from windtunnel.hardware import Target
+    from windtunnel.hardware import Fabric, Target
     from windtunnel.whatifs.forecast import Forecast
-    from windtunnel.whatifs.messages import Fabric
     from windtunnel.whatifs.speed import Speed
 
 __all__ = ["HOST_NAMES", "Predicted", "predicted_on", "print_whole", "targets_of", "with_types"]
@@ -113,8 +112,8 @@ def predicted_on(target: Target, found: Forecast, fabric: Fabric | None, batch_d
     """
     from windtunnel.base.plausible import require_plausible
     from windtunnel.graph import Kind
+    from windtunnel.hardware import fabric_of
     from windtunnel.search.advice.steps import averaged_ns
-    from windtunnel.whatifs.messages import fabric_of
     from windtunnel.whatifs.speed import speed_of
 
     dtype = "" if found.dtype == "as captured" else found.dtype

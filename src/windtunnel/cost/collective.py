@@ -11,7 +11,7 @@ adds up (at once, where a link does not say it).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ SYNC_RATIOS = {"ring": 1.0, "pipedream": 2.0}
 
 PipeDream's (SOSP 2019), which Piper and PHAZE took over, counts sending and receiving one after the other."""
 
-Number = TypeVar("Number", float, NDArray[np.float64])
+Floats = NDArray[np.float64]
 
 
 def _checked(size_bytes: float, num_ranks: int) -> None:
@@ -69,7 +69,11 @@ def _sums_ns(size_bytes: float, link: Link) -> int:
     return 0 if link.sum_bytes_per_s is None else round(1e9 * size_bytes / link.sum_bytes_per_s)
 
 
-def ring_ratio(num_ranks: Number, num_passes: int = 2) -> Number:
+@overload
+def ring_ratio(num_ranks: float, num_passes: int = 2) -> float: ...
+@overload
+def ring_ratio(num_ranks: NDArray[Any], num_passes: int = 2) -> Floats: ...
+def ring_ratio(num_ranks: float | NDArray[Any], num_passes: int = 2) -> float | Floats:
     """Bytes that a rank sends around a ring, per byte of the message: (n-1)/n in each pass.
 
     Parameters

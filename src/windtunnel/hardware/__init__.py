@@ -19,6 +19,7 @@ from windtunnel.hardware.catalog import (
     target,
     topology,
 )
+from windtunnel.hardware.fabric import Fabric, fabric_of
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.sheet import read_sheet
 from windtunnel.hardware.systems import Instance, Machine, Target
@@ -27,6 +28,7 @@ from windtunnel.hardware.templates import Templates, area_um2, template_space
 __all__ = [
     "Accelerator",
     "Device",
+    "Fabric",
     "Instance",
     "Link",
     "Machine",
@@ -38,6 +40,7 @@ __all__ = [
     "area_um2",
     "device",
     "devices",
+    "fabric_of",
     "instance",
     "instances",
     "link",

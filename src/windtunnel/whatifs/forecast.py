@@ -18,11 +18,11 @@ from windtunnel.cost.pricing import AUTO, Model, Tiers, device_of, price, tiers_
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, ResourceKind
 from windtunnel.graph.kernel_classes import class_of
-from windtunnel.hardware import Device, Machine
+from windtunnel.hardware import Device, Fabric, Machine, fabric_of
 from windtunnel.simulate import replay, replay_many
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
-from windtunnel.whatifs.messages import Fabric, fabric_of, has_messages, price_messages
+from windtunnel.whatifs.messages import has_messages, price_messages
 from windtunnel.whatifs.placing import LAUNCH_NS, place_on
 
 __all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "ranked"]

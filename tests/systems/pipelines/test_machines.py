@@ -82,9 +82,9 @@ def test_a_rate_that_nothing_yields_is_infeasible():
 def test_devices_share_the_network_of_their_instance():
     one = instance("g5.12xlarge")
 
-    assert 40e9 / 8 / 4 == links_between(one, 2).network_bytes_per_s
-    assert links_between(one, 1).across(4) == one.device_link.bandwidth_bytes_per_s
-    assert links_between(one, 2).across(8) == links_between(one, 2).network_bytes_per_s
+    assert 40e9 / 8 / 4 == links_between(one, 2).outer.bandwidth_bytes_per_s
+    assert links_between(one, 1).among(4).bandwidth_bytes_per_s == one.device_link.bandwidth_bytes_per_s
+    assert links_between(one, 2).among(8).bandwidth_bytes_per_s == links_between(one, 2).outer.bandwidth_bytes_per_s
 
 
 def test_every_instance_says_what_it_costs_when_and_where_that_is_from():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.systems.pipelines.block_models import BLOCK, SCORES, WORDS, block_graph
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import GraphBuilder, Phase
+from windtunnel.hardware import Fabric
 from windtunnel.search.blocks import blocks_of, cut_evenly
 from windtunnel.systems.pipelines.profiles import profiles_of, sizes_of
 from windtunnel.systems.pipelines.replayed import (
@@ -23,9 +24,9 @@ from windtunnel.systems.pipelines.replayed import (
 )
 from windtunnel.systems.pipelines.stage_memory import Running, memory_of_stage
 from windtunnel.systems.pipelines.timed import StageTimes
-from windtunnel.systems.pipelines.two_bw import Job, Links, PlanRow, plan_2bw
+from windtunnel.systems.pipelines.two_bw import Job, PlanRow, plan_2bw
 
-ONE_SERVER = Links(1e9, 1e8, 8)
+ONE_SERVER = Fabric.of_rates(1e9, 1e8, 8)
 
 
 def profiles(num_blocks=4, sizes=(1, 2, 4)):
@@ -125,11 +126,11 @@ def reference_ns(blocks, width, depth, count, again, links):
     """The published cost functions, written out."""
     compute = [f + b + (f if again else 0) for f, b in zip(blocks.forward_ns, blocks.backward_ns, strict=True)]
     compute[-1] -= blocks.forward_ns[-1] if again else 0  # the loss
-    rate = links.bandwidth_bytes_per_s if width < links.per_server else links.network_bytes_per_s
+    rate = (links.inner if width < links.devices_per_host else links.outer).bandwidth_bytes_per_s
     exchange = [2 * (width - 1) / width * size / rate * 1e9 / count for size in blocks.weight_bytes]
     if depth == 1:
         return sum(map(max, zip(compute, exchange, strict=True)))
-    rate = links.bandwidth_bytes_per_s if depth < links.per_server else links.network_bytes_per_s
+    rate = (links.inner if depth < links.devices_per_host else links.outer).bandwidth_bytes_per_s
     slowest = 0.0
     for stage, (first, last) in enumerate(cut_evenly(blocks.num_blocks, depth)):
         received = 2 * blocks.crossing_bytes(first) / rate * 1e9 if stage else 0.0
@@ -140,7 +141,7 @@ def reference_ns(blocks, width, depth, count, again, links):
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([2, 4, 6]), st.integers(1, 6), st.sampled_from([8, 12, 16]), st.integers(1, 9))
 def test_the_table_holds_every_combination_with_the_published_cost(num_blocks, num_workers, batch, per_server):
-    links = Links(2e9, 3e8, per_server)
+    links = Fabric.of_rates(2e9, 3e8, per_server)
     given = profiles(num_blocks)
     table = plan_2bw(given, job(num_workers=num_workers, batch=batch, links=links))
     shapes = [(w, d) for w in range(1, num_workers + 1) for d in range(1, num_workers // w + 1)]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.graph import Graph
-from windtunnel.hardware import Device, Instance
+from windtunnel.hardware import Device, Fabric, Instance
 from windtunnel.search.blocks import Blocks, cut_evenly
 from windtunnel.systems.pipelines.profiles import profiles_of
 from windtunnel.systems.pipelines.replayed import Played, batch_ns, stage_times
-from windtunnel.systems.pipelines.two_bw import Job, Links, PlanRow, plan_2bw
+from windtunnel.systems.pipelines.two_bw import Job, PlanRow, plan_2bw
 
 __all__ = ["Offer", "Rental", "cheapest_machines", "links_between"]
 
@@ -179,8 +179,8 @@ def _least_ns(row: PlanRow, blocks: Blocks) -> float:
     return row.num_microbatches * max(float(taken_U[first:last].sum()) for first, last in stages)
 
 
-def links_between(instance: Instance, count: int) -> Links:
+def links_between(instance: Instance, count: int) -> Fabric:
     """Of so many of them: the network of an instance is shared out among its devices."""
     network = instance.network_bytes_per_s / instance.num_devices
     inside = network if instance.device_link is None else instance.device_link.bandwidth_bytes_per_s
-    return Links(inside, network, instance.num_devices if count > 1 else instance.num_devices + 1)
+    return Fabric.of_rates(inside, network, instance.num_devices if count > 1 else instance.num_devices + 1)

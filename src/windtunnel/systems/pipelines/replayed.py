@@ -20,12 +20,13 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.base.progress import Progress
 from windtunnel.cost.collective import ring_ratio
 from windtunnel.graph import Graph
+from windtunnel.hardware import Fabric
 from windtunnel.search.blocks import Blocks, cut_evenly
 from windtunnel.simulate import replay
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.schedules import Action, Schedule
 from windtunnel.systems.pipelines.timed import StageTimes, scheduled
-from windtunnel.systems.pipelines.two_bw import Job, Links, PlanRow
+from windtunnel.systems.pipelines.two_bw import Job, PlanRow
 
 __all__ = [
     "Played",
@@ -108,7 +109,7 @@ def stage_of_modules(row: PlanRow, blocks: Blocks) -> dict[str, int]:
     return {name: stage_U[unit] for name, unit in blocks.unit_of.items() if name}
 
 
-def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float = 0.0) -> StageTimes:
+def stage_times(row: PlanRow, blocks: Blocks, links: Fabric, *, latency_ns: float = 0.0) -> StageTimes:
     """What the stages of a row take.
 
     Parameters
@@ -116,7 +117,7 @@ def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float
     row : PlanRow
     blocks : Blocks
         Of its microbatch.
-    links : Links
+    links : Fabric
     latency_ns : float
         Of a message without bytes.
     """
@@ -126,8 +127,8 @@ def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float
         np.array([values[first:last].sum() for first, last in stages])
         for values in (blocks.forward_ns, backward_U, blocks.update_ns, blocks.weight_bytes)
     )
-    ring = ring_ns_per_byte(row.width, links.across(row.width))
-    per_byte = 1e9 / links.across(row.depth)
+    ring = ring_ns_per_byte(row.width, links.among(row.width).bandwidth_bytes_per_s)
+    per_byte = 1e9 / links.among(row.depth).bandwidth_bytes_per_s
     messages = np.array([latency_ns + per_byte * blocks.crossing_bytes(first) for first, _ in stages[1:]])
     return StageTimes(
         forward_ns=forward, backward_ns=backward, update_ns=update, message_ns=messages,

@@ -20,6 +20,7 @@ import numpy as np
 
 from windtunnel.cost.collective import ring_ratio
 from windtunnel.errors import InputError
+from windtunnel.hardware import Fabric
 from windtunnel.search.blocks import Blocks, cut_evenly
 from windtunnel.systems.pipelines.stage_memory import (
     Precision,
@@ -30,30 +31,9 @@ from windtunnel.systems.pipelines.stage_memory import (
 )
 from windtunnel.units import format_size
 
-__all__ = ["Job", "Links", "PlanRow", "PlanTable", "ScheduleChoice", "plan_2bw", "time_per_microbatch_ns"]
+__all__ = ["Job", "PlanRow", "PlanTable", "ScheduleChoice", "plan_2bw", "time_per_microbatch_ns"]
 
 ScheduleChoice = Literal["2bw", "1f1b"]
-
-
-@dataclass(frozen=True)
-class Links:
-    """Between workers.
-
-    Parameters
-    ----------
-    bandwidth_bytes_per_s, network_bytes_per_s : float
-        Within a server, and between servers.
-    per_server : int
-        Workers of a server.
-    """
-
-    bandwidth_bytes_per_s: float
-    network_bytes_per_s: float
-    per_server: int
-
-    def across(self, num: int) -> float:
-        """Bandwidth among so many workers: that of a server, if they are fewer than it has."""
-        return self.bandwidth_bytes_per_s if num < self.per_server else self.network_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -68,7 +48,7 @@ class Job:
         Of each.
     batch : int
         Samples of one update.
-    links : Links
+    links : Fabric
     precision : str
     base_bytes : float
         Of a process, before anything else.
@@ -80,7 +60,7 @@ class Job:
     num_workers: int
     memory_bytes: float
     batch: int
-    links: Links
+    links: Fabric
     precision: Precision = "fp32"
     base_bytes: float = 0.0
     recompute_factor: float | None = None
@@ -280,7 +260,7 @@ def time_per_microbatch_ns(blocks: Blocks, stages: Sequence[tuple[int, int]], ho
     the slowest stage's, with what it receives. Weights go around a ring.
     """
     half = 0.5 if how.precision == "mixed" else 1.0
-    ring = ring_ratio(how.width) * half / job.links.across(how.width) * 1e9
+    ring = ring_ratio(how.width) * half / job.links.among(how.width).bandwidth_bytes_per_s * 1e9
     compute_U = blocks.forward_ns + blocks.backward_ns
     if how.recomputes:
         factor = job.recompute_factor
@@ -288,7 +268,7 @@ def time_per_microbatch_ns(blocks: Blocks, stages: Sequence[tuple[int, int]], ho
     exchange_U = ring * blocks.weight_bytes / how.num_microbatches
     if how.depth == 1:
         return float(np.maximum(compute_U, exchange_U).sum())
-    per_byte = 1e9 / job.links.across(how.depth)
+    per_byte = 1e9 / job.links.among(how.depth).bandwidth_bytes_per_s
     return max(
         max(
             float(compute_U[first:last].sum()) + 2.0 * per_byte * blocks.crossing_bytes(first),

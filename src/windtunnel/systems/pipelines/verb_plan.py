@@ -23,9 +23,10 @@ from windtunnel.systems.pipelines.plans_output import piper_document, print_pipe
 from windtunnel.systems.pipelines.verb_machines import plan_machines
 
 if TYPE_CHECKING:
+    from windtunnel.hardware import Fabric
     from windtunnel.search.blocks import Blocks
     from windtunnel.systems.pipelines.replayed import Played
-    from windtunnel.systems.pipelines.two_bw import Job, Links, PlanTable
+    from windtunnel.systems.pipelines.two_bw import Job, PlanTable
 
 __all__ = ["plan"]
 
@@ -154,7 +155,7 @@ class _Found(NamedTuple):
         return self.played[0].row.depth
 
 
-def _of_graph(path: Path, devices: str, samples: int, links: Links, asked: _Asked, progress: Progress) -> _Found:
+def _of_graph(path: Path, devices: str, samples: int, links: Fabric, asked: _Asked, progress: Progress) -> _Found:
     """A graph on devices of its own."""
     from windtunnel.search.placement.fleet import fleet_of
     from windtunnel.systems.pipelines.profiles import profiles_of, sizes_of
@@ -203,7 +204,7 @@ def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -
     return _Found(table, played, next(iter(profiles.values())), note, runs)
 
 
-def _job(number: int, own_bytes: float, links: Links, asked: _Asked) -> Job:
+def _job(number: int, own_bytes: float, links: Fabric, asked: _Asked) -> Job:
     from windtunnel.systems.pipelines.two_bw import Job
     from windtunnel.units import parse_size
 
@@ -226,14 +227,14 @@ def _table(profiles: dict[int, Blocks], job: Job, asked: _Asked) -> PlanTable:
     return table
 
 
-def _links(bandwidth: str, network: str, per_server: int) -> Links:
-    from windtunnel.systems.pipelines.two_bw import Links
+def _links(bandwidth: str, network: str, per_server: int) -> Fabric:
+    from windtunnel.hardware import Fabric
     from windtunnel.units import parse_rate
 
     inside, between = parse_rate(bandwidth), parse_rate(network or bandwidth)
     if min(inside, between) <= 0:
         raise InputError("a bandwidth of 0", where="--bandwidth", fix="above 0")
-    return Links(inside, between, per_server)
+    return Fabric.of_rates(inside, between, per_server)
 
 
 def _one_of(text: str, known: dict[str, Any], where: str) -> Any:

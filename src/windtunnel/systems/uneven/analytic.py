@@ -161,7 +161,7 @@ def _exchange_steps(fleet: Fleet, shape: Shape, num_steps: int, sketch: _Sketch)
 def _alone_ns(fleet: Fleet, worker: int, size_bytes: int) -> float:
     """A message to the server and its answer, on wires that nobody shares."""
     both = ((worker, fleet.num_workers), (fleet.num_workers, worker))
-    rates = [min(fleet.wires[one].bytes_per_s.at(0) for one in fleet.route(*pair)) for pair in both]
+    rates = [min(fleet.wires[one].link.bandwidth_bytes_per_s for one in fleet.route(*pair)) for pair in both]
     return sum(fleet.latency_ns(*pair) + size_bytes / rate * 1e9 for pair, rate in zip(both, rates, strict=True))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.hardware import Link
 from windtunnel.systems.uneven.partitions import Partition
 from windtunnel.systems.uneven.trace import Trace, read_trace
 from windtunnel.units import parse_duration, parse_rate
@@ -24,18 +25,33 @@ _RATE_COLUMN, _SPEED_COLUMN = "bytes_per_s", "speed"
 
 @dataclass(frozen=True)
 class Wire:
-    """One direction of a link.
+    """One direction of a link whose rate changes while a job runs.
 
     Parameters
     ----------
-    name : str
+    link : Link
+        At the beginning.
     bytes_per_s : Trace
-    latency_ns : int
+        From then on.
     """
 
-    name: str
+    link: Link
     bytes_per_s: Trace
-    latency_ns: int = 0
+
+    @classmethod
+    def of(cls, name: str, bytes_per_s: Trace, latency_ns: int = 0) -> Wire:
+        """By a name, rates and a latency."""
+        return cls(Link(name, bytes_per_s.at(0), latency_ns), bytes_per_s)
+
+    @property
+    def name(self) -> str:
+        """Of the link."""
+        return self.link.name
+
+    @property
+    def latency_ns(self) -> int:
+        """Of the link, at any rate."""
+        return self.link.latency_ns
 
 
 @dataclass(frozen=True)
@@ -202,7 +218,7 @@ def _wired(
             if way in card:
                 name = f"{nodes[node]} {way}"
                 at[node, way] = len(wires)
-                wires.append(Wire(name, _trace(card[way], _RATE_COLUMN, path, name), own_ns))
+                wires.append(Wire.of(name, _trace(card[way], _RATE_COLUMN, path, name), own_ns))
     routes: dict[tuple[int, int], tuple[int, ...]] = {
         (one, other): (at[one, "up"], at[other, "down"])
         for one in range(len(nodes))
@@ -220,7 +236,7 @@ def _wired(
         for one, other in ((source, target),) if link.get("one_way") else ((source, target), (target, source)):
             name = f"{nodes[one]} → {nodes[other]}"
             routes[one, other] = (len(wires),)
-            wires.append(Wire(name, _trace(link["rate"], _RATE_COLUMN, path, name), latency_ns))
+            wires.append(Wire.of(name, _trace(link["rate"], _RATE_COLUMN, path, name), latency_ns))
     return tuple(wires), routes
 
 

@@ -42,7 +42,7 @@ class _Parcel:
     begun_ns: int = -1
 
 
-class _Wire:
+class _WireSender:
     """A wire that this node sends over; its thread sends what waits, one chunk to each target in turn."""
 
     def __init__(self, post: Post, number: int) -> None:
@@ -152,7 +152,7 @@ class Post:
         self._targets = {target: route for (source, target), route in sorted(fleet.routes.items()) if source == rank}
         sources = [source for source, target in sorted(fleet.routes) if target == rank]
         self._sockets = Sockets(rank, addresses, sources, self._targets, self.now_ns) if addresses else None
-        self._lines: dict[int, _Wire | _Line] = {}  # by target
+        self._lines: dict[int, _WireSender | _Line] = {}  # by target
         self._cards: dict[int, Bucket] = {}
         self._card_lock = threading.Lock()
         others = [one for one in range(fleet.num_nodes) if one != rank]
@@ -163,13 +163,13 @@ class Post:
     def start(self, zero_ns: int) -> None:
         """Listen; ``zero_ns`` is the moment of the monotonic clock from which this run counts."""
         self.zero_ns = zero_ns
-        wires: dict[int, _Wire] = {}
+        wires: dict[int, _WireSender] = {}
         for target, route in self._targets.items():
             if self._sockets is not None:
                 self._lines[target] = _Line(self, self._sockets, target)
             else:
                 if route[0] not in wires:
-                    wires[route[0]] = _Wire(self, route[0])
+                    wires[route[0]] = _WireSender(self, route[0])
                 self._lines[target] = wires[route[0]]
         if self._sockets is not None:
             self._sockets.start()

@@ -5,12 +5,13 @@ import math
 import pytest
 
 from tests.systems.pipelines.block_models import block_graph
+from windtunnel.hardware import Fabric
 from windtunnel.systems.pipelines.profiles import profiles_of
 from windtunnel.systems.pipelines.replayed import ranked_by_replay
 from windtunnel.systems.pipelines.training import model
 from windtunnel.systems.pipelines.training.model import HostConditions
 from windtunnel.systems.pipelines.training.profiled import ranked_on_host
-from windtunnel.systems.pipelines.two_bw import Job, Links, plan_2bw
+from windtunnel.systems.pipelines.two_bw import Job, plan_2bw
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def profiles():
 
 
 def plans(profiles, num_workers):
-    job = Job(num_workers, math.inf, 16, Links(1e9, 1e9, num_workers + 1))
+    job = Job(num_workers, math.inf, 16, Fabric.of_rates(1e9, 1e9, num_workers + 1))
     return plan_2bw(profiles, job).feasible, job
 
 

@@ -17,13 +17,14 @@ import numpy as np
 
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
+from windtunnel.hardware import Fabric
 from windtunnel.search.blocks import Blocks, blocks_of
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.replayed import Played, batch_ns, beside, stage_of_modules, stage_times, table_of
 from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline
 from windtunnel.systems.pipelines.training.model import HostConditions, median_ns, on_cores
 from windtunnel.systems.pipelines.training.run import captured_microbatch, conditions_of
-from windtunnel.systems.pipelines.two_bw import Links, PlanRow
+from windtunnel.systems.pipelines.two_bw import PlanRow
 
 __all__ = ["captured_blocks", "conditions_for", "links_of", "pipeline_of", "ranked_on_host"]
 
@@ -72,9 +73,9 @@ def conditions_for(
     return conditions_of(workload, given, table, (_LEAST_BYTES, max(usual, _USUAL_BYTES)))
 
 
-def links_of(conditions: HostConditions, num_ranks: int) -> Links:
+def links_of(conditions: HostConditions, num_ranks: int) -> Fabric:
     """All processes are on one server."""
-    return Links(conditions.bandwidth_bytes_per_s, conditions.bandwidth_bytes_per_s, num_ranks + 1)
+    return Fabric.of_rates(conditions.bandwidth_bytes_per_s, conditions.bandwidth_bytes_per_s, num_ranks + 1)
 
 
 def ranked_on_host(
