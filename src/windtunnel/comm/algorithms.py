@@ -1,7 +1,7 @@
 """The algorithms of collectives, as schedules.
 
 In: an operation, an algorithm, the sizes of the network's dimensions. Out: the ``Schedule`` of one message.
-Not here: time (``model``, ``expansion``).
+Not here: time (``cost.collective``, ``expansion``).
 """
 
 from __future__ import annotations
