@@ -14,10 +14,11 @@ import time
 import numpy as np
 
 from benchmarks import bar
+from benchmarks.planted_kernels import PLANTED
 from windtunnel.systems.kernels.evolving import evolve_kernel
 from windtunnel.systems.kernels.run import Bench
 from windtunnel.systems.kernels.search import Options
-from windtunnel.systems.kernels.shelf import PLANTED, kernel_from
+from windtunnel.systems.kernels.shelf import kernel_from
 
 SEEDS = (0, 1, 2)
 FEWEST_GAP, FEWEST_RECOVERED, MOST_S = 1.3, 0.9, 600.0

@@ -235,7 +235,11 @@ def _drops(ratio: float) -> bool:
 def _shares(measured: Sequence[Result]) -> dict[str, float]:
     """Of every workload at its largest batch."""
     by_batch = sorted(measured, key=lambda result: result.batch_size)
-    return {r.cell.workload: r.feature_map_share for r in by_batch if r.feature_map_share is not None}
+    return {
+        result.cell.workload: result.predicted_memory_by_category.get("feature map", 0) / result.predicted_memory_bytes
+        for result in by_batch
+        if result.predicted_memory_bytes
+    }
 
 
 def _feature_maps(shares: Mapping[str, float]) -> Observation:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.peers.operator_schedules import (
     GAP,
     TIME_LIMIT_S,
+    Cores,
     Schedule,
     Task,
     checked_cycles,
@@ -30,7 +31,7 @@ from benchmarks.peers.operator_schedules import (
     replayed,
 )
 from windtunnel.base.extras import require
-from windtunnel.systems.chips.operations import FUSED, TENSOR, VECTOR, Cores, Operations
+from windtunnel.systems.chips.operations import FUSED, TENSOR, VECTOR, Operations
 
 __all__ = ["constraint_schedules"]
 

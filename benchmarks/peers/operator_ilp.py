@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.peers.operator_schedules import (
     GAP,
     TIME_LIMIT_S,
+    Cores,
     Schedule,
     checked_cycles,
     is_beside,
@@ -27,7 +28,7 @@ from benchmarks.peers.operator_schedules import (
     replayed,
 )
 from windtunnel.search.integer import Model
-from windtunnel.systems.chips.operations import FUSED, TENSOR, VECTOR, Cores, Operations
+from windtunnel.systems.chips.operations import FUSED, TENSOR, VECTOR, Operations
 
 __all__ = ["integer_schedule"]
 

@@ -19,12 +19,35 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.errors import InputError
 from windtunnel.systems.chips import list_kernels as kernels
 from windtunnel.systems.chips import lists
-from windtunnel.systems.chips.operations import FUSED, Cores, Operations
+from windtunnel.systems.chips.operations import FUSED, Operations
 
-__all__ = ["GAP", "TIME_LIMIT_S", "Schedule", "Task", "checked_cycles", "is_beside", "list_schedule", "replayed"]
+__all__ = [
+    "GAP",
+    "TIME_LIMIT_S",
+    "Cores",
+    "Schedule",
+    "Task",
+    "checked_cycles",
+    "is_beside",
+    "list_schedule",
+    "replayed",
+]
 
 GAP, TIME_LIMIT_S = 0.01, 600.0  # where a solver of schedules ends
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cores:
+    """How many there are of each type."""
+
+    num_tensor: int
+    num_vector: int
+
+    def of(self, kind: int) -> int:
+        """Operators of a kind that can run at once, each on its own core or pair."""
+        return (self.num_tensor, self.num_vector, min(self.num_tensor, self.num_vector))[kind]
+
 
 Task = tuple[Operations, Ints, Ints, Cores]
 """Operators, cycles on one core, cycles on all, how many cores."""

@@ -4,9 +4,9 @@ import itertools
 import math
 
 import numpy as np
-from benchmarks.peers.operator_schedules import is_beside
+from benchmarks.peers.operator_schedules import Cores, is_beside
 
-from windtunnel.systems.chips.operations import FUSED, Cores, Operations
+from windtunnel.systems.chips.operations import FUSED, Operations
 from windtunnel.systems.chips.stages import Job, Network
 
 __all__ = ["exhaustive", "least_cycles", "random_job", "random_network", "random_operations"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from benchmarks.peers.operator_cp_sat import constraint_schedules
 from benchmarks.peers.operator_ilp import integer_schedule
-from benchmarks.peers.operator_schedules import list_schedule, replayed
+from benchmarks.peers.operator_schedules import Cores, list_schedule, replayed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,6 @@ from windtunnel.systems.chips.operations import (
     FUSED,
     TENSOR,
     VECTOR,
-    Cores,
     Operations,
 )
 

@@ -1,6 +1,6 @@
 """What one layer does on a chip of tensor and vector cores.
 
-In: operators and who reads from whom. Out: ``Operations``, ``Cores``. Not here: when each starts (``lists``), cycles of
+In: operators and who reads from whom. Out: ``Operations``. Not here: when each starts (``lists``), cycles of
 an operator.
 
 Source: PHAZE (Wang et al., ICML 2024), section 4.2. An operator runs on one core of its type, or is spread over all of
@@ -25,24 +25,11 @@ __all__ = [
     "FUSED",
     "TENSOR",
     "VECTOR",
-    "Cores",
     "Operations",
 ]
 
 TENSOR, VECTOR, FUSED = range(3)
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Cores:
-    """How many there are of each type."""
-
-    num_tensor: int
-    num_vector: int
-
-    def of(self, kind: int) -> int:
-        """Operators of a kind that can run at once, each on its own core or pair."""
-        return (self.num_tensor, self.num_vector, min(self.num_tensor, self.num_vector))[kind]
 
 
 @dataclass(frozen=True, eq=False)

@@ -135,13 +135,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == "measured"
 
     @property
-    def feature_map_share(self) -> float | None:
-        """Of feature maps in the predicted peak; None where it was not predicted."""
-        if not self.predicted_memory_bytes:
-            return None
-        return self.predicted_memory_by_category.get("feature map", 0) / self.predicted_memory_bytes
-
-    @property
     def is_disturbed(self) -> bool:
         """Whether other programs took so much of the machine that the times are not this workload's own."""
         return self.waited_ratio > DISTURBED

@@ -17,9 +17,9 @@ from windtunnel.systems.kernels.cases import FITNESS, Case, Cases, Value
 from windtunnel.systems.kernels.from_numba import flattened, module_of
 from windtunnel.systems.kernels.ir import parse
 from windtunnel.systems.kernels.model import Kernel
-from windtunnel.systems.kernels.shelf import dense, distances, layers, planted, stencils, tables
+from windtunnel.systems.kernels.shelf import dense, distances, layers, stencils, tables
 
-__all__ = ["NAMES", "PLANTED", "kernel_from", "shelf_entry", "shelf_kernel"]
+__all__ = ["NAMES", "kernel_from", "shelf_entry", "shelf_kernel"]
 
 Inputs = Callable[[str], dict[str, tuple[Value, ...]]]
 """Arguments by the name of a case, for a split."""
@@ -49,8 +49,6 @@ _SHELF = {
     "cross-entropy": Entry(layers.cross_entropy, layers.cross_entropy_inputs),
 }
 NAMES = tuple(_SHELF)
-PLANTED = planted.PLANTED
-"""Pairs of functions that do the same, one with a defect that no compiler removes, and their inputs."""
 
 
 def shelf_kernel(name: str) -> Kernel:

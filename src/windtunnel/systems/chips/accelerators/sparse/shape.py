@@ -101,11 +101,6 @@ class ConvShape:
         """Of all filters."""
         return self.filters * self.channels // self.groups * math.prod(self.kernel)
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether it is one pixel by one filter."""
-        return (self.height, self.width, *self.kernel) == (1, 1, 1, 1)
-
     def taps(self, phase: str) -> Ints:
         """Operand pixel of each tap of each pixel of one image, int64 [pixels, T]; -1 where there is none.
 
