@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import torch
+from tests.sources.watched import watched
 from tests.systems.chips.accelerators.sparse import slow
 
 from benchmarks import bar
@@ -21,7 +22,6 @@ from windtunnel.hardware import device
 from windtunnel.hardware.engines import SparseGrid
 from windtunnel.sources.targets import build_workload
 from windtunnel.sources.zeros.records import ZeroRecords
-from windtunnel.sources.zeros.watch import watch_zeros
 from windtunnel.systems.chips.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles
 from windtunnel.systems.chips.accelerators.sparse.costs import patch_costs
 from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
@@ -108,7 +108,7 @@ def _trained(family: str, has_norm: bool) -> tuple[ZeroRecords, list[float]]:
     given = {"family": family, "norm": has_norm, "learning_rate": 0.02 if has_norm else 0.005}
     built = build_workload("relu-network", given)
     losses: list[float] = []
-    records = watch_zeros(lambda: losses.append(float(built.step())), built.models, ITERATIONS, program=built.data)
+    records = watched(lambda: losses.append(float(built.step())), built.models, ITERATIONS, program=built.data)
     return records, losses
 
 
