@@ -106,7 +106,7 @@ def _numbered(operators: list[Operator], runs: list[bool]) -> Iterator[tuple[Ope
     for operator, is_run in zip(operators, runs, strict=True):
         count += is_run
         role = Role.COMPUTE if is_run else operator.role
-        yield replace(operator, role=role), max(count, 0)
+        yield operator if operator.role is role else replace(operator, role=role), max(count, 0)
 
 
 # --- columns ------------------------------------------------------------------------------------------

@@ -37,6 +37,10 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ACCELERATOR = torch.device("cuda")
 _PARSE_TO: Any = torch._C._nn._parse_to
 _TAKES_DEVICE: dict[Any, int] = {torch.Tensor.to: 1, _PARSE_TO: 0}
+# most calls of a program: they take a tensor only, and give no tensor
+_FACTS = {torch.Tensor.untyped_storage, torch.Tensor.numel, torch.ops.prim.device.default} | {
+    getattr(torch.Tensor, name).__get__ for name in ("dtype", "grad_fn", "is_leaf", "layout", "requires_grad", "shape")
+}
 _UPDATES = str(Path(torch.__file__).parent / "optim")
 
 
@@ -52,6 +56,8 @@ class _Answers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
+        if func in _FACTS:
+            return func(*args)
         if func in READS and isinstance(args[0], torch.Tensor) and (value := known_value(args[0])) is not None:
             return read_known(func, value)
         if func in READS and has_no_value(args[0]):

@@ -22,7 +22,7 @@ from windtunnel.sources.dry.patches import replaced
 from windtunnel.sources.dry.streams import Streams
 from windtunnel.sources.dry.values import Values, own_line
 from windtunnel.sources.memory.fake_mode import fake_tensors
-from windtunnel.sources.torch.compile_boundaries import quiet_about_hooks
+from windtunnel.sources.torch.compile_boundaries import uncompiled
 from windtunnel.sources.torch.script import Ended, Pilot, run_until_enough
 
 __all__ = ["run_uncomputed", "uncomputed", "without_workers"]
@@ -41,7 +41,7 @@ def uncomputed(
     local_rank: int = 0,
     maps_devices: bool = True,
 ) -> Iterator[None]:
-    """Compute nothing within.
+    """Compute nothing within, and run what ``torch.compile`` made as plain Python.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def uncomputed(
     with ExitStack() as stack:
         if has_device:
             stack.enter_context(device_stands_in(queues, devices_per_host, local_rank))
-        stack.enter_context(quiet_about_hooks())
+        stack.enter_context(uncompiled())
         stack.enter_context(fake_tensors())
         stack.enter_context(reads_answered(values, queues, has_device=has_device, maps_devices=maps_devices))
         stack.enter_context(_empty_inputs_refused())

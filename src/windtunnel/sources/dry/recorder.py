@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.sources.dry.groups import WAIT, WRAP, Groups, Message, completed
 from windtunnel.sources.dry.streams import Streams
+from windtunnel.sources.memory.dispatch import DispatchTracer, is_device_query, is_of_wrappers
 from windtunnel.sources.memory.in_place import as_in_place
 from windtunnel.sources.memory.origins import Places
 from windtunnel.sources.memory.storages import storages_of
@@ -101,7 +101,7 @@ class _Storages:
         self.freed_bytes += self.sizes.pop(number, 0)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchTracer):
     """Takes down what is called while it is entered.
 
     Parameters
@@ -127,8 +127,10 @@ class Recorder(TorchDispatchMode):
         self._storages = _Storages()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented  # it calls operators on the tensors within, which come here
+        if is_device_query(func, args):
+            return args[0].device
+        if is_of_wrappers(types):
+            return NotImplemented
         if func._schema.name == WRAP:
             return AsyncCollectiveTensor(args[0])  # a fake one makes a tensor of its own
         if func.namespace in _NO_OPERATORS or (self.places is None and func.namespace != "c10d"):

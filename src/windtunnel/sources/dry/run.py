@@ -151,12 +151,10 @@ def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> I
     from windtunnel.sources.dry.job import rank_of_job
     from windtunnel.sources.dry.no_compute import uncomputed
     from windtunnel.sources.dry.values import Values
-    from windtunnel.sources.torch.compile_boundaries import uncompiled
 
     tracing.values = Values(options.guesses)
     per_host = options.devices_per_host
     with (
-        uncompiled(),
         rank_of_job(rank, options.num_ranks, per_host, mailbox),
         uncomputed(
             tracing.values,

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.errors import InputError
 from windtunnel.sources.memory.in_place import as_in_place
@@ -39,20 +39,21 @@ _FEW_STEPS = 16
 _MAX_RUN_ELEMENTS = 2**24
 
 
-class _Results(TorchDispatchMode):
+class _FakeOperators(KnownValues):
     """Results of the size that the real operator gives them, and a fraction that torch itself reads is 1."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        super().__init__(fake_mode)
         self._workspaces: dict[tuple[Any, ...], int] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def fake_result(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
+        """What the real operator would return as to its shape and size."""
         if func is torch.ops.aten._local_scalar_dense.default:
             if args[0].dtype.is_floating_point or args[0].dtype is torch.bool:
                 return args[0].dtype is torch.bool or 1.0
             raise DataDependentOutputException(func)  # a size, most likely
-        func, args = as_in_place(func, args, kwargs or {})
-        result = func(*args, **(kwargs or {}))
+        func, args = as_in_place(func, args, named)
+        result = func(*args, **named)
         if func is torch.ops.aten.mkldnn_rnn_layer.default and args[-1]:
             return (*result[:3], torch.empty(self._recurrent_bytes(args), dtype=torch.uint8))
         if func in _REDUCED_IN_PLACE and isinstance(result, FakeTensor) and not result.dim():
@@ -128,7 +129,7 @@ def fake_tensors() -> Iterator[None]:
     torch.nn.Module._apply = _converted(apply)  # type: ignore[method-assign]
     try:
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with fake_mode, _Results(), KnownValues(fake_mode):
+        with fake_mode, _FakeOperators(fake_mode):
             yield
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         operator = next((str(value) for value in error.args if value), type(error).__name__)

@@ -26,7 +26,7 @@ IN_PLACE_SCHEMAS = {
 }
 """Of operators that may be called in place, the schemas of those that then are."""
 _ENGINE = "_engine_run_backward"
-_DISPATCH = ("__torch_dispatch__", "__torch_function__", "__call__", "_fn", "inner", "as_in_place")
+_DISPATCH = ("__torch_dispatch__", "__torch_function__", "__call__", "_fn", "inner", "as_in_place", "fake_result")
 
 
 def as_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:

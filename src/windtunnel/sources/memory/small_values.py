@@ -8,7 +8,6 @@ reads a value which is not known (``sources.dry``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +17,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
+from windtunnel.sources.memory.dispatch import DispatchTracer, is_device_query, tensors_in
 from windtunnel.sources.memory.packed_sequences import PACK, pack
 
 __all__ = ["KnownValues", "forget_value", "value_of"]
@@ -70,8 +70,8 @@ def forget_value(tensor: torch.Tensor) -> None:
         setattr(tensor, _ATTRIBUTE, _Known(tensor, validity))
 
 
-class KnownValues(TorchDispatchMode):
-    """Computes what follows from known values, while a fake tensor mode below it says shapes.
+class KnownValues(DispatchTracer):
+    """Computes what follows from known values, while ``fake_result`` and the fake tensor mode below say shapes.
 
     Parameters
     ----------
@@ -84,23 +84,27 @@ class KnownValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
+        if is_device_query(func, args):
+            return args[0].device
         named = kwargs or {}
-        tensors = list(_tensors((args, tuple(named.values()))))
-        values = [value_of(tensor) for tensor in tensors]
-        if func is PACK and values[1] is not None:
-            return pack(args[0], values[1], args[2])
-        if any(value is None for value in values):
-            _forget_written(func, args, named)
-            return func(*args, **named)
-        known = {id(tensor): value for tensor, value in zip(tensors, values, strict=True)}
+        tensors = list(tensors_in((args, tuple(named.values()))))
+        if func is PACK and (lengths := value_of(tensors[1])) is not None:
+            return pack(args[0], lengths, args[2])
+        known: dict[int, torch.Tensor] = {}
+        for tensor in tensors:
+            value = value_of(tensor)
+            if value is None:
+                _forget_written(func, args, named)
+                return self.fake_result(func, args, named)
+            known[id(tensor)] = value
         if func is _READ:
             with _disable_current_modes():
                 return func(known[id(args[0])])
         try:
-            result = func(*args, **named)
+            result = self.fake_result(func, args, named)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self._of_real(_compute(func, args, named, known), tensors)
-        if sum(leaf.numel() for leaf in _tensors((result,))) > MAX_ELEMENTS:
+        if sum(leaf.numel() for leaf in tensors_in((result,))) > MAX_ELEMENTS:
             _forget_written(func, args, named)
             return result
         try:
@@ -110,6 +114,10 @@ class KnownValues(TorchDispatchMode):
             return result
         _attach(result, computed, tensors)
         return result
+
+    def fake_result(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
+        """What the operator returns as to its shape."""
+        return func(*args, **named)
 
     def _of_real(self, computed: Any, tensors: list[torch.Tensor]) -> Any:
         """Fake tensors of the sizes that values have decided."""
@@ -143,7 +151,7 @@ def _attach(result: Any, computed: Any, tensors: list[torch.Tensor]) -> None:
         if known is not None:
             validities[known.value.untyped_storage()._cdata] = known.validity
     given = {id(tensor) for tensor in tensors}
-    for leaf, value in zip(_tensors((result,)), _tensors((computed,)), strict=True):
+    for leaf, value in zip(tensors_in((result,)), tensors_in((computed,)), strict=True):
         if id(leaf) not in given and isinstance(leaf, FakeTensor):
             validity = validities.get(value.untyped_storage()._cdata) or _Validity()
             setattr(leaf, _ATTRIBUTE, _Known(value, validity))
@@ -157,15 +165,5 @@ def _forget_written(func: Any, args: Any, named: dict[str, Any]) -> None:
     given += [(argument, named[argument.name]) for argument in arguments if argument.name in named]
     for argument, value in given:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            for tensor in _tensors((value,)):
+            for tensor in tensors_in((value,)):
                 forget_value(tensor)
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))

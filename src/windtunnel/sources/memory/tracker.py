@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
+from windtunnel.sources.memory.dispatch import DispatchTracer, is_of_wrappers
 from windtunnel.sources.memory.origins import BEFORE, DATA, UPDATE, Places
 from windtunnel.sources.memory.patches import (
     fetches_watched,
@@ -60,7 +60,7 @@ class _Reference(weakref.ref):  # type: ignore[type-arg]
     number: int
 
 
-class StorageTracker(TorchDispatchMode):
+class StorageTracker(DispatchTracer):
     """Watch while it is entered.
 
     Parameters
@@ -143,13 +143,9 @@ class StorageTracker(TorchDispatchMode):
 
     # --- operators --------------------------------------------------------------------------------------
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # what keeps the compiler off costs as much as all that is done here
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented  # it calls operators on the tensors within, which come here
+        if types and is_of_wrappers(types):
+            return NotImplemented
         out = func(*args, **kwargs) if kwargs else func(*args)
         known, sizes = self._known, self.ledger.sizes
         for value in args:

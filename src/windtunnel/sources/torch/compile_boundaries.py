@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-__all__ = ["SuspendedCall", "aside", "not_compiled", "quiet_about_hooks", "uncompiled"]
+__all__ = ["SuspendedCall", "aside", "not_compiled", "uncompiled"]
 
 
 @contextmanager
@@ -27,12 +27,12 @@ def uncompiled() -> Iterator[None]:
         return
     import torch
 
-    with torch.compiler.set_stance("force_eager"), quiet_about_hooks():
+    with torch.compiler.set_stance("force_eager"), _quiet_about_hooks():
         yield
 
 
 @contextmanager
-def quiet_about_hooks() -> Iterator[None]:
+def _quiet_about_hooks() -> Iterator[None]:
     """Within, torch does not warn of hooks on all modules, which are ours.
 
     They are called once more for the wrapper of what is compiled, which does no harm here.
