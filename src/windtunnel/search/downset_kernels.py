@@ -23,9 +23,12 @@ __all__ = [
     "WORD",
     "count_pairs",
     "entries_of",
+    "fill_inside",
     "grow",
+    "has",
     "level",
     "level_part",
+    "longer",
     "nesting",
     "row",
 ]
@@ -37,7 +40,8 @@ OWN, FREE, LEFT = range(3)  # what an entry says: the sender leaves S; a receive
 
 
 @numba.njit(cache=True)
-def _has(words: Any, node: int) -> Any:
+def has(words: Any, node: int) -> Any:
+    """Whether a downset holds a node."""
     return (words[node >> 6] >> np.uint64(node & 63)) & np.uint64(1) == np.uint64(1)
 
 
@@ -68,7 +72,7 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
     for at in range(level_IW.shape[0]):
         words = level_IW[at]
         for node in range(num_nodes):
-            if _has(words, node):
+            if has(words, node):
                 continue
             is_open = True
             for word in range(num_words):
@@ -93,7 +97,7 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
             if count == capacity:
                 capacity *= 2
                 found = _longer(found, capacity)
-                parent, added = _longer_1(parent, capacity), _longer_1(added, capacity)
+                parent, added = longer(parent, capacity), longer(added, capacity)
             found[count], parent[count], added[count] = new, at, node
             table[place] = count
             count += 1
@@ -110,7 +114,8 @@ def _longer(old: Any, capacity: int) -> Any:
 
 
 @numba.njit(cache=True)
-def _longer_1(old: Any, capacity: int) -> Any:
+def longer(old: Any, capacity: int) -> Any:
+    """A copy with room for more."""
     new = np.empty(capacity, old.dtype)
     new[: old.shape[0]] = old
     return new
@@ -127,6 +132,15 @@ def _rehashed(found: Any, count: int, size: int) -> Any:
     return table
 
 
+@numba.njit(cache=True)
+def fill_inside(i: int, words_IW: Any, parent_I: Any, added_I: Any, inside_I: Any) -> None:
+    """Which downsets before ``i`` lie within it: those whose parent does, and whose further node it has."""
+    words = words_IW[i]
+    inside_I[0] = True
+    for j in range(1, i):
+        inside_I[j] = inside_I[parent_I[j]] and has(words, added_I[j])
+
+
 @numba.njit(cache=True, parallel=True)
 def count_pairs(words_IW: Any, parent_I: Any, added_I: Any, num_threads: int) -> int:
     """Pairs J within I, I itself not counted."""
@@ -136,9 +150,8 @@ def count_pairs(words_IW: Any, parent_I: Any, added_I: Any, num_threads: int) ->
         inside = np.zeros(num, np.bool_)
         mine = 0
         for i in range(thread, num, num_threads):
-            inside[0] = True
+            fill_inside(i, words_IW, parent_I, added_I, inside)
             for j in range(1, i):
-                inside[j] = inside[parent_I[j]] and _has(words_IW[i], added_I[j])
                 mine += inside[j]
             mine += i > 0
         total += mine
@@ -153,7 +166,7 @@ def nesting(words_IW: Any, parent_I: Any, added_I: Any) -> Any:
     for i in range(1, num):
         inside_II[0, i] = True
         for j in range(1, i):
-            inside_II[j, i] = inside_II[parent_I[j], i] and _has(words_IW[i], added_I[j])
+            inside_II[j, i] = inside_II[parent_I[j], i] and has(words_IW[i], added_I[j])
     return inside_II
 
 
@@ -174,8 +187,8 @@ def entries_of(words_IW: Any, parent_I: Any, added_I: Any, ptr_N: Any, group_X: 
             g = group_X[place]
             group[entry], count[entry] = g, 0
             for target in range(target_ptr[g], target_ptr[g + 1]):
-                count[entry] += _has(above, targets[target])
-            kind[entry] = OWN if is_own_X[place] else LEFT if _has(above, own_G[g]) else FREE
+                count[entry] += has(above, targets[target])
+            kind[entry] = OWN if is_own_X[place] else LEFT if has(above, own_G[g]) else FREE
             entry += 1
     return entry_ptr, group, count, kind
 
@@ -199,9 +212,9 @@ def row(i: int, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries
         for g in range(own_G.size):
             reached = 0
             for place in range(target_ptr[g], target_ptr[g + 1]):
-                reached += _has(words, targets[place])
+                reached += has(words, targets[place])
             reached_G[g] = reached
-            has_own_G[g] = _has(words, own_G[g])
+            has_own_G[g] = has(words, own_G[g])
             if has_own_G[g]:
                 if reached < num_targets_G[g]:
                     comm_IC[0, out_channel_G[g]] += cost_G[g]
@@ -209,7 +222,7 @@ def row(i: int, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries
                 comm_IC[0, in_channel_G[g]] += cost_G[g]
     for j in range(1, i):
         above = parent_I[j]
-        if not (inside_I[above] and _has(words, added_I[j])):
+        if not (inside_I[above] and has(words, added_I[j])):
             inside_I[j] = False
             continue
         inside_I[j] = True

@@ -4,6 +4,14 @@ In: a ``Lattice``, what its nodes cost on each type of device and send to each o
 number of devices, and the stages that reach it. Exact over all contiguous cuts that the lattice holds; over a chain
 of nodes it is the linearization heuristic (DPL). Not here: preprocessing, other objectives, bounds (``placement``).
 
+The recurrence, over downsets I and vectors V of device counts, one entry per type:
+
+    best[I, V] = min over J within I, an option o of max(load(I - J, o), best[J, V - devices(o)])
+
+Placements, fleets and pipelines that train here are cut by it. Two planners are other problems, because what a stage
+costs depends on the stages behind it: Piper's (``systems.pipelines.piper_kernels``) and PHAZE's
+(``systems.chips.stage_kernels``). They walk the same lattice; each file states its recurrence.
+
 Source: Tarnawski et al., NeurIPS 2020, sections 4 and 5; replicas after PipeDream (SOSP 2019).
 """
 

@@ -2,6 +2,15 @@
 
 In: pairs of downsets with what lies between them, times of layers. Out: the least time of a batch, and its stages. What
 they mean is said in ``stages``.
+
+The state is another than that of ``search.minmax``: a batch takes its slowest stage times microbatches *and* stages, so
+that fewer slower stages may win, and memory depends on how many stages are behind; both need the number of stages, and
+downsets are walked from the last stage on:
+
+    best[S, I, K] = min over J within I, t of max(load(I - J, t, S), best[S - 1, J, K - devices(I - J, t)])
+
+One call takes microseconds and is made for each of many chips, from pairs that are made once (``nesting``). With many
+microbatches and one degree it finds what ``search.minmax`` does; ``tests/search/test_stage_programs.py`` shows it.
 """
 
 # I downsets, Q pairs by their larger downset, T tensor degrees, S stages from the last one, K devices of one pipeline

@@ -1,6 +1,14 @@
 """The hot loops of Piper's programme, compiled: what stages cost, and the best of them.
 
 In: plain arrays. Out: plain arrays. What they mean is said in ``piper``; the lattice is that of ``downsets``.
+
+The state is another than that of ``search.minmax``: what a stage holds depends on the microbatches under way, and so on
+the data degrees of all stages behind it, which is the third index:
+
+    best[I, K, D] = min over J within I, t, d of max(load(I - J, t, d, D), best[J, K - t d, D - d])
+
+A layer also chooses its variant so that the stage fits (``choose``). With one degree, one variant and memory for all,
+both programmes find the same; ``tests/search/test_stage_programs.py`` shows it.
 """
 
 # N layers, T tensor degrees, V variants, E edges, I downsets, J a downset inside of I, S = I \ J a stage
@@ -13,19 +21,12 @@ from typing import Any
 import numba
 import numpy as np
 
-from windtunnel.search.downset_kernels import _has
+from windtunnel.search.downset_kernels import fill_inside, has, longer
 
 __all__ = ["choose", "level", "node_times"]
 
 _LESS = 1e-9  # relative: differences of sums may be off by it
 _SAME = 1e-13  # relative: sums of the same times in another order
-
-
-@numba.njit(cache=True)
-def _longer(old: Any, capacity: int) -> Any:
-    new = np.empty(capacity, old.dtype)
-    new[: old.size] = old
-    return new
 
 
 @numba.njit(cache=True)
@@ -134,7 +135,7 @@ def _front(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any, rate: floa
         start, kept = first + count, 0
         if start + num_made > parent.size:
             capacity = 2 * (start + num_made)
-            parent, variant = _longer(parent, capacity), _longer(variant, capacity)
+            parent, variant = longer(parent, capacity), longer(variant, capacity)
         for row in order:
             if kept > 0 and made_time[row] >= next_time[kept - 1] * (1 - _SAME):
                 continue
@@ -222,9 +223,7 @@ def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: An
         inside_N = np.zeros(num_layers, np.bool_)
         all_NV = np.empty((num_layers, num_variants))
         for i in range(first + thread, last, num_threads):
-            inside_I[0] = True
-            for j in range(1, i):
-                inside_I[j] = inside_I[parent_I[j]] and _has(words_IW[i], added_I[j])
+            fill_inside(i, words_IW, parent_I, added_I, inside_I)
             for j in range(i):
                 if not inside_I[j]:
                     continue
@@ -240,7 +239,7 @@ def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: An
                     if not is_priced:
                         is_priced = True
                         for n in range(num_layers):
-                            inside_N[n] = _has(words_IW[i], n) and not _has(words_IW[j], n)
+                            inside_N[n] = has(words_IW[i], n) and not has(words_IW[j], n)
                         rows = np.flatnonzero(inside_N)
                         one_NV, memory_NV = np.empty((rows.size, num_variants)), np.empty((rows.size, num_variants))
                         choice_N = np.zeros(rows.size, np.int64)

@@ -169,7 +169,7 @@ def plan_2bw(
     depths: Sequence[int] | None = None,
     recomputes: Sequence[bool] = (False, True),
 ) -> PlanTable:
-    """Try everything.
+    """Try everything: blocks are equal, so that every depth has one cut and there is nothing to search for.
 
     Parameters
     ----------
