@@ -58,7 +58,7 @@ def cheapest(search: Search, samples_per_s: float, goal: Goal = "area") -> Cheap
         raise InputError(f"{samples_per_s} samples per s", where="goal", fix="above 0")
     least = samples_per_s * (1 - _ROUNDING)
     bounds = [np.minimum(one.upper_P, _busy_bound(search, one)) for one in search.cases]
-    costs = [_area(search) if goal == "area" else _least_j(one) for one in search.cases]
+    costs = [search.space.area_um2 if goal == "area" else _least_j(one) for one in search.cases]
     best, best_cost, planned = None, np.inf, 0
     for place in np.argsort(np.concatenate(costs), kind="stable").tolist():
         number, chip = divmod(place, len(search.space))
@@ -83,10 +83,6 @@ def cheapest(search: Search, samples_per_s: float, goal: Goal = "area") -> Cheap
             fix="ask for less, or more devices (--devices), area (--area-limit) or memory (--hbm)",
         )  # fmt: skip
     return Cheapest(best, planned, len(search.space) * len(search.cases))
-
-
-def _area(search: Search) -> Floats:
-    return search.space.area_um2
 
 
 def _busy_bound(search: Search, case: Case) -> Floats:

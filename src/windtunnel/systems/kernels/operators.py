@@ -79,7 +79,7 @@ def draw_edit(function: Function, draw: np.random.Generator, operators: str = OP
     source, other = (targets[int(at)] for at in draw.choice(len(targets), size=2, replace=False))
     view = _View.of(function)
     if op == "c":
-        return _delete(view, source, draw)
+        return (("-c", source.uid), *_redirected(view, source, draw))
     if op == "p":
         return _operand(view, source, draw)
     if op == "x":
@@ -102,10 +102,6 @@ def _uses(function: Function, uid: str) -> list[tuple[Instruction, int]]:
         for slot, operand in enumerate(one.operands)
         if operand.uid == uid
     ]
-
-
-def _delete(view: _View, one: Instruction, draw: np.random.Generator) -> Edit:
-    return (("-c", one.uid), *_redirected(view, one, draw))
 
 
 def _redirected(view: _View, one: Instruction, draw: np.random.Generator) -> Edit:

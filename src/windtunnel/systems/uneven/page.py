@@ -6,7 +6,6 @@ training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
@@ -141,14 +140,10 @@ def _gantt(fleet: Fleet, run: Run) -> str:
     for worker in range(run.num_workers):
         y = _TOP + worker * (_ROW + 4)
         body.append(words(_LEFT - 6, y + 12, fleet.node_name(worker), "end"))
-        for _, begin_ns, end_ns, _ in _of(steps.tolist(), worker):
+        for _, begin_ns, end_ns, _ in (step for step in steps.tolist() if step[0] == worker):
             left, width = _LEFT + begin_ns * scale, max((min(end_ns, window_ns) - begin_ns) * scale - 0.5, 0.4)
             body.append(f'<rect x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_ROW}" fill="#0072b2"/>')
     height = _TOP + run.num_workers * (_ROW + 4) + 24
     body.append(words(_LEFT, height - 8, "0", "start"))
     body.append(words(WIDTH - 60, height - 8, format_duration(window_ns), "end"))
     return drawing(height, body, "steps of workers")
-
-
-def _of(steps: Sequence[Sequence[int]], worker: int) -> list[Sequence[int]]:
-    return [one for one in steps if one[0] == worker]
