@@ -35,7 +35,10 @@ def info(
     if kept or drop is not None:
         print_kept(_SCHEMA, drop, as_json=as_json)
         return
-    document = _of_file(file) if file is not None else _of_package()
+    if file is None:
+        document = _of_package()
+    else:
+        document = {"path": str(file), **(_of_programs(file) if file.suffix == ".npz" else _of_model(file))}
     if as_json:
         print_json({"schema": _SCHEMA, **document})
     elif file is not None:
@@ -66,10 +69,6 @@ def _print_package(document: dict[str, Any]) -> None:
         say(f"shipped {name.replace('_', ' ')}: {path or 'none in this build'}")
     if document["shipped"]["predictor"]:
         advise(f"next: windtunnel cost info {document['shipped']['predictor']}")
-
-
-def _of_file(path: Path) -> dict[str, Any]:
-    return {"path": str(path), **(_of_programs(path) if path.suffix == ".npz" else _of_model(path))}
 
 
 def _of_programs(path: Path) -> dict[str, Any]:

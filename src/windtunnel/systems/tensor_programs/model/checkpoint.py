@@ -91,10 +91,6 @@ def _require_features(header: Mapping[str, Any], where: str) -> None:
     )
 
 
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def load_predictor(path: str | os.PathLike[str]) -> Predictor:
     """Read what ``save_predictor`` wrote; raises as ``read_header`` does."""
     header = read_header(path)
@@ -102,7 +98,9 @@ def load_predictor(path: str | os.PathLike[str]) -> Predictor:
     try:
         low, high, mean, std = (tensors.pop(name).numpy() for name in ARRAYS)
         code = [tensors.pop(name).numpy() for name in CODE_ARRAYS if name in tensors]
-        sizes: dict[str, Any] = {key: _plain(value) for key, value in header["network"].items()}
+        sizes: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in header["network"].items()
+        }
         normalizer = Normalizer(
             FeatureScale(low, high),
             LabelTransform.from_json(header["labels"]),

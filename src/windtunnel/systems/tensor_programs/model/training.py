@@ -121,7 +121,8 @@ def fit(
         The weights are already good: they stay unless an epoch is better.
     """
     torch.manual_seed(config.seed)
-    optimizer = _optimizer(model, config)
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    optimizer = kind(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     average = _average(model, config)
     history, state = History(), copy.deepcopy(model.state_dict())
     if is_trained:
@@ -153,11 +154,6 @@ def fit(
     model.load_state_dict(state)
     model.eval()
     return history
-
-
-def _optimizer(model: Any, config: TrainingConfig) -> Any:
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
 
 
 def _average(model: Any, config: TrainingConfig) -> Any:

@@ -43,7 +43,8 @@ def rates(isa: str, num_threads: int) -> dict[str, float]:
         "bandwidth_bytes_per_s": memory_rate,
         "cache_bandwidth_bytes_per_s": max(memory_rate, _triad_rate(isa, num_threads, SHARED_CACHE_ELEMENTS)),
     }
-    return found | page_rates(isa, num_threads) | _clock()
+    clock = clock_hz()
+    return found | page_rates(isa, num_threads) | ({} if clock is None else {"clock_hz": clock})
 
 
 def _product_rate(isa: str, num_threads: int, rows: int, columns: int) -> float:
@@ -87,8 +88,3 @@ def _least_s(task: Task, steps: tuple[Step, ...], isa: str, num_threads: int, ru
     use_threads(num_threads)
     built = build(replay(task, to_rows(steps)).module, isa, values, expected)
     return min(built.evaluate(runs, repeats))
-
-
-def _clock() -> dict[str, float]:
-    found = clock_hz()
-    return {} if found is None else {"clock_hz": found}

@@ -206,7 +206,12 @@ def _measure_batch(plan: Plan, bench: Bench, parts: Parts, batch: int, sampled: 
         sampled.num_noisy_in_turn += 1
         return
     sampled.num_noisy_in_turn = 0
-    meta = {"batch": batch, "dropped": dict(found.dropped), "canary_usual_s": found.canary, "date": _now()}
+    meta = {
+        "batch": batch,
+        "dropped": dict(found.dropped),
+        "canary_usual_s": found.canary,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
     if found.programs:
         parts.keep(batch, found.to_set(plan.tasks, plan.targets, meta))
     else:
@@ -219,10 +224,6 @@ def _named_here(measured: ProgramSet) -> ProgramSet:
     return replace(
         measured, devices=tuple(one | {"name": name} for one, name in zip(measured.devices, names, strict=True))
     )
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _require_new(plan: Plan, known: ProgramSet) -> None:
