@@ -152,7 +152,7 @@ def sweep(job, seconds: float) -> dict:
 
 
 def tuned(job, fleet, seconds: float):
-    """The number of commits chosen on copies of one training, period by period (``train tune``)."""
+    """The number of commits chosen on copies of one training, period by period (``train plan values``)."""
     from windtunnel.systems.uneven.search import Candidate
     from windtunnel.systems.uneven.tuning import tune
 

@@ -30,7 +30,7 @@ COMMANDS = {
     "verify": ("verify", "train.py", "--whatif", "fused-optimizer", "--graph", "train.wt"),
     "predict": ("predict", "train.wt", "--on", "h100"),
     "memory": ("memory", "train.py"),
-    "report": ("report", "train.wt", "-o", "page.html", "--force"),
+    "report": ("explain", "train.wt", "--html", "page.html", "--force"),
     "place": ("place", "train.wt", "--devices", "2xcpu"),
 }
 BOUND_BY = {

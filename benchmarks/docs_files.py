@@ -130,17 +130,17 @@ WRITTEN: dict[str, Callable[[], str]] = {
     "steady.toml": lambda: re.sub(r"speed = .*csv.*", "speed = 0.5", WRITTEN["cluster.toml"]()),
     "speed.csv": lambda: SPEEDS,
     "kernel.ll": lambda: SCALE,
-    "tests.py": _printed("evolve.md", "text", "def cases"),
+    "tests.py": _printed("kernel.md", "text", "def cases"),
     "loops.py": lambda: BLUR,
     "profiled.py": lambda: PROFILED,
 }
 """By the path below the folder; of a folder, its files."""
 MADE: dict[str, tuple[str, ...]] = {
     "slow.strategy.json": (
-        "windtunnel capture --nproc 2 --bandwidth 60MB/s -o slow.wt train_ddp.py", "windtunnel optimize slow.wt",
+        "windtunnel capture --nproc 2 --bandwidth 60MB/s -o slow.wt train_ddp.py", "windtunnel whatif slow.wt --search",
     ),
-    "softmax.evolve": ("windtunnel evolve run softmax --allow promises --time-limit 10s",),
-    "layernorm.evolve": ("windtunnel evolve run layernorm --allow promises --time-limit 10s",),
+    "softmax.evolve": ("windtunnel kernel plan softmax --allow promises --time-limit 10s",),
+    "layernorm.evolve": ("windtunnel kernel plan layernorm --allow promises --time-limit 10s",),
     "trace.json.gz": ("python profiled.py",),
     "today": ("windtunnel suite run mlp --size tiny --output today",),
     "yesterday": ("windtunnel suite run mlp --size tiny --output yesterday",),

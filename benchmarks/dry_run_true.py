@@ -182,7 +182,17 @@ def large() -> dict[str, float]:
     """Seconds and GiB of a dry run of 1,024 ranks in a process of its own, and its tasks."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "llama.wt"
-        command = [sys.executable, "-m", "windtunnel", "dry-run", "--ranks", str(LLAMA_RANKS), "-o", str(target)]
+        command = [
+            sys.executable,
+            "-m",
+            "windtunnel",
+            "capture",
+            "--dry-run",
+            "--ranks",
+            str(LLAMA_RANKS),
+            "-o",
+            str(target),
+        ]
         done = run_to_end([*command, str(FOLDER / "llama.py")])
         assert done is not None, "the command did not start"
         assert target.exists(), done.stderr[-2000:]

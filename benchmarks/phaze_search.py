@@ -22,7 +22,7 @@ TARGET = f">= {LEAST_GAIN}x in the geometric mean, more than chip or plan alone 
 def run(model: str) -> dict[str, object]:
     """One command; its numbers and its seconds."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "windtunnel", "codesign", model, "--json"]
+    command = [sys.executable, "-m", "windtunnel", "chip", "plan", model, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - began
     (answer,) = json.loads(done.stdout)["models"]

@@ -101,7 +101,7 @@ def trained_tile(folder: Path) -> str:
     if data is None:
         return ""
     file = folder / "tile.safetensors"
-    arguments = ["cost", "train", "tile", "--data", str(data), "--out", str(file), "--no-calibrate"]
+    arguments = ["models", "train", "tile", "--data", str(data), "--out", str(file), "--no-calibrate"]
     done = subprocess.run([sys.executable, "-m", "windtunnel", *arguments], capture_output=True, text=True, check=False)
     return f"tile={file},roofline" if done.returncode == 0 else ""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from windtunnel.systems.tensor_programs.model.shipped import shipped_programs
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
-MISSING = "no set of measured programs is shipped yet: windtunnel cost sample, then WINDTUNNEL_PROGRAMS=FILE"
+MISSING = "no set of measured programs is shipped yet: windtunnel models sample, then WINDTUNNEL_PROGRAMS=FILE"
 
 
 def shipped_set() -> ProgramSet | None:

@@ -63,11 +63,13 @@ def walked(subject: Script, change: str, is_small: bool) -> list[Row]:
             "explain": [graph],
             "whatif": [graph, "--all"],
             "verify": [graph, "--whatif", change, "--rounds", "3", "--ledger", ledger],
-            "report": [graph, "-o", str(folder / "report.html"), "--ledger", ledger],
+            "page": [graph, "--html", str(folder / "report.html"), "--ledger", ledger],
         }
         rows: list[Row] = []
         for verb, options in verbs.items():
-            rows.append({"script": subject.path.stem, "verb": verb} | _typed([verb, *options]))
+            rows.append(
+                {"script": subject.path.stem, "verb": verb} | _typed(["explain" if verb == "page" else verb, *options])
+            )
             if verb == "capture" and "seconds" not in rows[-1]:
                 break
         return rows

@@ -86,7 +86,7 @@ def traced(titan: str, script: Path, arguments: list[str], num_gpus: int) -> tup
     """The graph of a trainer's step, and how long tracing took in seconds."""
     target = script.parent / f"{num_gpus}.wt"
     own = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), titan]))
-    command = [sys.executable, "-m", "windtunnel", "dry-run", "--ranks", str(num_gpus), "-o", str(target)]
+    command = [sys.executable, "-m", "windtunnel", "capture", "--dry-run", "--ranks", str(num_gpus), "-o", str(target)]
     done = run_to_end([*command, str(script), *arguments], environment={"PYTHONPATH": own})
     assert done is not None, "the trainer said nothing"
     assert target.exists(), done.stderr[-2000:]
@@ -122,7 +122,7 @@ def models(folder: Path) -> dict[str, str]:
     if sheet is None:
         return {"shipped": "auto"}
     target = folder / "tile.safetensors"
-    command = [sys.executable, "-m", "windtunnel", "cost", "train", "tile", "--no-calibrate"]
+    command = [sys.executable, "-m", "windtunnel", "models", "train", "tile", "--no-calibrate"]
     run_to_end([*command, "--data", str(sheet.parent), "--out", str(target)])
     assert target.exists(), "no tile model was learned"
     return {"shipped": "auto", "learned": f"tile={target},roofline"}

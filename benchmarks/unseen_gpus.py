@@ -1,7 +1,7 @@
 """Every GPU priced by a model that has seen nothing of its chip: each chip of the public data is left out in turn.
 
 Variants of one chip (the A100 with 40 and with 80 GB) are left out together. For each chip the tile model is trained
-as ``windtunnel cost train tile`` does, intervals included, on a sample of the published training kernels of the
+as ``windtunnel models train tile`` does, intervals included, on a sample of the published training kernels of the
 others; an AMD chip also learns from the other AMD chip. Tested on the published large shapes, and on published whole
 runs, replayed, beside NeuSight's published predictions of the same runs (NeuSight learned from the five trained
 NVIDIA chips). An answer is kept under the digest of data and model, so that a run that was cut off goes on where it

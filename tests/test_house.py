@@ -57,5 +57,5 @@ def test_a_subject_has_a_page_for_its_readers_and_a_way_in(subject):
     assert len(lines) <= 60
     assert named
     assert [] == [name for name in named if not (folder / name).exists()]
-    # a verb of its own, or what-ifs that the verbs of the core answer
-    assert (folder / "verb.py").exists() or list(folder.glob("whatif_*.py"))
+    # a verb of its own, or what-ifs and pages for the verbs of the core
+    assert (folder / "verb.py").exists() or (folder / "page.py").exists() or list(folder.glob("whatif_*.py"))

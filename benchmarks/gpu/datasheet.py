@@ -32,7 +32,7 @@ TEXT = """# Operators timed on {name}
 ## Columns
 
 Those of the published op sets, by form of arithmetic in a folder each (`fp32`, `tf32`, `bf16`, `fp16`): `train_*.csv`
-is what `windtunnel cost train tile --data FOLDER` reads, `other.csv` what it has no model for. A product is (M x N)
+is what `windtunnel models train tile --data FOLDER` reads, `other.csv` what it has no model for. A product is (M x N)
 times (N x K). Attention has B heads, M queries, N keys and K elements per head. B rows have H elements.
 
 {counts}

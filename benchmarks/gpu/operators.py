@@ -1,8 +1,8 @@
 """Times of operators over the range of their sizes, as a data set of our own (stage ``operators``).
 
 In: cases by number. Out: one line per case in a journal, so that a stage that is cut off goes on where it was, and at
-the end of every call the whole set as CSV in the columns of ``cost train tile``, a folder for each form of arithmetic,
-with a data sheet. Needs torch and numpy alone.
+the end of every call the whole set as CSV in the columns of ``models train tile``, a folder for each form of
+arithmetic, with a data sheet. Needs torch and numpy alone.
 
 ``latency_ms`` is what the device needs: calls in a row, replayed as one CUDA graph, between two events; ``eager_ms``
 is the same calls from Python. On the host both are one.
@@ -340,7 +340,7 @@ def summary(_rows: Mapping[str, Row], job: Job) -> Row:
 
 
 def write_form(folder: Path, rows: Sequence[Row], name: str) -> None:
-    """The rows of one form of arithmetic, in files that ``cost train tile`` reads or, for what it has no model, leaves.
+    """The rows of one form of arithmetic, in files that ``models train tile`` reads or, without a model, leaves.
 
     Its files begin with ``train_``; convolutions have columns of their own, as published.
     """

@@ -227,7 +227,7 @@ def verb(name: str, *, source: str, default: str = "") -> Callable[[Target], Tar
 def page(name: str, *, source: str) -> Callable[[Target], Target]:
     """Register what a subject adds to the output of a core verb.
 
-    That verb states what it calls the function with, and what it takes: ``report`` gives a graph and options to
+    That verb states what it calls the function with, and what it takes: ``explain --html`` gives a graph and options to
     ``"utilization"`` and ``"placement"`` for a list of sections, ``predict`` gives forecasts and their devices to
     ``"predict-chips"`` for :class:`windtunnel.systems.chips.predict_page.Chips`.
     """

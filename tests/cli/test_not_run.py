@@ -23,10 +23,10 @@ def dry(tmp_path):
     [
         ("diff", "DRY", "DRY"),
         ("explain", "DRY"),
-        ("optimize", "DRY"),
+        ("whatif", "--search", "DRY"),
         ("place", "DRY"),
-        ("replay", "DRY"),
-        ("report", "DRY"),
+        ("explain", "DRY", "--table", "resources"),
+        ("explain", "DRY", "--html", "page.html"),
         ("utilization", "DRY"),
         ("verify", "DRY", "--whatif", "amp"),
         ("verify", "mlp", "--graph", "DRY", "--whatif", "amp"),

@@ -91,8 +91,8 @@ def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path, monkeypatch)
     pytest.importorskip("torch")
     monkeypatch.setattr("windtunnel.cli.console.COLUMNS", 160)  # names are folded where there is little room
     ledger = tmp_path / "receipts.db"
-    code, out, err = run(capsys, "fly", "mlp:batch_size=32,width=32,depth=2", "--devices", "2", "--microbatches", "4",
-                         "--compare", "--ledger", ledger)  # fmt: skip
+    code, out, err = run(capsys, "verify", "mlp:batch_size=32,width=32,depth=2", "--devices", "2", "--microbatches",
+                         "4", "--compare", "--ledger", ledger)  # fmt: skip
 
     assert 0 == code, err
     assert "even" in out
@@ -114,25 +114,37 @@ def test_the_report_of_a_capture_has_the_split(capsys, tmp_path):
         builder.edge(one, other, kind=EdgeKind.DATA, size_bytes=4)
     stored = save(builder.build(), tmp_path / "train.wt")
 
-    code = main(["report", str(stored), "--no-whatifs", "--place", "2xhere", "--ledger", str(tmp_path / "none.db")])
+    code = main(
+        [
+            "explain",
+            str(stored),
+            "--html",
+            str(tmp_path / "page.html"),
+            "--no-whatifs",
+            "--place",
+            "2xhere",
+            "--ledger",
+            str(tmp_path / "none.db"),
+        ]
+    )
 
     assert 0 == code, capsys.readouterr().err
-    page = (tmp_path / "train.report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Which device runs what" in page
     assert 3 == page.count("<circle")
 
 
 def test_flights_that_cannot_be(capsys):
-    code, _, err = run(capsys, "fly", "mlp", "--devices", "2xh100")
+    code, _, err = run(capsys, "verify", "mlp", "--devices", "2xh100")
     assert 2 == code
     assert "invalid value for '--devices'" in err
-    code, _, err = run(capsys, "fly", "nothing", "--devices", "2")
+    code, _, err = run(capsys, "verify", "nothing", "--devices", "2")
     assert 2 == code
     assert "nothing" in err
 
 
 def test_what_belongs_to_another_verb_is_sent_there(capsys):
-    assert "windtunnel place fly mlp --devices 2" in run(capsys, "mlp")[2]
+    assert "windtunnel place verify mlp --devices 2" in run(capsys, "mlp")[2]
 
 
 def test_infinite_memory_is_null_in_json(capsys, tmp_path):

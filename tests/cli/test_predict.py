@@ -51,7 +51,7 @@ def test_the_document_has_raw_units(stored):
         (("--on", "h10000"), "no device is called 'h10000'"),
         (("--on", "tpu-v4"), "tpu-v4 has no peak rate for 'fp32'"),
         (("--on", "h100", "--dtype", "fp3"), "no type is called 'fp3'"),
-        (("--on", "h100", "--batch", "4"), "does not show its batch size"),
+        (("--on", "h100", "--batch-size", "4"), "does not show its batch size"),
         (("--on", "h100", "--host-factor", "-1"), "a host cannot take -1.0 times as long"),
         (("--on", "h100,h10000"), "no device is called 'h10000'"),
         (("--on", "none.json"), "sheet cannot be read"),
@@ -97,7 +97,7 @@ def test_the_batch_is_taken_from_the_dimension_that_is_named(tmp_path):
     path = save(with_size(step(), 8), tmp_path / "sized.wt")
     sizes = [
         json.loads(windtunnel("predict", path, "--on", "h100", *given, "--json").stdout)["batch_size"]
-        for given in ((), ("--batch-dim", "1"), ("--batch", "32"))
+        for given in ((), ("--batch-dim", "1"), ("--batch-size", "32"))
     ]
 
     assert [8, 4, 32] == sizes

@@ -17,20 +17,23 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("verb", ["replay", "explain"])
+@pytest.mark.parametrize("verb", [("explain", "--table", "resources"), ("explain",)])
 def test_what_was_added_to_the_clocks_is_said(folder, verb):
-    said = windtunnel(verb, folder).stdout
+    said = windtunnel(*verb, folder).stdout
 
     assert "clocks of 3 hosts were set" in said
     assert "rank 2: -70,00" in said
 
 
 def test_clocks_can_be_left_as_they_are(folder):
-    document = json.loads(windtunnel("replay", folder, "--align", "none", "--json").stdout)
+    document = json.loads(windtunnel("explain", "--table", "resources", folder, "--align", "none", "--json").stdout)
 
     assert [0, 0, 0] == [host["offset_ns"] for host in document["clocks"]["hosts"]]
     assert "clocks may differ" in document["clocks"]["notes"][0]
-    assert "there is no way 'some' to align clocks" in windtunnel("replay", folder, "--align", "some").stderr
+    assert (
+        "there is no way 'some' to align clocks"
+        in windtunnel("explain", "--table", "resources", folder, "--align", "some").stderr
+    )
 
 
 def test_missing_ranks_are_named_and_accepted_on_demand(folder):
@@ -46,7 +49,7 @@ def test_missing_ranks_are_named_and_accepted_on_demand(folder):
 
 
 def test_one_rank_has_no_clocks_to_align(folder):
-    outcome = windtunnel("replay", folder / "rank0.wt", "--align", "none")
+    outcome = windtunnel("explain", "--table", "resources", folder / "rank0.wt", "--align", "none")
 
     assert (2, True) == (outcome.code, "there is one rank here" in outcome.stderr)
 

@@ -91,7 +91,7 @@ def test_what_cannot_be_planned_is_said(profile, more, code, message):
 
 
 def test_the_fewest_threads_in_time_are_chosen(profile):
-    given = ("serve", "size", profile, "--requests", "constant:rate=150,seconds=2", "--json")
+    given = ("serve", "plan", "threads", profile, "--requests", "constant:rate=150,seconds=2", "--json")
     enough = windtunnel(*given, "--limit", "20ms")
     late = windtunnel(*given, "--limit", "1ms")
     document = json.loads(enough.stdout)
@@ -113,8 +113,8 @@ def test_requests_are_really_answered_beside_one_instance(tmp_path):
     model, path, ledger = tmp_path / "my_model.py", tmp_path / "p.csv", tmp_path / "receipts.db"
     model.write_text(MODEL)
     path.write_text("num_threads,batch_size,latency_ms\n1,1,0.1\n1,4,0.2\n2,1,0.3\n2,4,0.5\n2,8,0.9\n")
-    done = windtunnel("serve", "size", path, "--requests", "poisson:rate=50,seconds=1", "--limit", "0.17ms", "--share",
-                      "100%", "--fly", f"{model}:make", "--ledger", ledger, "--json")  # fmt: skip
+    done = windtunnel("serve", "plan", "threads", path, "--requests", "poisson:rate=50,seconds=1", "--limit", "0.17ms",
+                      "--share", "100%", "--fly", f"{model}:make", "--ledger", ledger, "--json")  # fmt: skip
     document = json.loads(done.stdout)
 
     for one in document["flights"]:
@@ -136,8 +136,8 @@ def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
     assert 2 == windtunnel("serve", "profile", job, *given).code  # it is there
 
     ledger = tmp_path / "receipts.db"
-    done = windtunnel("serve", "fly", job, profile, "--batch", "2", "--rounds", "5", "--time-limit", "1s",
-                      "-o", flown, "--ledger", ledger, "--json")  # fmt: skip
+    done = windtunnel("serve", "verify", job, profile, "--batch", "2", "--rounds", "5", "--time-limit",
+                      "1s", "-o", flown, "--ledger", ledger, "--json")  # fmt: skip
     assert 0 == done.code, done.stderr
     document = json.loads(done.stdout)
     assert all(one["latency_ns"] > 0 for one in document["flights"])
@@ -155,8 +155,8 @@ def test_where_no_instance_had_a_whole_batch_nothing_is_written(tmp_path):
     model, profile, flown = tmp_path / "my_model.py", tmp_path / "p.csv", tmp_path / "f.csv"
     model.write_text(MODEL)
     profile.write_text("num_threads,batch_size,latency_ms\n1,4,1\n")
-    done = windtunnel("serve", "fly", f"{model}:make", profile, "--batch", "3", "--rounds", "5", "--time-limit", "1s",
-                      "-o", flown, "--ledger", tmp_path / "receipts.db")  # fmt: skip
+    done = windtunnel("serve", "verify", f"{model}:make", profile, "--batch", "3", "--rounds", "5", "--time-limit",
+                      "1s", "-o", flown, "--ledger", tmp_path / "receipts.db")  # fmt: skip
 
     assert 0 == done.code, done.stderr
     assert "nothing is written" in done.stderr

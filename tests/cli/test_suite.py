@@ -10,7 +10,7 @@ from tests.reports.test_suite import _result
 from windtunnel.systems.suite import run as suite_runs
 from windtunnel.systems.suite.results import Cell, Result, write_machine, write_result
 
-VERBS = ("run", "list", "compare", "report")
+VERBS = ("run", "show", "verify")
 
 
 @pytest.fixture
@@ -39,15 +39,15 @@ def test_the_list_of_verbs_is_complete():
 
 
 def test_a_misspelt_verb_is_answered_with_the_nearest():
-    outcome = windtunnel("suite", "comapre")
+    outcome = windtunnel("suite", "verfiy")
 
     assert outcome.code == 2
-    assert "did you mean compare" in outcome.stderr
+    assert "did you mean verify" in outcome.stderr
 
 
 def test_comparing_a_run_with_itself_finds_no_difference(folder):
-    outcome = windtunnel("suite", "compare", folder, folder)
-    document = json.loads(windtunnel("suite", "compare", folder, folder, "--json").stdout)
+    outcome = windtunnel("suite", "verify", folder, folder)
+    document = json.loads(windtunnel("suite", "verify", folder, folder, "--json").stdout)
 
     assert "1.00x (1.00-1.00)" in outcome.stdout
     assert "no difference" in outcome.stdout
@@ -57,8 +57,8 @@ def test_comparing_a_run_with_itself_finds_no_difference(folder):
 
 
 def test_the_report_is_written_once(folder):
-    outcome = windtunnel("suite", "report", folder)
-    again = windtunnel("suite", "report", folder)
+    outcome = windtunnel("suite", "show", folder)
+    again = windtunnel("suite", "show", folder)
 
     assert outcome.code == 0
     assert "works offline" in outcome.stdout
@@ -67,7 +67,7 @@ def test_the_report_is_written_once(folder):
 
 
 def test_a_folder_without_results_says_how_to_make_some(tmp_path):
-    outcome = windtunnel("suite", "report", tmp_path)
+    outcome = windtunnel("suite", "show", tmp_path)
 
     assert outcome.code == 2
     assert "windtunnel suite run" in outcome.stderr
@@ -112,8 +112,8 @@ def test_what_fails_is_told_and_the_rest_is_shown(tmp_path, monkeypatch):
 
 def test_the_list_is_a_table_and_json(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    outcome = windtunnel("suite", "list", "mlp")
-    document = json.loads(windtunnel("suite", "list", "mlp", "--json").stdout)
+    outcome = windtunnel("suite", "show", "workloads", "mlp")
+    document = json.loads(windtunnel("suite", "show", "workloads", "mlp", "--json").stdout)
 
     assert "FLOP/sample" in outcome.stdout
     assert document["workloads"][0]["num_parameters"] > 1e6

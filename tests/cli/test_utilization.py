@@ -71,7 +71,7 @@ def test_the_answer_is_a_table_and_the_page_a_picture(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "name one job"),
+        (("run",), "name one job"),
         (("resnet18", "--survey"), "name one job"),
         (("resnet81",), "did you mean resnet18"),
         (("cell-7777", "--batch-sizes", "1,none"), "whole numbers above 0"),
@@ -106,7 +106,7 @@ def test_a_graph_without_flops_has_no_utilization(tmp_path):
 
 def test_the_report_takes_the_waterfall_in(tmp_path):
     page = tmp_path / "net.html"
-    found = windtunnel("report", stored(tmp_path / "net.wt"), "--no-whatifs", "--utilization", "--output", page)
+    found = windtunnel("explain", stored(tmp_path / "net.wt"), "--no-whatifs", "--utilization", "--html", page)
 
     assert 0 == found.code
     assert "of the peak is used; most is lost to" in page.read_text(encoding="utf-8")

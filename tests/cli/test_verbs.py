@@ -12,28 +12,22 @@ from windtunnel.graph import GraphBuilder, ResourceKind, load, save
 
 VERBS = (
     "capture",
-    "dry-run",
     "explain",
-    "replay",
-    "whatif",
-    "verify",
-    "optimize",
-    "fly",
-    "predict",
-    "recommend",
-    "report",
     "memory",
     "diff",
-    "slice",
     "convert",
+    "slice",
     "calibrate",
+    "whatif",
+    "verify",
+    "predict",
     "list",
     "db",
+    "models",
     "demo",
+    "chip",
     "cluster",
-    "codesign",
-    "cost",
-    "evolve",
+    "kernel",
     "pipeline",
     "place",
     "serve",
@@ -102,7 +96,7 @@ def test_a_division_that_does_not_exist_is_answered_with_those_that_do(stored):
 
 
 def test_replay_shows_how_busy_each_resource_is(stored):
-    outcome = windtunnel("replay", stored)
+    outcome = windtunnel("explain", "--table", "resources", stored)
 
     assert outcome.stdout.splitlines()[:2] == [
         "100 µs for 5 tasks; critical path: 4 of 5 tasks, 100 µs",
@@ -114,8 +108,8 @@ def test_replay_shows_how_busy_each_resource_is(stored):
 def test_replay_writes_a_trace_that_is_json_and_never_overwrites_one(stored, tmp_path):
     trace = tmp_path / "out.json"
 
-    first = windtunnel("replay", stored, "--perfetto", trace)
-    second = windtunnel("replay", stored, "--perfetto", trace)
+    first = windtunnel("explain", "--table", "resources", stored, "--perfetto", trace)
+    second = windtunnel("explain", "--table", "resources", stored, "--perfetto", trace)
 
     assert (0, 2) == (first.code, second.code)
     assert {"encoder forward", "adam"} <= {event.get("name") for event in json.loads(trace.read_bytes())["traceEvents"]}
@@ -130,12 +124,15 @@ def test_many_equal_ranks_are_played_once_and_it_is_said(tmp_path):
         builder.task(f"gemm {number}", duration_ns=number, resource=queue)
     ranks = save(builder.build().replicate(800), tmp_path / "ranks.wt")
 
-    played, asked = windtunnel("replay", ranks, "--json"), windtunnel("whatif", ranks, "faster-device", "--json")
+    played, asked = (
+        windtunnel("explain", "--table", "resources", ranks, "--json"),
+        windtunnel("whatif", ranks, "faster-device", "--json"),
+    )
 
     for outcome in (played, asked):
         document = json.loads(outcome.stdout)
         assert (64 * 800, 64) == (document["num_tasks"], document["num_played"])
-    assert "51,200 tasks folded to 64" in windtunnel("replay", ranks).stdout
+    assert "51,200 tasks folded to 64" in windtunnel("explain", "--table", "resources", ranks).stdout
 
 
 def test_diff_shows_the_parts_that_changed_and_nothing_else(stored, tmp_path):
@@ -168,7 +165,8 @@ def test_every_verb_that_opens_a_disturbed_graph_says_so(tmp_path):
     busy = save(step_graph().with_meta(disturbance={"lost_ratio": 0.6}), tmp_path / "busy.wt")
     quiet = save(step_graph(), tmp_path / "quiet.wt")
 
-    for verb in (("explain",), ("replay",), ("whatif", "faster-cpu"), ("report", "--force")):
+    page = ("explain", "--html", tmp_path / "page.html", "--force")
+    for verb in (("explain",), ("explain", "--table", "resources"), ("whatif", "faster-cpu"), page):
         assert "waited for a core 60% of the time" in windtunnel(verb[0], busy, *verb[1:]).stderr
         assert "waited for a core" not in windtunnel(verb[0], quiet, *verb[1:]).stderr
     spans = [
@@ -236,12 +234,12 @@ def test_a_misspelt_whatif_is_answered_with_the_nearest_three(stored):
     assert re.search(r"did you mean data-parallel(, [\w-]+){0,2}\?", outcome.stderr)
 
 
-def test_report_is_named_after_its_input_and_never_overwritten_without_force(stored, tmp_path):
-    arguments = ("report", stored, "--ledger", tmp_path / "none.db")
+def test_a_page_is_never_overwritten_without_force(stored, tmp_path):
+    arguments = ("explain", stored, "--html", tmp_path / "train.html", "--ledger", tmp_path / "none.db")
     first, second, third = windtunnel(*arguments), windtunnel(*arguments), windtunnel(*arguments, "--force")
 
     assert (0, 2, 0) == (first.code, second.code, third.code)
-    assert (tmp_path / "train.report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "train.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_receipts_of_an_empty_ledger_are_none_and_no_error(tmp_path):
@@ -314,7 +312,7 @@ def test_an_empty_folder_is_no_graph(tmp_path):
 
 def test_a_trace_that_is_cut_is_refused_with_its_byte_and_sliced_on_demand(stored, tmp_path):
     whole = tmp_path / "whole.json"
-    windtunnel("replay", stored, "--perfetto", whole)
+    windtunnel("explain", "--table", "resources", stored, "--perfetto", whole)
     cut = tmp_path / "cut.json"
     cut.write_bytes(whole.read_bytes()[:-400])
 
@@ -354,7 +352,7 @@ def test_an_unforeseen_error_is_owned_up_to_without_a_traceback(stored, monkeypa
         raise ZeroDivisionError("nobody thought of this")
 
     monkeypatch.setattr("windtunnel.simulate.replay", fail)
-    outcome = windtunnel("replay", stored)
+    outcome = windtunnel("explain", "--table", "resources", stored)
 
     assert 2 == outcome.code
     assert "error: this is a defect of windtunnel: ZeroDivisionError: nobody thought of this" in outcome.stderr
@@ -367,7 +365,7 @@ def test_an_interrupt_ends_with_130(stored, monkeypatch):
 
     monkeypatch.setattr("windtunnel.simulate.replay", interrupt)
 
-    assert 130 == windtunnel("replay", stored).code
+    assert 130 == windtunnel("explain", "--table", "resources", stored).code
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -383,7 +381,7 @@ def test_help_begins_with_a_runnable_example_and_fits_in_80_columns(verb):
 def test_the_list_of_verbs_is_short_and_complete():
     outcome = windtunnel("--help")
 
-    assert list(VERBS) == re.findall(r"^  ([a-z-]+)   *[A-Z]", outcome.stdout.partition("Commands:")[2], re.MULTILINE)
+    assert list(VERBS) == re.findall(r"^  ([a-z-]+)   *[A-Z]", outcome.stdout.partition("Measure:")[2], re.MULTILINE)
     assert 80 >= max(map(len, outcome.stdout.splitlines()))
 
 
@@ -391,11 +389,11 @@ def test_json_answers_all_carry_their_schema(stored, tmp_path):
     ledger = ("--ledger", tmp_path / "none.db")
     commands = [
         ("explain", stored),
-        ("replay", stored),
+        ("explain", "--table", "resources", stored),
         ("diff", stored, stored),
         ("slice", stored, "--name", "adam"),
         ("whatif", stored, "--all", *ledger),
-        ("report", stored, *ledger),
+        ("explain", stored, "--html", tmp_path / "page.html", *ledger),
         ("db", "receipts", *ledger),
         ("list",),
     ]
@@ -407,14 +405,20 @@ def test_json_answers_all_carry_their_schema(stored, tmp_path):
 
 def test_names_that_try_to_be_something_else_only_change_the_text_shown(tmp_path):
     stored = save(hostile_graph(), tmp_path / "hostile.wt")
-    verbs = [("explain", stored, "--by", "op"), ("replay", stored), ("diff", stored, stored), ("report", stored)]
+    page = tmp_path / "hostile.html"
+    verbs = [
+        ("explain", stored, "--by", "op"),
+        ("explain", "--table", "resources", stored),
+        ("diff", stored, stored),
+        ("explain", stored, "--html", page),
+    ]
 
     outcomes = [windtunnel(*verb) for verb in verbs]
 
     assert [0, 0, 0, 0] == [outcome.code for outcome in outcomes]
     assert all(char.isprintable() or char == "\n" for outcome in outcomes for char in outcome.stdout + outcome.stderr)
     assert all(len(line) < 1000 for outcome in outcomes for line in outcome.stdout.splitlines())
-    assert {"hostile.wt", "hostile.report.html"} == {path.name for path in tmp_path.iterdir()}
+    assert {"hostile.wt", "hostile.html"} == {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def test_a_bare_command_prints_its_help():
     assert "  capture " in shown.stdout
 
 
-@pytest.mark.parametrize("group", ["suite", "cost", "place", "pipeline"])
+@pytest.mark.parametrize("group", ["suite", "models", "place", "pipeline"])
 def test_a_group_without_its_verb_prints_its_help(group):
     shown = windtunnel(group)
 

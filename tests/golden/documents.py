@@ -19,7 +19,7 @@ VOLATILE = {"elapsed_s", "search_s", "solve_s", "solver_s", "seconds", "duration
 
 def run_command(words: tuple[str, ...]) -> Any:
     """The JSON document of a command, without what differs from run to run and from machine to machine."""
-    if words[0] in ("dry-run", "memory"):  # what follows the script is the script's own
+    if words[0] in ("capture", "--dry-run", "memory"):  # what follows the script is the script's own
         outcome = windtunnel_process(*words[:-1], "--json", words[-1])
     else:
         outcome = windtunnel(*words, "--json")

@@ -75,6 +75,6 @@ def test_another_version_is_refused(tmp_path):
 
 def test_the_verb_writes_a_strategy(tmp_path):
     save(averaging_job(), tmp_path / "job.wt")
-    done = windtunnel("optimize", tmp_path / "job.wt", "--bandwidth", "1GB/s", "--latency", "10ns", "--json")
+    done = windtunnel("whatif", "--search", tmp_path / "job.wt", "--bandwidth", "1GB/s", "--latency", "10ns", "--json")
     assert done.code == 0
     assert json.loads(done.stdout)["request"] == load_strategy(tmp_path / "job.strategy.json").request

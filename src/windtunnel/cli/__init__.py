@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
-_OF_SCRIPTS = ("capture", "dry-run", "memory", "verify")
+_OF_SCRIPTS = ("capture", "memory", "verify")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,19 +23,32 @@ __all__ = ["build_app", "run"]
 # typer keeps its parser to itself; the base of its one public usage error is the error of all wrong usage
 UsageError: Any = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
-_ORDER = (
-    "capture", "dry-run", "explain", "replay", "whatif", "verify", "optimize", "fly", "predict", "recommend", "report",
-    "memory", "diff", "slice", "convert", "calibrate", "list", "db", "demo",
-)  # fmt: skip
-"""In which verbs are listed: as they are used; those of subjects follow by name."""
+_PANELS = {
+    "Measure": ("capture", "explain", "memory", "diff", "convert", "slice", "calibrate"),
+    "Ask": ("whatif", "verify", "predict", "list", "db", "models", "demo"),
+}
+"""Panels of the first screen; the other commands are subjects."""
+_OTHERS = "Subjects"
 
 
 class _Verbs(typer.core.TyperGroup):
-    """Verbs in the order in which they are used; a misspelt one is answered with the nearest three."""
+    """Commands in the order in which they are used; a misspelled one is answered with the nearest three."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        order = () if ctx.parent else _ORDER  # commands of a group are listed by name
+        order = () if ctx.parent else [name for names in _PANELS.values() for name in names]
         return sorted(self.commands, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands of the first screen by panel, those of a group in one list."""
+        panels = dict(_PANELS) if ctx.parent is None else {}
+        others = tuple(name for name in self.list_commands(ctx) if not any(name in names for names in panels.values()))
+        width = max(map(len, self.commands)) + 4
+        for title, names in {**panels, _OTHERS if panels else "Commands": others}.items():
+            present = [self.commands[name] for name in names if name in self.commands]
+            if present:
+                with formatter.section(title):
+                    rows = [(command.name, command.get_short_help_str(formatter.width - width)) for command in present]
+                    formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -59,6 +72,15 @@ class _DefaultVerbs(_Verbs):
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the help of the default command below that of the group."""
+        super().format_help(ctx, formatter)
+        command = self.commands[self.default]
+        formatter.write_paragraph()
+        formatter.write_text(f"{self.default} is the default command:")
+        formatter.write_paragraph()
+        command.format_help(type(ctx)(command, info_name=self.default, parent=ctx), formatter)
+
 
 def _windtunnel(
     version: Annotated[bool, typer.Option("--version", help="Show the version and end.", is_eager=True)] = False,
@@ -72,7 +94,7 @@ def _windtunnel(
 
 
 _OWN_ARGUMENTS = {"allow_interspersed_args": False}  # all after the script is the script's
-_OF_SCRIPTS = ("capture", "dry-run", "memory")
+_OF_SCRIPTS = ("capture", "memory")
 
 
 def build_app(verbs: Mapping[str, registry.Plugin]) -> typer.Typer:
@@ -98,7 +120,7 @@ def _typer_of(text: str) -> typer.Typer:
         help=text,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        add_completion=False,
+        add_completion=not text,
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80, "terminal_width": 80},
     )
@@ -112,7 +134,10 @@ def _summary_of(plugin: registry.Plugin) -> str:
 def run(arguments: list[str]) -> int:
     """Run one command; every error becomes a message and an exit code."""
     arguments, is_debug = _take_debug(arguments)
-    arguments = _workload_last(_as_spelled_now(arguments))
+    try:
+        arguments = _workload_last(_as_spelled_now(arguments))
+    except InputError as error:
+        return show_error(error, is_debug=is_debug)
     _warn_of_late_options(arguments)
     if arguments == ["--version"]:
         print(f"windtunnel {__version__}")  # noqa: T201 - the answer
@@ -147,15 +172,49 @@ def _command_of(verb: str) -> Any:
     return typer.main.get_command(build_app(registry.verbs(verb) or registry.all("verb")))
 
 
-_MOVED = {"receipts": "db receipts"}  # verbs under their old names
+# Old spellings and new ones, to be removed at 1.0. Where the arguments have changed too, nothing is run.
+_RENAMED = {
+    "receipts": "db receipts",
+    "dry-run": "capture --dry-run",
+    "fly": "verify",
+    "cost sample": "models sample", "cost harvest": "models sample tasks", "cost info": "models show",
+    "cost train": "models train", "cost eval": "models eval",
+    "place split": "place plan", "place fly": "place verify",
+    "codesign model": "chip plan", "codesign circulant": "chip plan circulant", "codesign zeros": "chip predict",
+    "codesign": "chip plan",
+    "cluster simulate": "cluster predict", "cluster compare": "cluster plan", "cluster tune": "cluster plan timers",
+    "cluster drive": "cluster run", "cluster explain": "cluster show",
+    "serve fly": "serve verify", "serve size": "serve plan threads",
+    "train compare": "train plan", "train tune": "train plan values",
+    "evolve run": "kernel plan", "evolve step": "kernel plan step", "evolve show": "kernel show",
+    "evolve apply": "kernel apply", "evolve rank": "kernel predict", "evolve place": "kernel predict step",
+    "evolve": "kernel plan",
+    "suite list": "suite show workloads", "suite report": "suite show", "suite compare": "suite verify",
+}  # fmt: skip
+_REPLACED = {
+    "replay": "explain GRAPH --table resources",
+    "report": "explain GRAPH --html FILE",
+    "optimize": "whatif GRAPH --search",
+    "recommend": "predict GRAPH --cheapest --samples N",
+}
 
 
 def _as_spelled_now(arguments: list[str]) -> list[str]:
-    """An old spelling works, and prints the new one."""
-    if not arguments or arguments[0] not in _MOVED:
-        return arguments
-    advise(f"windtunnel {arguments[0]} is now windtunnel {_MOVED[arguments[0]]}")
-    return [*_MOVED[arguments[0]].split(), *arguments[1:]]
+    """Replace an old spelling by the new one, and print it.
+
+    Raises
+    ------
+    InputError
+        The command has other arguments now.
+    """
+    for length in (2, 1):
+        old = " ".join(arguments[:length])
+        if old in _REPLACED:
+            raise InputError(f"windtunnel {old} is now another command", fix=f"windtunnel {_REPLACED[old]}")
+        if old in _RENAMED and len(arguments) >= length:
+            advise(f"windtunnel {old} is now windtunnel {_RENAMED[old]}")
+            return [*_RENAMED[old].split(), *arguments[length:]]
+    return arguments
 
 
 def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
@@ -205,8 +264,9 @@ def _options_of(verb: str) -> dict[str, bool]:
 
 
 def _workload_last(arguments: list[str]) -> list[str]:
-    """``memory mlp --fake``: a workload has no arguments of its own, so options may stand behind it."""
-    if len(arguments) < 3 or arguments[0] != "memory" or arguments[1].startswith("-") or arguments[1].endswith(".py"):
+    """Allow ``memory mlp --fake``: a workload has no arguments of its own, so options may follow it."""
+    is_of_scripts = len(arguments) > 2 and arguments[0] in _OF_SCRIPTS
+    if not is_of_scripts or arguments[1].startswith("-") or arguments[1].endswith(".py"):
         return arguments
     return [arguments[0], *arguments[2:], arguments[1]]
 

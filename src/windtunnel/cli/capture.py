@@ -2,36 +2,62 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, say, say_wrapped, suggest
+from windtunnel.cli.console import Progress, advise, clean, print_json, say, say_wrapped, suggest
+from windtunnel.cli.dry_run import capture_dry_run
 from windtunnel.cli.files import derived, require_free, warn_of_disturbance
 from windtunnel.cli.options import Force, GuessValues, Json, Output
 from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.cli.subjects import is_script, subject_of
 from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.cli.writes import kept_away, watched
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
-    from windtunnel.sources.targets import Script
+    from windtunnel.sources.targets import Script, WorkloadName
 
 __all__ = ["capture"]
 
 
 @registry.verb("capture", source="windtunnel")
 def capture(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="The training script, as it is.")],
+    target: Annotated[
+        str, typer.Argument(metavar="SCRIPT.py|WORKLOAD", help="An unmodified training script, or mlp:width=64.")
+    ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,
     iterations: Annotated[int, typer.Option(min=1, help="Iterations to measure.")] = 20,
     warmup: Annotated[int, typer.Option(min=0, help="Iterations before that.")] = 3,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Trace a job of --ranks without its hardware: no times, to be priced by predict."
+        ),
+    ] = False,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Dry run: number of ranks of the job.")] = 1,
+    ranks_to_trace: Annotated[
+        str,
+        typer.Option(
+            "--ranks-to-trace",
+            metavar="R,R",
+            help="Dry run: ranks to trace (default: 0, and the first rank of each pipeline stage).",
+        ),
+    ] = "",
+    devices_per_host: Annotated[
+        int, typer.Option("--devices-per-host", min=1, metavar="N", help="Dry run: devices per host.")
+    ] = 8,
+    device: Annotated[
+        str, typer.Option("--device", metavar="TYPE", help="Dry run: device type that the script finds, cuda or cpu.")
+    ] = "cuda",
     fake: Annotated[
-        bool, typer.Option("--fake", help="Run nothing: operators and shapes for predict, of any size, without times.")
+        bool, typer.Option("--fake", help="Trace one process on fake tensors: operators and shapes, without times.")
     ] = False,
     guess_values: GuessValues = False,
     zeros: Annotated[
@@ -52,32 +78,35 @@ def capture(
 ) -> None:
     """Example: windtunnel capture train.py --epochs 3
 
-    Run a training script as python would, measure some iterations, end it.
+    Run a training script unmodified, measure some iterations and write the graph of one of them.
 
-    Options of windtunnel stand before the script; all after it is the script's. What the script prints goes to stderr.
+    With --dry-run, a distributed script is traced without its hardware and without its other ranks. Options of
+    windtunnel come before the script; everything after it is passed to the script, whose output goes to stderr.
     """
-    from windtunnel.sources.targets import Script
     from windtunnel.sources.torch.script import IncompleteCaptureError, num_planned
 
-    path = require_free(derived(script, _suffix(), output), force=force)
+    path = require_free(
+        derived(Path(target if is_script(target) else target.partition(":")[0]), _suffix(), output), force=force
+    )
+    if dry_run or fake:
+        _require_script(target, "--dry-run" if dry_run else "--fake")
+    if dry_run:
+        traced = {"num_ranks": ranks, "devices_per_host": devices_per_host, "device": device, "guesses": guess_values}
+        capture_dry_run(Path(target), arguments or [], path, ranks_to_trace, **traced, force=force, as_json=as_json)
+        return
     if fake:
-        _capture_fake(script, arguments or [], path, guesses=guess_values, force=force, as_json=as_json)
+        _capture_fake(Path(target), arguments or [], path, guesses=guess_values, force=force, as_json=as_json)
         return
     masks = require_free(path.with_suffix(".zeros.npz"), force=force) if zeros else None
-    target = Script(script, tuple(arguments or ()), ranks_of(nproc, bandwidth, latency))
-    if scratch and nproc > 1:
-        raise InputError("files of one process are kept away", where="--scratch --nproc", fix="leave out --nproc")
+    subject = subject_of(target, arguments or (), ranks_of(nproc, bandwidth, latency))
     choose_wait_policy()
+    files = _watch_files(subject, scratch=scratch)
     try:
-        with (
-            kept_away(script) if scratch else watched(script),
-            Progress(f"capturing {script.name}") as progress,
-            stdout_to_stderr(),
-        ):
+        with files, Progress(f"capturing {clean(target, 60)}") as progress, stdout_to_stderr():
             if masks is None:
-                graph = target.capture(iterations, progress, warmup=warmup)
+                graph = subject.capture(iterations, progress, warmup=warmup)
             else:
-                graph = _with_zeros(target, masks, zeros_after, iterations, warmup, progress)
+                graph = _with_zeros(subject, masks, zeros_after, iterations, warmup, progress)
     except IncompleteCaptureError as error:
         if error.graph is not None:
             _keep(error.graph, path, force)
@@ -98,7 +127,7 @@ def capture(
     if not graph.meta.is_complete:
         found = len(graph.meta.profiled_iteration_ns.get("samples", ()))
         advise(
-            f"{script.name} ended before all was measured: {found} of {iterations} profiled iterations are kept; "
+            f"{Path(target).name} ended before all was measured: {found} of {iterations} profiled iterations are kept; "
             f"a whole capture takes {num_planned(iterations, warmup)} of the script's iterations"
         )
     warn_of_disturbance(graph)
@@ -108,17 +137,38 @@ def capture(
         suggest("windtunnel", "explain", path)
     else:
         advise(f"written: {masks}")
-        suggest("windtunnel", "codesign", "zeros", masks, path)
+        suggest("windtunnel", "chip", "predict", masks, path)
+
+
+def _require_script(target: str, option: str) -> None:
+    if not is_script(target):
+        fix = "name a script; windtunnel memory --fake takes a workload"
+        raise InputError(f"{target} is a workload, and this option traces a script", where=option, fix=fix)
+
+
+def _watch_files(subject: Script | WorkloadName, *, scratch: bool) -> AbstractContextManager[Any]:
+    """Report the files that a script writes or, with ``scratch``, keep them away from the user's."""
+    from windtunnel.sources.targets import Script
+
+    if not isinstance(subject, Script):
+        if scratch:
+            raise InputError("a workload writes no files", where="--scratch", fix="leave out --scratch")
+        return nullcontext()
+    if scratch and subject.ranks.num_ranks > 1:
+        raise InputError("--scratch works with one process", where="--scratch --nproc", fix="leave out --nproc")
+    return kept_away(subject.path) if scratch else watched(subject.path)
 
 
 def _with_zeros(
-    target: Script, masks: Path, zeros_after: int, iterations: int, warmup: int, progress: Progress
+    target: Script | WorkloadName, masks: Path, zeros_after: int, iterations: int, warmup: int, progress: Progress
 ) -> Graph:
     """The graph, with the masks of a later iteration in a file of their own."""
+    from windtunnel.sources.targets import Script
     from windtunnel.sources.zeros.watch import capture_with_zeros
 
-    if target.ranks.num_ranks > 1:
-        raise InputError("zeros are kept of one process", where="--zeros --nproc", fix="leave out --nproc")
+    if not isinstance(target, Script) or target.ranks.num_ranks > 1:
+        fix = "name a script, and leave out --nproc"
+        raise InputError("--zeros works with a script in one process", where="--zeros", fix=fix)
     given = {"iterations": iterations, "warmup": warmup, "progress": progress}
     graph, records = capture_with_zeros(target.path, target.argv, extra=zeros_after, **given)
     records.save(masks)

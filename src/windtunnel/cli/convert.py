@@ -53,7 +53,7 @@ def convert(
     else:
         more = "" if len(written) == 1 else f" and {len(written) - 1} more, one per rank"
         say(f"{written[0]}{more}: {opened.num_tasks:,} tasks, {opened.num_edges:,} edges")
-    suggest("windtunnel", "replay", written[0])
+    suggest("windtunnel", "explain", "--table", "resources", written[0])
 
 
 def _written(graph: Graph, target: Path, *, force: bool) -> list[Path]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from windtunnel import registry
-from windtunnel.cli import receipts  # noqa: F401 - each registers its verbs
+from windtunnel.cli import forget, prices, receipts  # noqa: F401 - each registers its verbs
 
 
 @registry.verb("db", source="windtunnel")
 def _group() -> None:
-    """Example: windtunnel db receipts --drop 12
+    """Example: windtunnel db receipts
 
-    List and remove what is stored: receipts of past flights.
+    List and remove what is stored on this host: receipts of past flights and measured prices.
     """

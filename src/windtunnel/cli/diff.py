@@ -59,7 +59,7 @@ def diff(
         for name, (old, new) in unlike.items():
             say_wrapped(f"  not the same {name}: {old} before, {new} after")
         _print_changes(changes, by, top)
-    suggest("windtunnel", "report", after)
+    suggest("windtunnel", "explain", after)
 
 
 def _print_changes(changes: list[dict[str, Any]], by: str, top: int) -> None:

@@ -1,64 +1,40 @@
-"""``windtunnel dry-run``: a job of many ranks without hardware, kept as the graph of its distinct ranks."""
+"""``windtunnel capture --dry-run``: a job of many ranks without hardware, kept as the graph of its distinct ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from windtunnel import registry
 from windtunnel.cli.console import Progress, advise, print_json, say, say_wrapped, suggest
-from windtunnel.cli.files import derived, require_free
-from windtunnel.cli.options import Force, GuessValues, Json, Output, whole_numbers
+from windtunnel.cli.options import whole_numbers
 from windtunnel.cli.stdout import stdout_to_stderr
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
 
-__all__ = ["dry_run"]
+__all__ = ["capture_dry_run"]
 
 _SHOWN_LINES = 3
 
 
-@registry.verb("dry-run", source="windtunnel")
-def dry_run(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="The training script, as it is.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Ranks of the job.")] = 1,
-    ranks_to_trace: Annotated[
-        str, typer.Option("--ranks-to-trace", metavar="R,R", help="By default 0 and, of a pipeline, every stage.")
-    ] = "",
-    devices_per_host: Annotated[int, typer.Option("--devices-per-host", min=1, metavar="N", help="Of each host.")] = 8,
-    device: Annotated[
-        str, typer.Option("--device", metavar="KIND", help="What the script finds: cuda or cpu.")
-    ] = "cuda",
-    guess_values: GuessValues = False,
-    output: Output = None,
-    force: Force = False,
-    as_json: Json = False,
+def capture_dry_run(
+    script: Path,
+    arguments: Sequence[str],
+    path: Path,
+    ranks_to_trace: str,
+    *,
+    force: bool,
+    as_json: bool,
+    **traced: Any,
 ) -> None:
-    """Example: windtunnel dry-run --ranks 1024 train.py --batch-size 4
-
-    Trace a distributed training script without its hardware and without its other ranks, to be priced by predict.
-
-    Options of windtunnel stand before the script; all after it is the script's. What the script prints goes to stderr.
-    """
+    """Trace a distributed training script without its hardware; ``traced`` goes to :func:`dry_run`."""
     from windtunnel.graph import save
-    from windtunnel.sources.dry.run import dry_run as run
+    from windtunnel.sources.dry.run import dry_run
 
-    path = require_free(derived(script, ".wt", output), force=force)
+    chosen = whole_numbers(ranks_to_trace, "--ranks-to-trace")
     with Progress(f"tracing {script.name}") as progress, stdout_to_stderr():
-        graph = run(
-            script,
-            arguments or (),
-            num_ranks=ranks,
-            ranks_to_trace=whole_numbers(ranks_to_trace, "--ranks-to-trace"),
-            devices_per_host=devices_per_host,
-            device=device,
-            guesses=guess_values,
-            progress=progress,
-        )
+        graph = dry_run(script, arguments, ranks_to_trace=chosen, progress=progress, **traced)
     save(graph, path, overwrite=force)
     if as_json:
         print_json(_document(graph, path))

@@ -1,19 +1,37 @@
-"""``windtunnel explain``: where the time of an iteration goes, in plain words."""
+"""``windtunnel explain``: where the time of an iteration goes, as text, tables, a trace or a page."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
 from windtunnel.cli.console import Progress, print_json, print_table, say_wrapped, suggest
-from windtunnel.cli.files import open_graph
-from windtunnel.cli.options import AlignChoice, AllowMissing, GraphPath, Json, KinetoPath, ReadLimitSize
+from windtunnel.cli.files import open_graph, require_free, stem
+from windtunnel.cli.html_report import write_html_report
+from windtunnel.cli.options import (
+    AlignChoice,
+    AllowMissing,
+    Force,
+    GraphPath,
+    Json,
+    KinetoPath,
+    LedgerPath,
+    ReadLimitSize,
+)
+from windtunnel.cli.resource_table import print_resource_table, write_perfetto
 from windtunnel.cli.trace_table import print_trace_table
 from windtunnel.errors import InputError
 
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
+    from windtunnel.simulate import Timeline
+
 __all__ = ["explain"]
+
+_RESOURCES = "resources"
 
 
 @registry.verb("explain", source="windtunnel")
@@ -26,34 +44,56 @@ def explain(
         ),
     ] = "",
     depth: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Add layers up by the first N parts of their path; 0 for none.")
+        int, typer.Option(min=0, metavar="N", help="Add layers up by the first N parts of their path; 0: do not.")
     ] = 0,
-    top: Annotated[int, typer.Option(min=1, help="How many parts to list.")] = 15,
+    top: Annotated[int, typer.Option(min=1, help="Number of parts or rows to show.")] = 15,
     table: Annotated[
         str,
         typer.Option(
             "--table",
             metavar="NAME",
-            help="Of traces: temporal, idle, overlap, queue, queue-series, launch, launches, kernels or kinds.",
+            help="Print a table instead: resources (the replay: how busy each is); of traces: temporal, idle, overlap, "
+            "queue, queue-series, launch, launches, kernels or kinds.",
         ),
     ] = "",
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV with raw units.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table of a trace as CSV with raw units.")] = False,
     like_hta: Annotated[
         bool, typer.Option("--like-hta", help="In the table, round times as HolisticTraceAnalysis does.")
     ] = False,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page: timeline, memory, what-ifs, receipts."),
+    ] = None,
+    whatifs: Annotated[
+        bool, typer.Option("--whatifs/--no-whatifs", help="Include predictions of every what-if in the page.")
+    ] = True,
+    utilization: Annotated[
+        bool, typer.Option("--utilization", help="Measure peaks of this host; include the waterfall in the page.")
+    ] = False,
+    place: Annotated[
+        str, typer.Option(metavar="LIST", help="Include a placement of the layers, such as on 4xh100,1xcpu.")
+    ] = "",
+    place_bandwidth: Annotated[
+        str, typer.Option("--place-bandwidth", metavar="RATE", help="Bandwidth of an accelerator's link to its host.")
+    ] = "16 GB/s",
+    ledger: LedgerPath = None,
+    force: Force = False,
     kineto: KinetoPath = None,
     read_limit: ReadLimitSize = "",
     align: AlignChoice = "auto",
     allow_missing: AllowMissing = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel explain train.wt
+    """Example: windtunnel explain train.wt --html train.html
 
-    Say where the time of an iteration goes, which tasks decide it, and what stays unexplained.
+    Show where the time of an iteration goes, which tasks decide it, and what stays unexplained.
     """
-    from windtunnel.reports import explain as explain_graph
-
-    if table:
+    if table and html is not None:
+        raise InputError("a table is text, and a page is a file", where="--table --html", fix="leave one of them out")
+    if table and table != _RESOURCES:
         shown = {"as_json": as_json, "as_csv": as_csv}
         print_trace_table(graph, table, top=top, like_hta=like_hta, read_limit=read_limit, **shown)
         suggest("windtunnel", "explain", graph)
@@ -62,21 +102,56 @@ def explain(
         raise InputError(f"--depth adds layers up, not {by!r}", fix="use --by layer, or leave out --by")
     by = by or ("layer" if depth else "")
     if as_csv or like_hta:
-        raise InputError("--csv and --like-hta are for a table", fix="add --table NAME")
+        raise InputError("--csv and --like-hta are for a table of a trace", fix="add --table NAME")
+    pages = [("utilization", {"name": stem(graph)})] * utilization
+    pages += [("placement", {"devices": place, "bandwidth": place_bandwidth})] * bool(place)
+    if pages and html is None:
+        raise InputError("these sections are of a page", where="--utilization, --place", fix="add --html FILE")
+    for path in (perfetto, html):
+        if path is not None:
+            require_free(path, force=force)
     with Progress(f"explaining {graph.name}", heartbeat=True) as progress:
-        explanation = explain_graph(
-            open_graph(
-                graph, progress=progress, kineto=kineto, read_limit=read_limit, align=align, allow_missing=allow_missing
-            )
+        opened = open_graph(
+            graph, progress=progress, kineto=kineto, read_limit=read_limit, align=align, allow_missing=allow_missing
         )
+        if html is not None:
+            given: dict[str, Any] = {
+                "whatifs": whatifs,
+                "pages": pages,
+                "ledger": ledger,
+                "force": force,
+                "as_json": as_json,
+            }
+            write_html_report(opened, graph, html, **given, progress=progress)
+    if perfetto is not None or table:
+        timeline = _replayed(opened)
+        if perfetto is not None:
+            write_perfetto(timeline, perfetto)
+        if table:
+            print_resource_table(timeline, perfetto, as_json=as_json)
+    if not (html or table):
+        _print_explanation(opened, by, depth, top, as_json=as_json)
+    suggest("windtunnel", "whatif", graph, "--all")
+
+
+def _replayed(graph: Graph) -> Timeline:
+    from windtunnel.simulate import replay
+
+    with Progress("replaying", heartbeat=True):
+        return replay(graph)
+
+
+def _print_explanation(graph: Graph, by: str, depth: int, top: int, *, as_json: bool) -> None:
+    from windtunnel.reports import explain as explain_graph
+
+    explanation = explain_graph(graph)
     if as_json:
         print_json(explanation.to_dict())
-    else:
-        for line in str(explanation).splitlines():
-            say_wrapped(line)
-        if by:
-            _list_parts(explanation.parts(by, depth), top)
-    suggest("windtunnel", "whatif", graph, "--all")
+        return
+    for line in str(explanation).splitlines():
+        say_wrapped(line)
+    if by:
+        _list_parts(explanation.parts(by, depth), top)
 
 
 def _list_parts(parts: list[tuple[str, float, float, int]], top: int) -> None:

@@ -28,8 +28,8 @@ _KINDS = {
     "flights": ("flight", "windtunnel verify SCRIPT.py --whatif NAME"),
     "workloads": ("workload", "windtunnel verify mlp --whatif amp"),
     "sources": ("source", "windtunnel capture SCRIPT.py"),
-    "strategies": ("strategy", "windtunnel train compare CLUSTER.toml --policies 'bsp NAME'"),
-    "policies": ("policy", "windtunnel cluster compare JOBS.csv --cluster FILE --policies 'dally NAME'"),
+    "strategies": ("strategy", "windtunnel train plan CLUSTER.toml --policies 'bsp NAME'"),
+    "policies": ("policy", "windtunnel cluster plan JOBS.csv --cluster FILE --policies 'dally NAME'"),
     "models": ("cost_model", "windtunnel predict GRAPH --on h100 --model NAME"),
     "layers": ("layer", "windtunnel whatif GRAPH NAME"),
 }

@@ -58,7 +58,7 @@ LedgerPath = Annotated[
     typer.Option("--ledger", metavar="FILE", help="Receipts of past flights (~/.windtunnel/receipts.db)."),
 ]
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Measure anew what was measured before; windtunnel cost info --kept lists it.")
+    bool, typer.Option("--fresh", help="Measure anew what was measured before; windtunnel db prices lists it.")
 ]
 MostDownsets = Annotated[
     int,

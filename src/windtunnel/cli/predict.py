@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
+from windtunnel.cli.cheapest import print_cheapest
 from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli.files import open_graph, require_free
 from windtunnel.cli.options import Force, GraphPath, Json
@@ -51,11 +52,14 @@ def predict(
         typer.Option(
             "--on",
             metavar="DEVICE,DEVICE",
-            help="h100, 8xh100, dgx-h100, tpu-v4-like, this-host, or your own sheet (.json).",
+            help="Hardware: h100, 8xh100, dgx-h100, tpu-v4-like, this-host, or your own sheet (.json); "
+            "with --cheapest, machines of the catalog (default: all).",
         ),
-    ],
+    ] = "",
     dtype: Annotated[str, typer.Option("--dtype", metavar="TYPE", help="tf32, bf16 ...; as captured by default.")] = "",
-    batch: Annotated[int, typer.Option("--batch", min=0, metavar="N", help="Another batch size.")] = 0,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=0, metavar="N", help="Samples of a device's step (default: as captured).")
+    ] = 0,
     batch_dim: Annotated[
         int | None, typer.Option("--batch-dim", metavar="DIM", help="Dimension of the inputs that holds the samples.")
     ] = None,
@@ -66,16 +70,70 @@ def predict(
     ] = 1.0,
     link: Annotated[str, typer.Option("--link", metavar="NAME", help="Between devices of a host, for messages.")] = "",
     network: Annotated[str, typer.Option("--network", metavar="NAME", help="Between hosts, for messages.")] = "",
+    cheapest: Annotated[
+        bool, typer.Option("--cheapest", help="Find the cheapest machine of the catalog for a training of --samples.")
+    ] = False,
+    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Cheapest: samples of an epoch.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Cheapest: epochs of the training.")] = 1,
+    deadline: Annotated[
+        str, typer.Option(metavar="TIME", help="Cheapest: time limit of the training, such as 24h.")
+    ] = "",
+    max_cost: Annotated[
+        float, typer.Option("--max-cost", min=0, metavar="USD", help="Cheapest: cost limit; 0: none.")
+    ] = 0.0,
+    max_machines: Annotated[
+        int, typer.Option("--max-machines", min=1, metavar="N", help="Cheapest: machines of one type.")
+    ] = 4,
+    dataset_size: Annotated[
+        str, typer.Option("--dataset-size", metavar="SIZE", help="Cheapest: bytes on disk, such as 150GB.")
+    ] = "",
+    disk_bandwidth: Annotated[
+        str, typer.Option("--disk-bandwidth", metavar="RATE", help="Cheapest: reading of what is not in memory.")
+    ] = "",
+    prep: Annotated[
+        float, typer.Option(min=0, metavar="N", help="Cheapest: samples that a core prepares per second.")
+    ] = 0.0,
+    billing: Annotated[
+        str, typer.Option(metavar="UNIT", help="Cheapest: second (one minute at least) or hour.")
+    ] = "second",
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="CSV", help="Cheapest: instance,count,compute_ms,interconnect_ms,network_ms."),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Keep the priced graph, to ask and replay it.")
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write the priced graph.")
     ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel predict train.wt --on h100,a100,l4 --dtype bf16
 
-    Price a captured job on devices of the catalog and replay it: the device's time, the host's, what the step becomes.
+    Predict a captured job on other hardware, or with --cheapest the machine to rent for a whole training.
     """
+    if cheapest:
+        if not samples:
+            raise InputError("the length of the training is not given", where="--cheapest", fix="add --samples N")
+        print_cheapest(
+            graph,
+            on=on,
+            samples=samples,
+            epochs=epochs,
+            deadline=deadline,
+            max_cost=max_cost,
+            max_machines=max_machines,
+            batch_size=batch_size,
+            dtype=dtype,
+            host_factor=host_factor,
+            dataset_size=dataset_size,
+            disk_bandwidth=disk_bandwidth,
+            prep=prep,
+            billing=billing,
+            measured=measured,
+            as_json=as_json,
+        )
+        return
+    if not on:
+        raise InputError("no hardware is named", where="--on", fix="add --on h100; windtunnel list devices names more")
     from windtunnel.cost.pricing import comparable
     from windtunnel.graph import save
     from windtunnel.units import parse_duration
@@ -90,7 +148,7 @@ def predict(
         asked_for, captured = targets_of(on), open_graph(graph, progress=progress, needs_times=False)
         targets, left_out = with_types(captured, asked_for, dtype)
         given["model"] = comparable(model, [one.device for one in targets])
-        numbers: dict[str, Any] = {"dtype": dtype, "batch_size": batch, "host_factor": host_factor}
+        numbers: dict[str, Any] = {"dtype": dtype, "batch_size": batch_size, "host_factor": host_factor}
         made, answers = [], {}
         for one in targets:
             fabric = _fabric(captured, one, link, network)
@@ -150,7 +208,7 @@ def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], 
     best = min(others, key=_per_sample, default=found)
     if _per_sample(best) < _per_sample(found):
         options = _dtype_option(best)
-        options += f" --batch {best.batch_size}" if best.batch_size != found.batch_size else ""
+        options += f" --batch-size {best.batch_size}" if best.batch_size != found.batch_size else ""
         advise(f"next: windtunnel predict {graph} --on {on}{options}")
     elif asked is not None:
         advise(f"next: windtunnel whatif {asked} --all")

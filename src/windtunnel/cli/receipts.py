@@ -9,37 +9,31 @@ import typer
 from windtunnel import registry
 from windtunnel.cli.console import advise, print_json, print_table, say
 from windtunnel.cli.options import Json, LedgerPath
-from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt
 
 __all__ = ["receipts"]
 
-_PIPELINES = "pipeline"  # what windtunnel place fly keeps
+_PIPELINES = "pipeline"  # what windtunnel place verify keeps
 
 
 @registry.verb("db receipts", source="windtunnel")
 def receipts(
     whatif: Annotated[str, typer.Option("--whatif", metavar="NAME", help="Only flights of this what-if.")] = "",
     top: Annotated[int, typer.Option(min=1, help="How many of the latest to show.")] = 20,
-    drop: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Remove these receipts, such as 12 or 12,14, and list the rest.")
-    ] = "",
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel db receipts --whatif amp
 
-    List past flights, the latest first: predicted speed-up, measured speed-up, and the error of the prediction.
+    List past flights, latest first: predicted speed-up, measured speed-up and the error of the prediction.
 
-    Intervals of later predictions rest on these. A flight that went wrong can be removed with --drop.
+    Intervals of later predictions are based on these. windtunnel db forget removes one that went wrong.
     """
     from windtunnel.flights import Ledger
 
     book = Ledger(ledger)
-    if drop:
-        advise(f"removed {book.drop(_numbers(drop))} of the receipts in {book.path}")
     found = dict(reversed(book.numbered(whatif or None).items()))
     if whatif and not found:
         _require_known(whatif)
@@ -54,13 +48,6 @@ def receipts(
         if len(found) > top:
             say(f"and {len(found) - top:,} older; --top {len(found)} shows all")
     advise("next: windtunnel verify SCRIPT.py --whatif NAME adds one")
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"{text!r} is no list of numbers", where="--drop", fix="give 12 or 12,14") from error
 
 
 def _cells(receipt: Receipt) -> tuple[str, ...]:

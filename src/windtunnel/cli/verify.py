@@ -15,6 +15,7 @@ from windtunnel.cli.files import database_of, open_graph
 from windtunnel.cli.options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
 from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.cli.subjects import subject_of
 from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.errors import InputError
 
@@ -33,7 +34,11 @@ DRIFT = 0.05  # of the baseline between capture and flight, beyond which it is t
 @registry.verb("verify", source="windtunnel")
 def verify(
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="A script, a capture of one, or a workload: mlp:width=64.")
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A script, a capture of one, a workload (mlp:width=64), or what whatif --search wrote (.json).",
+        ),
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own, behind --.")] = None,
     whatif: Annotated[
@@ -65,14 +70,22 @@ def verify(
     from windtunnel.units import parse_ratio
     from windtunnel.whatifs import parse_requests
 
-    if not whatif:
-        raise InputError("say which what-if to fly", fix="--whatif NAME; windtunnel list flights shows them")
     limit = parse_ratio(fail_over) if fail_over else None
     rule = StopRule() if rounds is None else StopRule(rounds=rounds)
-    requests = parse_requests(whatif)
+    strategy = registry.get("page", "strategy").function(Path(target)) if target.endswith(".json") else None
+    if not (whatif or strategy):
+        raise InputError("say which what-if to run", fix="--whatif NAME; windtunnel list flights shows them")
+    requests = parse_requests(strategy[0] if strategy else whatif)
     choose_wait_policy()
-    subject = _subject(target, arguments or (), ranks_of(nproc, bandwidth, latency))
+    ranks = ranks_of(nproc, bandwidth, latency)
+    subject: Any
     baseline = None if graph is None else open_graph(graph)
+    if strategy is None:
+        subject = _subject(target, arguments or (), ranks)
+    elif arguments:  # another script than the captured one
+        subject, baseline = subject_of(arguments[0], arguments[1:], ranks), baseline or strategy[1]
+    else:
+        subject = strategy[1]
     if scratch:
         subject, baseline = _with_scratch(subject, baseline)
     outcomes: list[Outcome] = []
@@ -137,15 +150,9 @@ def _document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _subject(target: str, arguments: Sequence[str], ranks: Ranks) -> Any:
     """What is flown: a captured graph, a workload such as ``mlp:width=64``, or a script in its processes."""
-    from windtunnel.sources.targets import WorkloadName, target_of
-    from windtunnel.whatifs.request import parse_step
-
     if Path(target).is_dir():
         return open_graph(Path(target))
-    if ":" in target and not target.endswith(".py"):
-        step = parse_step(target, kind="workload")
-        return WorkloadName(step.name, step.parameters)
-    return target_of(target, argv=arguments, ranks=ranks)
+    return subject_of(target, arguments, ranks)
 
 
 def _with_scratch(subject: Any, baseline: Graph | None) -> tuple[Script, Graph | None]:

@@ -9,15 +9,17 @@ import typer
 
 from windtunnel import registry
 from windtunnel.cli.console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
-from windtunnel.cli.files import database_of, open_graph
+from windtunnel.cli.files import database_of, derived, open_graph, require_free
 from windtunnel.cli.options import (
     AlignChoice,
     AllowMissing,
+    Force,
     Fresh,
     GraphPath,
     Json,
     KinetoPath,
     LedgerPath,
+    Output,
     PricesChoice,
     ReadLimitSize,
 )
@@ -41,7 +43,24 @@ def whatif(
     pairs: Annotated[bool, typer.Option("--pairs", help="Also every two that go together.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Say why the others do not apply.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many answers to show.")] = 20,
-    layers: Annotated[bool, typer.Option("--layers", help="Also which layers it pays for, one by one.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="Also predict each change layer by layer.")] = False,
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="Search the fastest strategy of a data-parallel job (capture --nproc) instead."),
+    ] = False,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Search: also compress gradients, which changes them.")
+    ] = False,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Search: memory of a rank, such as 16GiB.")] = "",
+    max_plans: Annotated[int, typer.Option("--max-plans", min=1, metavar="N", help="Search: plans to try.")] = 2000,
+    latency: Annotated[
+        str, typer.Option(metavar="TIME", help="Search: latency of a gradient message (default: fitted).")
+    ] = "",
+    bandwidth: Annotated[
+        str, typer.Option(metavar="RATE", help="Search: bandwidth of gradient averaging (default: fitted).")
+    ] = "",
+    output: Output = None,
+    force: Force = False,
     prices: PricesChoice = "auto",
     fresh: Fresh = False,
     ledger: LedgerPath = None,
@@ -61,6 +80,11 @@ def whatif(
     from windtunnel.sources.ranks.clocks import clock_lines
     from windtunnel.whatifs import whatif as ask
 
+    if search:
+        limits = {"lossy": lossy, "memory": memory, "max_plans": max_plans, "latency": latency, "bandwidth": bandwidth}
+        path = require_free(derived(graph, ".strategy.json", output), force=force)
+        _search(graph, path, prices=prices, fresh=fresh, as_json=as_json, **limits)
+        return
     if bool(names) == every:
         raise InputError("say which what-ifs to ask", fix=f"{_all_of(graph)}, or name some of them")
     with Progress("asking what if", heartbeat=True) as progress:
@@ -99,6 +123,13 @@ def whatif(
     if not usable:
         raise typer.Exit(NOT_APPLICABLE)
     _advise_next(usable, graph)
+
+
+def _search(graph: Path, path: Path, *, prices: str, fresh: bool, as_json: bool, **limits: Any) -> None:
+    with Progress("searching", heartbeat=True) as progress:
+        opened = open_graph(graph, progress=progress)
+        given = {"prices": prices, "database": database_of(fresh=fresh), "as_json": as_json, "progress": progress}
+        registry.get("page", "strategy-search").function(opened, path, captured=graph, **limits, **given)
 
 
 def _all_of(graph: Path) -> str:

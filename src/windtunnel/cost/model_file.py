@@ -54,7 +54,7 @@ def write_model(
     return target
 
 
-def header_of(path: str | os.PathLike[str], *, command: str = "windtunnel cost train") -> dict[str, Any]:
+def header_of(path: str | os.PathLike[str], *, command: str = "windtunnel models train") -> dict[str, Any]:
     """The header of a model of any kind.
 
     Raises

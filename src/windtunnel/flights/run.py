@@ -1,4 +1,4 @@
-"""Predict, really run, keep the receipt: the verbs ``verify`` and ``fly``.
+"""Predict, really run, keep the receipt: the verb ``verify``.
 
 In: a program, the name of a what-if. Out: a ``Receipt`` in the ledger. Not here: how the program is changed (one
 file per flight), how turns are taken (``measure.turns``), what the prediction is (room whatifs).

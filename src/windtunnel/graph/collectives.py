@@ -60,7 +60,7 @@ def _is_named(graph: Graph, collective: str) -> Mask:
 def _without_all_reduces(graph: Graph, communicates: Mask) -> NotApplicableError:
     where = f"{int(communicates.sum())} communication tasks"
     if (communicates & _is_named(graph, "reduce_scatter")).any():
-        fix = "capture or trace the job with other shards or ranks: windtunnel dry-run --ranks N"
+        fix = "capture or trace the job with other shards or ranks: windtunnel capture --dry-run --ranks N"
         return NotApplicableError("gradients are reduce-scattered here, the job is sharded", where=where, fix=fix)
     fix = "capture a distributed job, or put data-parallel first: data-parallel:num_ranks=8+..."
     return NotApplicableError("no gradients are all-reduced here", where=where, fix=fix)

@@ -278,7 +278,7 @@ def _run(known: Sequence[tuple[str, bool]], weights_N: Floats, times_N: Floats) 
     if not best[1]:
         raise NotApplicableError(
             "no two blocks of this model are equal, so that no even stages can be cut", where="layers",
-            fix="windtunnel place fly cuts any model",
+            fix="windtunnel place verify cuts any model",
         )  # fmt: skip
     return best[1]
 

@@ -150,7 +150,7 @@ class GraphSpeeds:
     Parameters
     ----------
     graphs : mapping of str to Graph
-        Priced graphs of one worker, by model, as ``windtunnel capture`` or ``dry-run`` write them.
+        Priced graphs of one worker, by model, as ``windtunnel capture`` or ``capture --dry-run`` write them.
     links : three of Link
     rule : str
     cores_per_rank : float

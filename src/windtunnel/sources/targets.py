@@ -63,12 +63,12 @@ class WorkloadName:
         given = ",".join(f"{key}={value}" for key, value in sorted(self.parameters.items()))
         return f"{self.name}:{given}" if given else self.name
 
-    def capture(self, iterations: int, progress: Any) -> Graph:
+    def capture(self, iterations: int, progress: Any, warmup: int = 3) -> Graph:
         """Capture its baseline."""
         built = build_workload(self.name, self.parameters)
-        models, optimizers = list(built.models), list(built.optimizers)
+        used = {"model": list(built.models), "optimizer": list(built.optimizers)}
         try:
-            graph = capture(built.step, iterations=iterations, model=models, optimizer=optimizers, progress=progress)
+            graph = capture(built.step, iterations=iterations, warmup=warmup, **used, progress=progress)
         finally:
             built.close()
         return graph.with_meta(origin={"workload": self.name, "parameters": dict(self.parameters)})

@@ -92,7 +92,7 @@ def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
             "a job that was traced without being run cannot get another batch"
             if is_traced
             else "the graph does not show its batch size",
-            fix="trace the script again, with that batch: windtunnel dry-run"
+            fix="trace the script again, with that batch: windtunnel capture --dry-run"
             if is_traced
             else "capture it with windtunnel, name the dimension with --batch-dim, or leave out --batch",
         )

@@ -43,6 +43,6 @@ def overlap(graph: Graph) -> Graph:
         raise NotApplicableError(
             "nobody but its readers waits for a message" if is_read.any() else "nothing says who reads a message",
             where="edges SYNC and DATA of kind COMM",
-            fix="trace the script with windtunnel dry-run, which notes who reads what",
+            fix="trace the script with windtunnel capture --dry-run, which notes who reads what",
         )
     return graph.disconnect(waits)

@@ -58,7 +58,7 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
     if scattered_gradients(graph).any():
         raise NotApplicableError(
             "the job is sharded: memory and messages of a rank depend on the number of ranks",
-            fix="trace it with that number of ranks: windtunnel dry-run --ranks N",
+            fix="trace it with that number of ranks: windtunnel capture --dry-run --ranks N",
         )
     before = world_size(graph, from_ranks)
     num_ranks = 2 * before if num_ranks is None else num_ranks
@@ -68,7 +68,7 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
     if per_host and num_ranks > per_host:
         raise NotApplicableError(
             f"{num_ranks} ranks take several hosts of {per_host} devices, whose messages use other links",
-            fix=f"trace it with that number of ranks: windtunnel dry-run --ranks {num_ranks}",
+            fix=f"trace it with that number of ranks: windtunnel capture --dry-run --ranks {num_ranks}",
         )
     wire = link_in_use(graph)
     if wire is None:

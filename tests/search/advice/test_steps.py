@@ -76,7 +76,7 @@ def test_rows_that_mean_nothing_are_refused_with_their_line(tmp_path, rows, said
 
 def test_the_command_takes_the_cheapest_in_time_and_says_why_not_the_others(graph, tmp_path, capsys):
     path = save(graph, tmp_path / "step.wt")
-    asked = ["recommend", str(path), "--samples", "100000000", "--epochs", "10", "--machines", "2"]
+    asked = ["predict", "--cheapest", str(path), "--samples", "100000000", "--epochs", "10", "--machines", "2"]
 
     assert main([*asked, "--json"]) == 0
     free = json.loads(capsys.readouterr().out)
@@ -93,7 +93,19 @@ def test_the_command_takes_the_cheapest_in_time_and_says_why_not_the_others(grap
 
 def test_a_device_that_does_not_compute_in_a_type_is_no_offer_and_says_why(graph, tmp_path, capsys):
     stored = str(save(graph, tmp_path / "train.wt"))
-    asked = ["recommend", stored, "--samples", "1000000", "--epochs", "9", "--batch", "1024", "--dtype", "bf16"]
+    asked = [
+        "predict",
+        "--cheapest",
+        stored,
+        "--samples",
+        "1000000",
+        "--epochs",
+        "9",
+        "--batch",
+        "1024",
+        "--dtype",
+        "bf16",
+    ]
 
     assert 0 == main([*asked, "--on", "p2.xlarge,g5.xlarge", "--json"])
     offers = json.loads(capsys.readouterr().out)["offers"]

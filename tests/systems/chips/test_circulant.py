@@ -60,8 +60,8 @@ def test_the_command_prints_the_front(tmp_path):
     layers = [{"name": one.name, "outputs": one.outputs, "inputs": one.inputs, "rows": one.rows,
                "losses": {str(k): v for k, v in one.losses.items()}} for one in LAYERS]  # fmt: skip
     path.write_text(json.dumps({"layers": layers}))
-    table = windtunnel("codesign", "circulant", path)
-    document = windtunnel("codesign", "circulant", path, "--json", "--accuracy-loss", "0.5")
+    table = windtunnel("chip", "plan", "circulant", path)
+    document = windtunnel("chip", "plan", "circulant", path, "--json", "--accuracy-loss", "0.5")
 
     assert LAYERS == read_layers(path)
     assert 0 == table.code, table.stderr
@@ -70,10 +70,10 @@ def test_the_command_prints_the_front(tmp_path):
     assert "windtunnel.codesign-circulant/1" == found["schema"]
     assert all(one["lost_points"] <= 0.5 + 1e-9 for one in found["front"])
     page = tmp_path / "front.html"
-    assert 0 == windtunnel("codesign", "circulant", path, "--report", page).code
+    assert 0 == windtunnel("chip", "plan", "circulant", path, "--report", page).code
     assert "accuracy lost, points" in page.read_text(encoding="utf-8")
-    assert 1 == windtunnel("codesign", "circulant", path, "--memory-blocks", "1", "--accuracy-loss", "0").code
-    refused = windtunnel("codesign", "circulant", path, "--chip", "tpu-v4-like")
+    assert 1 == windtunnel("chip", "plan", "circulant", path, "--memory-blocks", "1", "--accuracy-loss", "0").code
+    refused = windtunnel("chip", "plan", "circulant", path, "--chip", "tpu-v4-like")
     assert 2 == refused.code
     assert "has no engine of transforms" in refused.stderr
 

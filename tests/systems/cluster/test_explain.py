@@ -108,7 +108,7 @@ def test_the_command_says_what_the_longest_waiting_job_declined(tmp_path):
     rows = [f"net,{shape},{gpus},1.0,{wait},test\n" for shape, gpus, wait in
             (("3", 3, 0), ("2", 2, 0), ("1+1", 2, 1.0), ("2+1", 3, 1.0))]  # fmt: skip
     speeds.write_text("model,shape,gpus,seconds_compute,seconds_exposed,source\n" + "".join(rows))
-    how = ("cluster", "explain", str(accounts), "--cluster", str(tiers), "--policy", "dally-consolidated",
+    how = ("cluster", "show", str(accounts), "--cluster", str(tiers), "--policy", "dally-consolidated",
            "--models", "net=1", "--speeds", str(speeds))  # fmt: skip
     shown, document = windtunnel(*how), windtunnel(*how, "--json")
 

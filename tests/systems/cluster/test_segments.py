@@ -147,22 +147,22 @@ def files(tmp_path):
 def test_the_verbs_answer_in_words_and_in_json(files):
     given = [files / "jobs.csv", "--cluster", files / "cluster.json", "--speeds", files / "layers"]
 
-    said = windtunnel("cluster", "compare", *given, "--policies", "dally tiresias windtunnel", "-o", files / "p.html")
+    said = windtunnel("cluster", "plan", *given, "--policies", "dally tiresias windtunnel", "-o", files / "p.html")
     assert 0 == said.code, said.stderr
     assert "tiresias" in said.stdout
     assert "makespan ends with job" in " ".join(said.stdout.split())
     assert (files / "p.html").exists()
 
-    run = windtunnel("cluster", "simulate", *given, "--policy", "dally-manual:rack_timer_h=0.5", "--json",
+    run = windtunnel("cluster", "predict", *given, "--policy", "dally-manual:rack_timer_h=0.5", "--json",
                      "--graph", files / "run.wt")  # fmt: skip
     document = json.loads(run.stdout)
     assert document["schema"] == "windtunnel.cluster/1"
     assert document["makespan_h"] > 0
-    assert 0 == windtunnel("replay", files / "run.wt").code
+    assert 0 == windtunnel("explain", "--table", "resources", files / "run.wt").code
 
-    tuned = json.loads(windtunnel("cluster", "tune", *given, "--leases", "0,2", "--json").stdout)
+    tuned = json.loads(windtunnel("cluster", "plan", "timers", *given, "--leases", "0,2", "--json").stdout)
     assert 3 == len(tuned["pairs"])
-    more = windtunnel("cluster", "simulate", *given, "--generate", "30", "--models", "vgg=1", "--overlap", "--json",
+    more = windtunnel("cluster", "predict", *given, "--generate", "30", "--models", "vgg=1", "--overlap", "--json",
                       "--write-jobs", files / "made.csv")  # fmt: skip
     assert 0 == more.code, more.stderr
     assert 30 == len(read_jobs(files / "made.csv").jobs)
@@ -184,7 +184,7 @@ def test_what_is_wrong_with_a_question_is_said(files, options, message):
     given = [files / "jobs.csv", "--cluster", files / "cluster.json"]
     if "--speeds" not in options:
         given += ["--speeds", files / "layers"]
-    found = windtunnel("cluster", "simulate", *given, *options)
+    found = windtunnel("cluster", "predict", *given, *options)
 
     assert 2 == found.code
     assert message in found.stderr
@@ -194,7 +194,7 @@ def test_jobs_that_are_too_large_can_be_left_out(files):
     (files / "jobs.csv").write_text(JOBS + "large,0,96,vgg,10,1\n")
     given = [files / "jobs.csv", "--cluster", files / "cluster.json"]
 
-    refused = windtunnel("cluster", "simulate", *given)
+    refused = windtunnel("cluster", "predict", *given)
     assert "job large asks for 96 GPUs, the cluster has 16" in refused.stderr
-    kept = windtunnel("cluster", "simulate", *given, "--skip-too-large")
+    kept = windtunnel("cluster", "predict", *given, "--skip-too-large")
     assert "1 jobs are larger than the cluster and were left out" in kept.stdout

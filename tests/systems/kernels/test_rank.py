@@ -60,7 +60,7 @@ def test_what_cannot_be_ranked_is_refused():
 def test_the_command_ranks_a_stored_graph(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(step(), tmp_path / "train.wt")
-    shown, document = (windtunnel("evolve", "rank", str(tmp_path / "train.wt"), *more) for more in ((), ("--json",)))
+    shown, document = (windtunnel("kernel", "predict", str(tmp_path / "train.wt"), *more) for more in ((), ("--json",)))
 
     assert 0 == shown.code, shown.stderr
     assert "aten::softmax" in shown.stdout
@@ -68,4 +68,4 @@ def test_the_command_ranks_a_stored_graph(tmp_path, monkeypatch):
     assert 3 == len(json.loads(document.stdout)["operators"])
     (tmp_path / "softmax.evolve").mkdir()  # a search that has ended
     (tmp_path / "softmax.evolve" / "result.json").write_text("{}")
-    assert "evolve place train.wt softmax.evolve" in windtunnel("evolve", "rank", "train.wt").stderr
+    assert "evolve place train.wt softmax.evolve" in windtunnel("kernel", "predict", "train.wt").stderr

@@ -61,19 +61,19 @@ def test_the_command_places_what_a_folder_holds(tmp_path):
     save(step(), tmp_path / "train.wt")
     folder, out = tmp_path / "softmax.evolve", tmp_path / "faster.wt"
     searched = windtunnel(
-        "evolve", "run", "softmax", "--time-limit", "5s", "--population", "8", "--generations", "1", "-o", str(folder)
+        "kernel", "plan", "softmax", "--time-limit", "5s", "--population", "8", "--generations", "1", "-o", str(folder)
     )
     assert 0 == searched.code, searched.stderr
     document = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     if not document["edits"]:  # so short a search seldom finds one
-        refused = windtunnel("evolve", "place", str(tmp_path / "train.wt"), str(folder))
+        refused = windtunnel("kernel", "predict", "step", str(tmp_path / "train.wt"), str(folder))
         assert 0 != refused.code
         assert "nothing that is surely faster" in refused.stderr
         document |= winner("softmax", 1.25, 1.2, 1.3, edits=[["-c", "U7"]])
         (folder / "result.json").write_text(json.dumps(document), encoding="utf-8")
-    placed = windtunnel("evolve", "place", str(tmp_path / "train.wt"), str(folder), "-o", str(out), "--json")
+    placed = windtunnel("kernel", "predict", "step", str(tmp_path / "train.wt"), str(folder), "-o", str(out), "--json")
     found = json.loads(placed.stdout)
 
     assert found["speedup"] == pytest.approx(8000 / replay(load(out)).makespan_ns)
     assert found["placed"][0]["operator"] == "aten::softmax"
-    assert "step gains" in windtunnel("evolve", "place", str(tmp_path / "train.wt"), str(folder)).stdout
+    assert "step gains" in windtunnel("kernel", "predict", "step", str(tmp_path / "train.wt"), str(folder)).stdout

@@ -120,7 +120,20 @@ def model():
 def test_tune_prints_what_it_tried_and_what_to_run_next(tmp_path, capsys):
     _slow(tmp_path, [1.0, 0.5])
     cluster, job = str(tmp_path / "cluster.toml"), _job(tmp_path)
-    asked = ["train", "tune", cluster, "--job", job, "--policy", "local-sgd", "--duration", "2s", "--period", "1s"]
+    asked = [
+        "train",
+        "plan",
+        "values",
+        cluster,
+        "--job",
+        job,
+        "--policy",
+        "local-sgd",
+        "--duration",
+        "2s",
+        "--period",
+        "1s",
+    ]
 
     assert main([*asked, "--values", "2,4,8"]) == 0
     said = capsys.readouterr()
@@ -157,14 +170,14 @@ def test_the_verbs_say_it_in_json_and_on_a_page(tmp_path, capsys):
     _slow(tmp_path, [1.0, 0.5])
     cluster, page = str(tmp_path / "cluster.toml"), tmp_path / "page.html"
     arguments = ["--policies", "bsp adsp:period_s=0.5,commits=2", "--job", _job(tmp_path), "--duration", "2s"]
-    assert main(["train", "compare", cluster, *arguments, "--fly", "0", "-o", str(page), "--json"]) == 0
+    assert main(["train", "plan", cluster, *arguments, "--fly", "0", "-o", str(page), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
 
     assert {one["strategy"] for one in document["outcomes"]} == {"bsp", "adsp:period_s=0.5,commits=2"}
     assert "Time to a loss" in page.read_text(encoding="utf-8")
     assert main(["train", "run", cluster, "--job", _job(tmp_path), "--virtual", "--duration", "1s"]) == 0
     assert "waits" in capsys.readouterr().out
-    assert main(["train", "compare", cluster, "--policies", "magic"]) == 2
+    assert main(["train", "plan", cluster, "--policies", "magic"]) == 2
     assert "magic" in capsys.readouterr().err
 
 

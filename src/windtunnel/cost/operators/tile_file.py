@@ -72,7 +72,7 @@ def read_tile_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     InputError, SchemaVersionError
         As ``read_model_header`` does, and for a model of other features.
     """
-    header = read_model_header(path, kind=KIND, schema=SCHEMA, command="windtunnel cost train tile")
+    header = read_model_header(path, kind=KIND, schema=SCHEMA, command="windtunnel models train tile")
     _require_features(header, os.fspath(path))
     return header
 
@@ -88,7 +88,7 @@ def _require_features(header: Mapping[str, Any], where: str) -> None:
         f"unknown: {', '.join(sorted(given - ours)[:5]) or 'none'}; "
         f"missing: {', '.join(sorted(ours - given)[:5]) or 'none'}",
         where=where,
-        fix="train it anew with windtunnel cost train tile",
+        fix="train it anew with windtunnel models train tile",
     )
 
 

@@ -1,8 +1,8 @@
 """The tile model as a pricer of captured graphs.
 
 In: work of a graph (operator and shapes as captured) and a GPU. Out: prices with intervals, from a file that
-``windtunnel cost train tile`` wrote: ``tile=FILE``. Without a file it prices nothing, since no measurement is shipped.
-Not here: the model (``tile``), CPUs.
+``windtunnel models train tile`` wrote: ``tile=FILE``. Without a file it prices nothing, since no measurement is
+shipped. Not here: the model (``tile``), CPUs.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _row(name: str, text: str) -> Row | None:
 
 @registry.cost_model("tile", source="Lee, Phanishayee and Mahajan, NeuSight, ASPLOS 2025")
 def tile(checkpoint: str = "") -> TilePricer:
-    """Operators on GPUs that were never measured, from a file of ``windtunnel cost train tile``."""
+    """Operators on GPUs that were never measured, from a file of ``windtunnel models train tile``."""
     if not checkpoint:
         return TilePricer(None)
     from windtunnel.cost.operators.tile_file import load_tile

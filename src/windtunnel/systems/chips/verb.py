@@ -1,4 +1,4 @@
-"""``windtunnel codesign``: the chip and the plan for a network, chosen together."""
+"""``windtunnel chip plan``: the chip and the plan for a network, chosen together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ _WORDS = {
 }
 
 
-@registry.verb("codesign model", source="PHAZE")
+@registry.verb("chip plan", source="PHAZE", default="model")
+def _plan_group() -> None:
+    """Example: windtunnel chip plan bert-large --microbatches 1,2
+
+    Choose an accelerator: for a model and its pipeline (default), or for block-circulant layers.
+    """
+
+
+@registry.verb("chip plan model", source="PHAZE")
 def model(
     models: Annotated[
         list[str],
@@ -79,7 +87,7 @@ def model(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel codesign bert-large --microbatches 1,2
+    """Example: windtunnel chip plan bert-large --microbatches 1,2
 
     Choose the accelerator together with the pipeline that trains a model on many of them.
 
@@ -119,13 +127,13 @@ def model(
     if report is not None:
         advise(f"written: {report}")
     elif not as_json and "both" in parts:
-        suggest("windtunnel", "codesign", *models, "--report", "codesign.html")
+        suggest("windtunnel", "chip", "plan", *models, "--report", "chip.html")
 
 
 def _require_networks(names: list[str]) -> None:
-    for ending, verb in ((".npz", "zeros"), (".json", "circulant")):
+    for ending, verb in ((".npz", "predict"), (".json", "plan circulant")):
         if any(name.endswith(ending) for name in names):
-            fix = shlex.join(["windtunnel", "codesign", verb, *names])
+            fix = shlex.join(["windtunnel", "chip", *verb.split(), *names])
             raise InputError("that is no network and no graph", where=", ".join(names), fix=fix)
 
 
@@ -276,11 +284,9 @@ def _print_all(answers: list[Answer], shared: Shared | None) -> None:
         say_wrapped(f"one chip for all: {name} yields {shared.share:.0%} of what each model's own best chip does")
 
 
-@registry.verb("codesign", source="PHAZE", default="model")
+@registry.verb("chip", source="PHAZE")
 def _group() -> None:
-    """Example: windtunnel codesign bert-large --microbatches 1,2
+    """Example: windtunnel chip plan bert-large --microbatches 1,2
 
-    Choose an accelerator together with what runs on it: plans, zeros that are skipped, blocks.
-
-    A network or a graph needs no verb: codesign MODEL is codesign model MODEL; codesign model --help shows its options.
+    Choose an accelerator together with what runs on it, or predict one that skips zeros.
     """

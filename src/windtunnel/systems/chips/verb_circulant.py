@@ -1,4 +1,4 @@
-"""``windtunnel codesign circulant layers.json``: sizes of circulant blocks and the engine for them."""
+"""``windtunnel chip plan circulant layers.json``: sizes of circulant blocks and the engine for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCHEMA = "windtunnel.codesign-circulant/1"
 _SHOWN = 12
 
 
-@registry.verb("codesign circulant", source="PHAZE")
+@registry.verb("chip plan circulant", source="PHAZE")
 def circulant(
     path: Annotated[Path, typer.Argument(metavar="LAYERS", help="layers.json: what blocks of each size would cost.")],
     chip_name: Annotated[
@@ -40,7 +40,7 @@ def circulant(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel codesign circulant layers.json --accuracy-loss 0.5
+    """Example: windtunnel chip plan circulant layers.json --accuracy-loss 0.5
 
     Choose a size of circulant blocks for each layer and an engine for them.
     """

@@ -1,4 +1,4 @@
-"""``windtunnel codesign zeros train.zeros.npz train.wt``: a network's layers on a chip that skips zeros."""
+"""``windtunnel chip predict train.zeros.npz train.wt``: a network's layers on a chip that skips zeros."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["zeros"]
 _SCHEMA = "windtunnel.codesign-zeros/1"
 
 
-@registry.verb("codesign zeros", source="PHAZE")
+@registry.verb("chip predict", source="PHAZE")
 def zeros(
     masks: Annotated[Path, typer.Argument(metavar="ZEROS", help="train.zeros.npz, of capture --zeros.")],
     source: Annotated[Path | None, typer.Argument(metavar="GRAPH", help="train.wt: what becomes of its step.")] = None,
@@ -37,7 +37,7 @@ def zeros(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel codesign zeros train.zeros.npz train.wt
+    """Example: windtunnel chip predict train.zeros.npz train.wt
 
     Run the layers of a network on a chip that skips zeros, with the zeros that they had.
     """

@@ -42,13 +42,13 @@ Page = Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", hel
 
 @registry.verb("cluster", source="Dally")
 def _group() -> None:
-    """Example: windtunnel cluster compare jobs.csv --cluster cluster.json
+    """Example: windtunnel cluster plan jobs.csv --cluster cluster.json
 
-    Many jobs on one cluster: predict each scheduling policy, tune its timers.
+    Simulate the jobs of a cluster under scheduling policies, and tune their timers.
     """
 
 
-@registry.verb("cluster simulate", source="Dally")
+@registry.verb("cluster predict", source="Dally")
 def simulate(
     jobs: JobsPath,
     cluster: ClusterPath,
@@ -72,7 +72,7 @@ def simulate(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cluster simulate jobs.csv --cluster cluster.json --policy dally
+    """Example: windtunnel cluster predict jobs.csv --cluster cluster.json --policy dally
 
     Predict when every job starts and ends under one policy, and what the result hangs on.
     """
@@ -108,10 +108,18 @@ def simulate(
         return
     _print(given, [outcome])
     if graph is not None:
-        advise(f"next: windtunnel replay {graph}")
+        advise(f"next: windtunnel explain {graph} --table resources")
 
 
-@registry.verb("cluster compare", source="Dally")
+@registry.verb("cluster plan", source="Dally", default="policies")
+def _plan_group() -> None:
+    """Example: windtunnel cluster plan jobs.csv --cluster cluster.json
+
+    Choose a scheduling policy (default), or the delay timers of one.
+    """
+
+
+@registry.verb("cluster plan policies", source="Dally")
 def compare(
     jobs: JobsPath,
     cluster: ClusterPath,
@@ -133,7 +141,7 @@ def compare(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cluster compare jobs.csv --cluster cluster.json --policies 'dally tiresias'
+    """Example: windtunnel cluster plan jobs.csv --cluster cluster.json --policies 'dally tiresias'
 
     Predict the same jobs under several policies, the smallest mean completion time first.
     """
@@ -163,7 +171,7 @@ def compare(
     _print(given, found)
 
 
-@registry.verb("cluster tune", source="Dally")
+@registry.verb("cluster plan timers", source="Dally")
 def tune(
     jobs: JobsPath,
     cluster: ClusterPath,
@@ -183,7 +191,7 @@ def tune(
     skip_too_large: Skip = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cluster tune jobs.csv --cluster cluster.json
+    """Example: windtunnel cluster plan timers jobs.csv --cluster cluster.json
 
     Find the delay timers with the smallest mean completion time, and say them as Slurm takes them.
     """

@@ -1,4 +1,4 @@
-"""``windtunnel cluster drive``: jobs through a real Slurm under a policy, beside what was predicted."""
+"""``windtunnel cluster run``: jobs through a real Slurm under a policy, beside what was predicted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["drive"]
 _SCHEMA = "windtunnel.cluster-drive/1"
 
 
-@registry.verb("cluster drive", source="Dally")
+@registry.verb("cluster run", source="Dally")
 def drive(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A CSV of jobs, in real seconds.")],
     cluster: Annotated[Path, typer.Option("--cluster", metavar="FILE", help="A JSON file of tiers and links.")],
@@ -53,7 +53,7 @@ def drive(
     ] = "windtunnel",
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cluster drive jobs.csv --cluster cluster.json --local
+    """Example: windtunnel cluster run jobs.csv --cluster cluster.json --local
 
     Submit jobs to Slurm as they arrive, wait as the policy's timers say, and compare with the simulation.
     """

@@ -1,4 +1,4 @@
-"""``windtunnel cluster explain``: why one job ended when it did."""
+"""``windtunnel cluster show``: why one job ended when it did."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["explain"]
 _SCHEMA = "windtunnel.cluster-explain/1"
 
 
-@registry.verb("cluster explain", source="Dally")
+@registry.verb("cluster show", source="Dally")
 def explain(
     jobs: JobsPath,
     cluster: ClusterPath,
@@ -53,7 +53,7 @@ def explain(
     skip_too_large: Skip = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cluster explain jobs.csv --cluster cluster.json --policy dally --job 17
+    """Example: windtunnel cluster show jobs.csv --cluster cluster.json --policy dally --job 17
 
     Say what a job was offered and declined, and when it would have ended had it taken it: the whole run once more each.
     """

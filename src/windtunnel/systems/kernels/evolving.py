@@ -231,7 +231,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     path = folder / "result.json"
     if not path.exists():
         begun = sorted(folder.glob("generation-*.json"))
-        fix = "go on with it: windtunnel evolve run, the same as before" if begun else "windtunnel evolve run KERNEL"
+        fix = "go on with it: windtunnel kernel plan, the same as before" if begun else "windtunnel kernel plan KERNEL"
         raise InputError(f"there is no result in {folder}", where=f"{len(begun)} generations", fix=fix)
     document = read_json(ReadLimit(path))
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:

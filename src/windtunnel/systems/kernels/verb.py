@@ -1,4 +1,4 @@
-"""``windtunnel evolve``: kernels that become faster by search, and what their edits rest on."""
+"""``windtunnel kernel plan``: kernels that become faster by search, and what their edits rest on."""
 
 from __future__ import annotations
 
@@ -28,15 +28,23 @@ FunctionName = Annotated[str, typer.Option("--function", metavar="NAME", help="O
 FolderPath = Annotated[Path, typer.Argument(metavar="FOLDER", help="That evolve run wrote.")]
 
 
-@registry.verb("evolve", source="GEVO", default="run")
+@registry.verb("kernel", source="GEVO")
 def _group() -> None:
-    """Example: windtunnel evolve run kernel.ll --test tests.py
+    """Example: windtunnel kernel plan pathfinder --time-limit 60s
 
-    Search a kernel's LLVM IR for edits that make it faster, and say what each rests on.
+    Search for edits of a kernel's LLVM IR that make it faster, and explain each.
     """
 
 
-@registry.verb("evolve run", source="GEVO")
+@registry.verb("kernel plan", source="GEVO", default="kernel")
+def _plan_group() -> None:
+    """Example: windtunnel kernel plan pathfinder --time-limit 60s
+
+    Search edits of a kernel (default), or of a training step.
+    """
+
+
+@registry.verb("kernel plan kernel", source="GEVO")
 def run(
     kernel: KernelName,
     test: TestPath = None,
@@ -60,7 +68,7 @@ def run(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel evolve run pathfinder --time-limit 60s
+    """Example: windtunnel kernel plan pathfinder --time-limit 60s
 
     Search, judge on inputs that the search has not seen, and explain every edit that is left.
 
@@ -87,7 +95,7 @@ def run(
     _finish(document, folder, page, force=force, as_json=as_json)
 
 
-@registry.verb("evolve step", source="GEVO")
+@registry.verb("kernel plan step", source="GEVO")
 def step(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="mlp, or another whose step is model and loss.")],
     parameters: Annotated[
@@ -104,7 +112,7 @@ def step(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds draw equal edits.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel evolve step mlp --parameters batch_size=8,width=32
+    """Example: windtunnel kernel plan step mlp --parameters batch_size=8,width=32
 
     Search a training step for operators that its loss and gradients do not need.
     """
@@ -138,14 +146,14 @@ def _numbers(text: str) -> dict[str, Any]:
     return {name.strip(): int(value) for name, _, value in parts}
 
 
-@registry.verb("evolve show", source="GEVO")
+@registry.verb("kernel show", source="GEVO")
 def show(
     folder: FolderPath,
     page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Front, ladder and diff.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel evolve show pathfinder.evolve
+    """Example: windtunnel kernel show pathfinder.evolve
 
     Show what a search came to, as words or as a page.
     """
@@ -154,7 +162,7 @@ def show(
     _finish(read_result(folder), folder, page, force=force, as_json=as_json)
 
 
-@registry.verb("evolve apply", source="GEVO")
+@registry.verb("kernel apply", source="GEVO")
 def apply(
     folder: FolderPath,
     kernel: KernelName,
@@ -165,7 +173,7 @@ def apply(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel evolve apply pathfinder.evolve pathfinder
+    """Example: windtunnel kernel apply pathfinder.evolve pathfinder
 
     Write the kernel's module with the edits that were found.
     """
@@ -205,7 +213,7 @@ def _finish(document: dict[str, Any], folder: Path, page: Path | None, *, force:
     if page is not None:
         advise(f"written: {page}")
     else:
-        suggest("windtunnel", "evolve", "show", folder, "--report", f"{folder.stem}.html")
+        suggest("windtunnel", "kernel", "show", folder, "--report", f"{folder.stem}.html")
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -233,14 +241,22 @@ def _needs(document: dict[str, Any]) -> str:
     return f"{together} work together" + (f", {stones} of which gain nothing alone" if stones else "")
 
 
-@registry.verb("evolve rank", source="GEVO")
+@registry.verb("kernel predict", source="GEVO", default="operators")
+def _predict_group() -> None:
+    """Example: windtunnel kernel predict train.wt
+
+    Predict what a step gains: from a faster kernel for each operator (default), or from kernels that were found.
+    """
+
+
+@registry.verb("kernel predict operators", source="GEVO")
 def rank(
     graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
     factor: Annotated[float, typer.Option(metavar="X", help="How much faster each operator is taken to be.")] = 1.3,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Rows that are shown.")] = 15,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel evolve rank train.wt
+    """Example: windtunnel kernel predict train.wt
 
     Say which operator a faster kernel would be worth it for: by what the whole step gains, not by its own time.
     """
@@ -268,12 +284,12 @@ def rank(
     kernel = next((one.at_hand for one in found[:top] if one.at_hand), "")
     searched = Path(f"{kernel}.evolve")
     if kernel and (searched / "result.json").exists():
-        suggest("windtunnel", "evolve", "place", graph, searched)
+        suggest("windtunnel", "kernel", "predict", "step", graph, searched)
     else:
-        suggest("windtunnel", "evolve", "run", kernel or "KERNEL.ll")
+        suggest("windtunnel", "kernel", "plan", kernel or "KERNEL.ll")
 
 
-@registry.verb("evolve place", source="GEVO")
+@registry.verb("kernel predict step", source="GEVO")
 def place(
     graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="That evolve run wrote.")],
@@ -284,7 +300,7 @@ def place(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel evolve place train.wt softmax.evolve -o faster.wt
+    """Example: windtunnel kernel predict step train.wt softmax.evolve -o faster.wt
 
     Put kernels that became faster where a step computes them: what the step gains, from what was measured of each.
     """

@@ -1,4 +1,4 @@
-"""``windtunnel place fly``: a plan as a pipeline that really trains."""
+"""``windtunnel place verify``: a plan as a pipeline that really trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["fly"]
 _SHOWN_LAYERS = 3
 
 
-@registry.verb("place fly", source="optimal device placement")
+@registry.verb("place verify", source="optimal device placement")
 def fly(
     target: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Such as mlp, or vit:size=tiny,batch_size=256.")],
     devices: Annotated[int, typer.Option(min=1, metavar="N", help="Processes of this host.")],
@@ -31,7 +31,7 @@ def fly(
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel place fly mlp --devices 2 --compare
+    """Example: windtunnel place verify mlp --devices 2 --compare
 
     Place a workload's layers on processes of this host, really train with these stages, keep the receipts.
     """

@@ -26,7 +26,7 @@ _SCHEMA = "windtunnel.place/1"
 _SHOWN_MOVES = 5
 
 
-@registry.verb("place split", source="optimal device placement")
+@registry.verb("place plan", source="optimal device placement")
 def split(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="A .wt folder, a trace, or a problem (.json).")],
     objective: Annotated[
@@ -128,7 +128,7 @@ def _require_this_verb(source: Path) -> None:
     name = str(source).partition(":")[0]
     if not source.exists() and name in registry.all("workload"):
         raise InputError(
-            f"{name} is a workload, and no graph", fix=f"windtunnel place fly {quoted(source)} --devices 2 flies it"
+            f"{name} is a workload, and no graph", fix=f"windtunnel place verify {quoted(source)} --devices 2 flies it"
         )
 
 
@@ -187,11 +187,9 @@ def _write(plan: Plan, output: Path | None, picture: Path | None) -> None:
         advise(f"wrote {picture}")
 
 
-@registry.verb("place", source="optimal device placement", default="split")
+@registry.verb("place", source="optimal device placement", default="plan")
 def _group() -> None:
     """Example: windtunnel place train.wt --devices 4xh100,1xcpu --explain
 
-    Say which device runs which operator, and what no other placement is below; fly it.
-
-    A graph or a problem needs no verb: place FILE is place split FILE, whose options place split --help shows.
+    Choose which device runs which operator, with a lower bound for every placement, and run it.
     """

@@ -111,7 +111,15 @@ def _print_cells(found: dict[tuple[int, int], float]) -> None:
     print_table(head, rows, numbers=range(len(head)))
 
 
-@registry.verb("serve plan", source="Packrat")
+@registry.verb("serve plan", source="Packrat", default="splits")
+def _plan_group() -> None:
+    """Example: windtunnel serve plan resnet50.profile.csv --batch 8
+
+    Choose how a batch is split over instances (default), or how many threads meet a latency objective.
+    """
+
+
+@registry.verb("serve plan splits", source="Packrat")
 def plan(
     profile: ProfilePath,
     batch: Annotated[str, typer.Option(metavar="LIST", help="Inputs that are answered together: 8,16,32.")],
@@ -193,7 +201,7 @@ def _print_plans(known: Profile, plans: Sequence[dict[str, Split | None]]) -> No
     print_table(head, rows, numbers=(0, *range(2, len(head))), gives_way=1)
 
 
-@registry.verb("serve fly", source="Packrat")
+@registry.verb("serve verify", source="Packrat")
 def fly(
     job: JobName,
     profile: ProfilePath,
@@ -211,7 +219,7 @@ def fly(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel serve fly resnet50:size=tiny resnet50.profile.csv --batch 8
+    """Example: windtunnel serve verify resnet50:size=tiny resnet50.profile.csv --batch 8
 
     Really answer batches with the best splits in turns, and put each beside its prediction.
     """

@@ -1,4 +1,4 @@
-"""``windtunnel serve size``: threads, instances and batch of a server that has to answer in time."""
+"""``windtunnel serve plan threads``: threads, instances and batch of a server that has to answer in time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["size"]
 
 
-@registry.verb("serve size", source="Packrat")
+@registry.verb("serve plan threads", source="Packrat")
 def size(
     profile: ProfilePath,
     requests: Annotated[
@@ -44,7 +44,7 @@ def size(
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel serve size resnet50.profile.csv --requests poisson:rate=20,seconds=30 --limit 500ms
+    """Example: windtunnel serve plan threads resnet50.profile.csv --requests poisson:rate=20,seconds=30 --limit 500ms
 
     Find the fewest threads with which a server answers requests in time, and with which instances and batches.
 

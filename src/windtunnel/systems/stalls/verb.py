@@ -29,7 +29,15 @@ __all__ = ["stalls"]
 _SHOWN_LAYERS = 4
 
 
-@registry.verb("stalls", source="Stash")
+@registry.verb("stalls", source="Stash", default="run")
+def _group() -> None:
+    """Example: windtunnel stalls relu-network:family=vgg --bandwidth 50MB/s
+
+    Measure how long a job waits for interconnects, networks and storage.
+    """
+
+
+@registry.verb("stalls run", source="Stash")
 def stalls(
     jobs: Annotated[
         list[str],

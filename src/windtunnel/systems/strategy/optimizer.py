@@ -1,4 +1,4 @@
-"""The strategy under which a data-parallel job would be fastest: the verb ``optimize``.
+"""The strategy under which a data-parallel job would be fastest: ``whatif --search``.
 
 In: a captured graph of all ranks. Out: a ``Strategy``: what-ifs that together are predicted to be faster, and that can
 be flown. Gradients are grouped on the chain first (one rank stands for all, and only what a group changes is played
@@ -51,7 +51,7 @@ class Strategy(msgspec.Struct, frozen=True):
     Attributes
     ----------
     request : str
-        As ``whatif``, ``verify`` and ``fly`` take it; empty where nothing is better than what there is.
+        As ``whatif`` and ``verify`` take it; empty where nothing is better than what there is.
     speedup, baseline_ns, predicted_ns : float
     peak_bytes : int or None
         Of one rank.
@@ -100,11 +100,13 @@ def load_strategy(path: str | Path) -> Strategy:
     try:
         found = msgspec.json.decode(Path(path).read_bytes(), type=Strategy)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}", fix="windtunnel optimize writes one") from error
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}", fix="windtunnel whatif GRAPH --search writes one"
+        ) from error
     except msgspec.DecodeError as error:
-        raise InputError(f"this is no strategy: {error}", where=str(path), fix="windtunnel optimize writes one") from (
-            error
-        )
+        raise InputError(
+            f"this is no strategy: {error}", where=str(path), fix="windtunnel whatif GRAPH --search writes one"
+        ) from (error)
     if found.schema != SCHEMA:
         raise InputError(f"this strategy is of version {found.schema!r}", where=str(path), fix=f"known: {SCHEMA}")
     return found

@@ -165,7 +165,9 @@ def compare_interleaved(
     if (first.checkout is None) != (second.checkout is None):
         raise InputError("a command cannot be compared with a checkout", fix="name two of the same kind")
     if first.checkout is not None and not workloads:
-        raise InputError("two checkouts are compared by running workloads", fix="name some: windtunnel suite list")
+        raise InputError(
+            "two checkouts are compared by running workloads", fix="name some: windtunnel suite show workloads"
+        )
     if rounds < 2:
         raise InputError(f"{rounds} rounds say nothing about noise", fix="use at least 2 rounds; 8 are usual")
     names = list(workloads) if first.checkout is not None else [_WHOLE]

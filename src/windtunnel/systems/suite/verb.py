@@ -31,7 +31,7 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What windtunnel 
 def _group() -> None:
     """Example: windtunnel suite run --output today
 
-    Train and measure the benchmark suite; compare and report what came out.
+    Train and measure the benchmark suite, show and compare results.
     """
 
 
@@ -77,14 +77,22 @@ def run(
         print_json({"schema": "windtunnel.suite/1", "folder": str(folder), "results": _documents(done)})
     else:
         _print_run(done)
-    suggest("windtunnel", "suite", "report", folder)
+    suggest("windtunnel", "suite", "show", folder)
     if len(done.measured) < len(done.results):
         raise typer.Exit(SOME_FAILED)
 
 
-@registry.verb("suite list", source="TBD")
+@registry.verb("suite show", source="TBD", default="results")
+def _show_group() -> None:
+    """Example: windtunnel suite show today
+
+    Show the results of a run (default), or the workloads of the suite.
+    """
+
+
+@registry.verb("suite show workloads", source="TBD")
 def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) -> None:
-    """Example: windtunnel suite list
+    """Example: windtunnel suite show workloads
 
     List the workloads with their domain, source, parameters and FLOP per sample.
     """
@@ -111,7 +119,7 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
     advise(f"next: windtunnel suite run --size {size}")
 
 
-@registry.verb("suite compare", source="TBD")
+@registry.verb("suite verify", source="TBD")
 def compare_runs(
     first: Annotated[str, typer.Argument(metavar="BEFORE", help="Results; a checkout, commit or command.")],
     second: Annotated[str, typer.Argument(metavar="NOW", help="The same, of what is compared with it.")],
@@ -122,7 +130,7 @@ def compare_runs(
     size: Size = "tiny",
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel suite compare yesterday today
+    """Example: windtunnel suite verify yesterday today
 
     Compare two runs workload by workload; with --interleave run two programs in turns.
     """
@@ -142,10 +150,10 @@ def compare_runs(
         print_json(_comparison_document(found))
     else:
         _print_comparison(found)
-    advise("next: windtunnel suite report NOW --against BEFORE" if not interleave else "next: windtunnel suite run")
+    advise("next: windtunnel suite show NOW --against BEFORE" if not interleave else "next: windtunnel suite run")
 
 
-@registry.verb("suite report", source="TBD")
+@registry.verb("suite show results", source="TBD")
 def report_suite(
     folder: Folder,
     against: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Compare with these results.")] = None,
@@ -153,7 +161,7 @@ def report_suite(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel suite report today
+    """Example: windtunnel suite show today
 
     Write a page with the table, bars per metric and batch sweeps.
     """

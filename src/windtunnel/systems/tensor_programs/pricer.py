@@ -194,5 +194,5 @@ def _all_of(programs: ProgramSet) -> NDArray[np.int64]:
 
 @registry.cost_model("ast", source="Hu et al., CDMPP, EuroSys 2024")
 def ast(checkpoint: str = "") -> AstPricer:
-    """Operators as compiled tensor programs, by the predictor that is shipped or a file of ``cost train programs``."""
+    """Operators as compiled tensor programs, by the shipped predictor or a file of ``models train programs``."""
     return AstPricer(predictor_of(checkpoint), shipped_programs())

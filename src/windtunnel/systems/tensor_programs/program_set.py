@@ -263,16 +263,16 @@ def _require_schema(header: Mapping[str, Any], arrays: Mapping[str, Any], where:
         raise SchemaVersionError(
             f"this program set has schema {found}, and this version knows {SCHEMA}",
             where=where,
-            fix="generate it anew with windtunnel cost sample, or use the version that wrote it",
+            fix="generate it anew with windtunnel models sample, or use the version that wrote it",
         )
     missing = sorted({field.name for field in fields(ProgramSet)} - set(arrays) - set(header))
     if missing:
-        raise InputError(f"the program set lacks {', '.join(missing)}", where=where, fix="windtunnel cost sample")
+        raise InputError(f"the program set lacks {', '.join(missing)}", where=where, fix="windtunnel models sample")
 
 
 def _check_header(header: Mapping[str, Any], where: str) -> None:
     """Devices have names, tasks say in which networks they are."""
-    fix = "windtunnel cost sample writes such sets"
+    fix = "windtunnel models sample writes such sets"
     for name in ("devices", "tasks"):
         rows = header[name]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

@@ -22,7 +22,7 @@ from windtunnel.errors import InputError
 
 __all__ = ["read_set"]
 
-_FIX = "windtunnel cost sample makes one"
+_FIX = "windtunnel models sample makes one"
 
 
 def read_set(path: Path, limit: ReadLimit) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

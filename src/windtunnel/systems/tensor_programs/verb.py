@@ -1,4 +1,4 @@
-"""``windtunnel cost``: train, evaluate, sample and describe cost models.
+"""``windtunnel models``: train, evaluate, sample and describe cost models.
 
 A file ``cost_*.py`` brings each verb; this one holds them together.
 """
@@ -14,25 +14,33 @@ from windtunnel.systems.tensor_programs import (  # noqa: F401 - each registers 
 )
 
 
-@registry.verb("cost", source="CDMPP")
+@registry.verb("models", source="CDMPP")
 def _group() -> None:
-    """Example: windtunnel cost info
+    """Example: windtunnel models show
 
-    Train, evaluate and describe the models that price operators.
+    Train, evaluate and show the models that predict the latency of operators.
     """
 
 
-@registry.verb("cost train", source="CDMPP")
+@registry.verb("models sample", source="CDMPP", default="programs")
+def _sample_group() -> None:
+    """Example: windtunnel models sample --programs 8000 --out programs.npz
+
+    Measure tensor programs on this host (default), or collect the tasks that the networks of the suite consist of.
+    """
+
+
+@registry.verb("models train", source="CDMPP")
 def _train() -> None:
-    """Example: windtunnel cost train programs programs.npz
+    """Example: windtunnel models train programs programs.npz
 
     Learn prices from measurements.
     """
 
 
-@registry.verb("cost eval", source="CDMPP")
+@registry.verb("models eval", source="CDMPP")
 def _eval() -> None:
-    """Example: windtunnel cost eval programs model.safetensors programs.npz
+    """Example: windtunnel models eval programs model.safetensors programs.npz
 
     Compare a trained model's prices with measurements.
     """

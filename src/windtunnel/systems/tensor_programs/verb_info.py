@@ -1,4 +1,4 @@
-"""``windtunnel cost info``: what cost models there are, and what a model or a set of programs is."""
+"""``windtunnel models show``: the available cost models, or the contents of a model or a set of programs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,24 @@ import typer
 
 from windtunnel import registry
 from windtunnel.cli.console import advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli.kept_prices import print_kept
 from windtunnel.cli.options import Json
 
-__all__ = ["info"]
+__all__ = ["show"]
 
 _SCHEMA = "windtunnel.cost.info/1"
 
 
-@registry.verb("cost info", source="CDMPP")
-def info(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A model or a set of programs.")] = None,
-    kept: Annotated[bool, typer.Option("--kept", help="What was measured on this host and is used again.")] = False,
-    drop: Annotated[
-        str | None, typer.Option(metavar="CHANGE", help="Forget what was measured of such changes; 'all': everything.")
+@registry.verb("models show", source="CDMPP")
+def show(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A model or a set of programs (default: all cost models).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cost info cdmpp.safetensors
+    """Example: windtunnel models show cdmpp.safetensors
 
-    Say which cost models there are; or of a file, what it learned from and how good it was; or with --kept what was
-    measured here, how long ago and how sure it is, which --drop forgets.
+    Show the available cost models; or, of a file, what it was trained on and how accurate it was.
     """
-    if kept or drop is not None:
-        print_kept(_SCHEMA, drop, as_json=as_json)
-        return
     if file is None:
         document = _of_package()
     else:
@@ -68,7 +61,7 @@ def _print_package(document: dict[str, Any]) -> None:
     for name, path in document["shipped"].items():
         say(f"shipped {name.replace('_', ' ')}: {path or 'none in this build'}")
     if document["shipped"]["predictor"]:
-        advise(f"next: windtunnel cost info {document['shipped']['predictor']}")
+        advise(f"next: windtunnel models show {document['shipped']['predictor']}")
 
 
 def _of_programs(path: Path) -> dict[str, Any]:

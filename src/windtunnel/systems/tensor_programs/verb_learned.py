@@ -1,4 +1,4 @@
-"""``windtunnel cost train programs`` and ``cost eval programs``: CDMPP on measured tensor programs."""
+"""``windtunnel models train programs`` and ``models eval programs``: CDMPP on measured tensor programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Device = Annotated[
 ]
 
 
-@registry.verb("cost train programs", source="CDMPP")
+@registry.verb("models train programs", source="CDMPP")
 def train_programs(
     data: Data,
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
@@ -47,7 +47,7 @@ def train_programs(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cost train programs --data programs.npz --out cdmpp.safetensors
+    """Example: windtunnel models train programs --data programs.npz --out cdmpp.safetensors
 
     Learn what tensor programs take from those that were measured, and judge it on those held out.
     """
@@ -86,10 +86,10 @@ def train_programs(
     say(f"learned from {len(split.train):,} samples in {history.training_s:.0f} s ({history.reason})")
     _print_errors(errors, split)
     advise(f"wrote {path}")
-    advise(f"next: windtunnel cost eval programs {path} --data {data} --hold-out {hold_out}")
+    advise(f"next: windtunnel models eval programs {path} --data {data} --hold-out {hold_out}")
 
 
-@registry.verb("cost eval programs", source="CDMPP")
+@registry.verb("models eval programs", source="CDMPP")
 def eval_programs(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train programs wrote.")],
     data: Data,
@@ -102,7 +102,7 @@ def eval_programs(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cost eval programs cdmpp.safetensors --data programs.npz
+    """Example: windtunnel models eval programs cdmpp.safetensors --data programs.npz
 
     Compare a model's prices of held-out programs with what was measured.
 

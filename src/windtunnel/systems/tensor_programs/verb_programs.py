@@ -1,4 +1,4 @@
-"""``windtunnel cost sample`` and ``cost harvest``: measured tensor programs."""
+"""``windtunnel models sample`` and ``models sample tasks``: measured tensor programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["harvest", "sample"]
 NUM_PROGRAMS = 8000
 
 
-@registry.verb("cost sample", source="CDMPP")
+@registry.verb("models sample programs", source="CDMPP")
 def sample(
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The set (.npz).")],
     programs: Annotated[
@@ -49,7 +49,7 @@ def sample(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cost sample --programs 8000 --out programs.npz --budget 100min
+    """Example: windtunnel models sample --programs 8000 --out programs.npz --budget 100min
 
     Draw, build and measure tensor programs on this host's processor.
 
@@ -90,7 +90,7 @@ def sample(
         )
     host = parts_of(named_after_host(chosen[0].name))[1]
     more = "" if of is None else f" --from shipped --device @{host}"
-    _print(sampled, plan.num_programs, path, f"windtunnel cost train programs --data {path}{more}", as_json=as_json)
+    _print(sampled, plan.num_programs, path, f"windtunnel models train programs --data {path}{more}", as_json=as_json)
 
 
 def _require_sense(of: Path | None, needing: dict[str, object], excluding: dict[str, object]) -> None:
@@ -136,7 +136,7 @@ def _print(sampled: Sampled, num_wanted: int, path: Path, then: str, *, as_json:
         advise(f"next: {then}")
 
 
-@registry.verb("cost harvest", source="CDMPP")
+@registry.verb("models sample tasks", source="CDMPP")
 def harvest(
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="CSV", help="The table of tasks.")],
     count: Annotated[int, typer.Option(min=1, help="How many tasks, of all kinds and networks.")] = 960,
@@ -144,7 +144,7 @@ def harvest(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cost harvest --out tasks.csv
+    """Example: windtunnel models sample tasks --out tasks.csv
 
     Run the suite's networks once and collect the tasks that they are made of.
     """
@@ -172,4 +172,4 @@ def harvest(
     say(f"{len(chosen)} of {len(found.tasks)} tasks; {found.num_too_large} are too large, {found.num_too_small} small")
     rows = [(name, str(calls)) for name, calls in found.uncovered.most_common(8)]
     print_table(("operator that no task covers", "calls"), rows, numbers=(1,))
-    advise(f"next: windtunnel cost sample --tasks {path} --out programs.npz")
+    advise(f"next: windtunnel models sample --tasks {path} --out programs.npz")

@@ -1,4 +1,4 @@
-"""``windtunnel cost search``: a good schedule for a tensor program, found with the learned model."""
+"""``windtunnel models search``: a good schedule for a tensor program, found with the learned model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["needed_predictor", "search"]
 _SHOWN = 10
 
 
-@registry.verb("cost search", source="CDMPP")
+@registry.verb("models search", source="CDMPP")
 def search(
     task: Annotated[str, typer.Argument(metavar="TASK", help='Such as "matmul m=128 n=256 k=64 bias+relu".')],
     target: Annotated[str, typer.Option(metavar="NAME", help="Instruction set and threads of this host.")] = "avx2-1",
@@ -31,12 +31,12 @@ def search(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cost search "matmul m=128 n=256 k=64" --target avx2-1
+    """Example: windtunnel models search "matmul m=128 n=256 k=64" --target avx2-1
 
     Draw schedules of one operator, rank them with the learned model, and measure the most promising.
 
-    Needs the extras tvm and learn. A task is written as in the table of windtunnel cost harvest, with its extents by
-    name and what follows it on each element.
+    Needs the extras tvm and learn. A task is written as in the table of windtunnel models sample tasks, with its
+    extents by name and what follows it on each element.
     """
     from windtunnel.base.extras import require
     from windtunnel.systems.tensor_programs.run.build import parse_target, require_targets, targets_here
@@ -82,7 +82,7 @@ def needed_predictor(model: Path | None) -> Predictor:
         raise InputError(
             "no predictor comes with this build of the package",
             where="--model",
-            fix="train one: windtunnel cost train programs",
+            fix="train one: windtunnel models train programs",
         )
     return found
 

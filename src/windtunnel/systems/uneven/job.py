@@ -24,7 +24,7 @@ _EVALUATED = 500
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What is trained. A function of one's own returns one: ``windtunnel train compare ... --job my_job.py:make``.
+    """What is trained. A function of one's own returns one: ``windtunnel train plan ... --job my_job.py:make``.
 
     Parameters
     ----------

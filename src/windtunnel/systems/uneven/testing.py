@@ -20,7 +20,7 @@ __all__ = ["StrategyContract"]
 
 
 class StrategyContract(PluginContract):
-    """A synchronization strategy of ``training``; override ``job``, a text as of ``train compare --job``, if needed.
+    """A synchronization strategy of ``training``; override ``job``, a text as of ``train plan --job``, if needed.
 
     Two unequal workers with a server train for two seconds of virtual time.
     """

@@ -37,13 +37,21 @@ Loss = Annotated[float, typer.Option(metavar="LOSS", help="To come to; 0: what t
 
 @registry.verb("train", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def _group() -> None:
-    """Example: windtunnel train compare cluster.toml --policies 'bsp adsp'
+    """Example: windtunnel train plan cluster.toml --policies 'bsp adsp'
 
-    Train on uneven machines and links: predict each strategy, run the best.
+    Train on uneven machines and links: predict each synchronization strategy, run the best.
     """
 
 
-@registry.verb("train compare", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
+@registry.verb("train plan", source="ADSP, DLion, Overlap Local-SGD, SkewScout", default="strategies")
+def _plan_group() -> None:
+    """Example: windtunnel train plan cluster.toml --policies 'bsp adsp'
+
+    Choose a synchronization strategy (default), or the value of its parameter.
+    """
+
+
+@registry.verb("train plan strategies", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def compare(
     cluster: ClusterPath,
     policies: Annotated[
@@ -64,7 +72,7 @@ def compare(
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel train compare cluster.toml --policies 'bsp ssp adsp' --loss 1.0 --fly 1
+    """Example: windtunnel train plan cluster.toml --policies 'bsp ssp adsp' --loss 1.0 --fly 1
 
     Train under each strategy in virtual time, with real gradients; really run the best, throttled; keep receipts.
     """
@@ -141,7 +149,7 @@ def run(
         from windtunnel.systems.uneven.events import run_graph
 
         save(run_graph(ran, fleet), graph, overwrite=force)
-        advise(f"next: windtunnel replay {graph}")
+        advise(f"next: windtunnel explain {graph} --table resources")
     if as_json:
         kind = "virtual" if virtual else "real"
         links = {} if virtual else {"links": links_of(is_in_kernel=kernel_links)}
@@ -203,7 +211,7 @@ def predict(
     say(f"workers wait {format_ratio(float(waits.mean()))} of the time, {format_ratio(float(waits.max()))} at most")
 
 
-@registry.verb("train tune", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
+@registry.verb("train plan values", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def tune(
     cluster: ClusterPath,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Such as adsp:period_s=2.")] = "adsp",
@@ -216,7 +224,7 @@ def tune(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel train tune cluster.toml --policy adsp:period_s=2 --values 1,2,4,8 --period 4s
+    """Example: windtunnel train plan values cluster.toml --policy adsp:period_s=2 --values 1,2,4,8 --period 4s
 
     Try a strategy's number (commits, threshold, local steps) on copies of one training in virtual time; keep the best.
     """

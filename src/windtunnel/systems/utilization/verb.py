@@ -25,7 +25,15 @@ __all__ = ["utilization"]
 _TOP_LAYERS = 8
 
 
-@registry.verb("utilization", source="GPU-utilization study")
+@registry.verb("utilization", source="GPU-utilization study", default="run")
+def _group() -> None:
+    """Example: windtunnel utilization resnet50 --batch-sizes 1,4 --predict
+
+    Measure how much of its peak a machine reaches, and where the rest is lost.
+    """
+
+
+@registry.verb("utilization run", source="GPU-utilization study")
 def utilization(
     target: Annotated[
         str | None,

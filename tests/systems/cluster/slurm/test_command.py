@@ -19,14 +19,14 @@ def files(tmp_path):
 
 
 def test_policies_that_decide_later_are_refused(files, capsys):
-    assert main(["cluster", "drive", *files, "--policy", "dally"]) == 2
+    assert main(["cluster", "run", *files, "--policy", "dally"]) == 2
     assert "cluster tune finds fixed timers" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_run_slurm(), reason="needs slurm-wlm and munge, as root")
 def test_what_was_driven_is_printed_beside_what_was_predicted(files, capsys):
-    assert main(["cluster", "drive", *files, "--local", "--json"]) == 0
+    assert main(["cluster", "run", *files, "--local", "--json"]) == 0
     found = {one["job_id"]: one for one in json.loads(capsys.readouterr().out)["jobs"]}
 
     assert {"COMPLETED"} == {one["state"] for one in found.values()}

@@ -93,7 +93,7 @@ def test_the_verb_prints_measured_schedules_and_their_steps(tmp_path):
 
     def run(*given):
         return CliRunner().invoke(
-            build_app(registry.verbs("cost")), ["cost", *(str(one) for one in given)], catch_exceptions=False
+            build_app(registry.verbs("models")), ["models", *(str(one) for one in given)], catch_exceptions=False
         )
 
     assert run("train", "programs", "--data", other, "--out", model, "--budget", "1s", "--device", "all").exit_code == 0

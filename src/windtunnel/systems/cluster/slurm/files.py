@@ -52,7 +52,7 @@ def submission(num_gpus: int, cluster: Cluster, policy: Policy) -> Submission:
         raise InputError(
             "Slurm is told how long a job waits when it is submitted, and this policy decides that later",
             where=f"timers {policy.timers}, placement {policy.placement}",
-            fix="windtunnel cluster tune finds fixed timers for dally-manual",
+            fix="windtunnel cluster plan timers finds fixed timers for dally-manual",
         )
     if num_gpus > cluster.num_gpus:
         raise InputError(f"a job asks for {num_gpus} GPUs, the cluster has {cluster.num_gpus}")

@@ -54,7 +54,7 @@ def local_slurm(cluster: Cluster, folder: Path) -> Iterator[dict[str, str]]:
     if not can_run_slurm():
         raise InputError(
             "Slurm cannot be started here", where=", ".join(tool for tool in _TOOLS if not shutil.which(tool)),
-            fix="as root: apt-get install slurm-wlm munge; or windtunnel cluster simulate, which needs neither",
+            fix="as root: apt-get install slurm-wlm munge; or windtunnel cluster predict, which needs neither",
         )  # fmt: skip
     for name in ("state", "munge"):
         (folder / name).mkdir(parents=True)

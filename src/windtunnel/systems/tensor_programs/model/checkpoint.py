@@ -68,7 +68,7 @@ def save_predictor(predictor: Predictor, path: str | os.PathLike[str], *, overwr
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Everything about a predictor but its tensors, checked."""
-    header = read_model_header(path, kind=KIND, schema=SCHEMA, command="windtunnel cost train programs")
+    header = read_model_header(path, kind=KIND, schema=SCHEMA, command="windtunnel models train programs")
     _require_features(header, os.fspath(path))
     return header
 
@@ -87,7 +87,7 @@ def _require_features(header: Mapping[str, Any], where: str) -> None:
         f"this predictor was trained on {len(theirs)} features, this version has {len(ours)}; "
         f"unknown: {', '.join(unknown[:5]) or 'none'}; missing: {', '.join(missing[:5]) or 'none'}",
         where=where,
-        fix="train it anew with windtunnel cost train",
+        fix="train it anew with windtunnel models train",
     )
 
 

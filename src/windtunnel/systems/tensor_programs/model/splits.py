@@ -161,7 +161,7 @@ def sources_of(programs: ProgramSet, held_out: str, *, of_other_hosts: bool = Fa
     ]
     if not found:
         reason = "no device of another host is in this set" if of_other_hosts else "there is no other device"
-        raise InputError(reason, where=held_out, fix="windtunnel cost sample --of adds a host's devices to a set")
+        raise InputError(reason, where=held_out, fix="windtunnel models sample --of adds a host's devices to a set")
     return found
 
 

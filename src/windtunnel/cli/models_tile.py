@@ -1,4 +1,4 @@
-"""``windtunnel cost train tile`` and ``cost eval tile``: operators priced across GPUs."""
+"""``windtunnel models train tile`` and ``models eval tile``: operators priced across GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Data = Annotated[
 ]
 
 
-@registry.verb("cost train tile", source="NeuSight")
+@registry.verb("models train tile", source="NeuSight")
 def train_tile(
     data: Data,
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
@@ -34,7 +34,7 @@ def train_tile(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cost train tile --data cost --out tile.safetensors
+    """Example: windtunnel models train tile --data cost --out tile.safetensors
 
     Learn from operators measured on some GPUs what others would need for them.
     """
@@ -55,7 +55,7 @@ def train_tile(
     say(f"learned from {len(table):,} operators on {', '.join(model.devices)}")
     _print_validation(model)
     advise(f"wrote {path}")
-    advise(f"next: windtunnel cost eval tile {path} --data {data}")
+    advise(f"next: windtunnel models eval tile {path} --data {data}")
 
 
 def _summary(model: TileModel) -> dict[str, Any]:
@@ -83,14 +83,14 @@ def _percents(errors: Any) -> list[str]:
     ]
 
 
-@registry.verb("cost eval tile", source="NeuSight")
+@registry.verb("models eval tile", source="NeuSight")
 def eval_tile(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train tile wrote.")],
     data: Data,
     split: Annotated[str, typer.Option(help="test: large shapes; train: what it learned from.")] = "test",
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel cost eval tile tile.safetensors --data cost
+    """Example: windtunnel models eval tile tile.safetensors --data cost
 
     Compare a model's prices with measured operators, class by class and device by device, beside the roofline.
     """

@@ -1,4 +1,4 @@
-"""``windtunnel codesign zeros`` of a file of masks."""
+"""``windtunnel chip predict`` of a file of masks."""
 
 import json
 
@@ -20,7 +20,7 @@ def files(tmp_path):
 
 
 def test_it_prints_layers_steps_and_how_it_goes_over_time(files):
-    found = windtunnel("codesign", "zeros", *files, "--check")
+    found = windtunnel("chip", "predict", *files, "--check")
 
     assert 0 == found.code, found.stderr
     for words in ("sparse-grid, iteration 3", "backward pass", "both, work shared", "not in the graph: first",
@@ -30,17 +30,17 @@ def test_it_prints_layers_steps_and_how_it_goes_over_time(files):
 
 def test_the_picture_has_each_layer_in_each_way_to_skip(files, tmp_path):
     page = tmp_path / "zeros.html"
-    found = windtunnel("codesign", "zeros", *files, "--report", str(page))
+    found = windtunnel("chip", "predict", *files, "--report", str(page))
 
     assert 0 == found.code, found.stderr
     text = page.read_text(encoding="utf-8")
     for words in ("conv", "first", "both, work shared", "gradients of weights", "times as fast"):
         assert words in text
-    assert 2 == windtunnel("codesign", "zeros", *files, "--report", str(page)).code
+    assert 2 == windtunnel("chip", "predict", *files, "--report", str(page)).code
 
 
 def test_as_json_it_has_every_pass_of_every_layer(files):
-    found = windtunnel("codesign", "zeros", files[0], "--json", "--check")
+    found = windtunnel("chip", "predict", files[0], "--json", "--check")
     document = json.loads(found.stdout)
 
     assert "windtunnel.codesign-zeros/1" == document["schema"]
@@ -58,7 +58,7 @@ def test_as_json_it_has_every_pass_of_every_layer(files):
     ],
 )
 def test_what_does_not_go_together_is_refused(files, more, message):
-    found = windtunnel("codesign", "zeros", files[0], *more)
+    found = windtunnel("chip", "predict", files[0], *more)
 
     assert 2 == found.code
     assert message in " ".join(found.stderr.split())

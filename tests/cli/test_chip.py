@@ -1,4 +1,4 @@
-"""``windtunnel codesign``: what it answers, and how it refuses."""
+"""``windtunnel chip plan``: what it answers, and how it refuses."""
 
 import json
 
@@ -13,7 +13,7 @@ SMALL = ("--area-limit", "22", "--devices", "16", "--batch", "64")
 def test_chip_and_plan_together_beat_both_alone(tmp_path):
     pytest.importorskip("torch")
     page = tmp_path / "page.html"
-    outcome = windtunnel("codesign", "bert-large", *SMALL, "--json", "--report", page)
+    outcome = windtunnel("chip", "plan", "bert-large", *SMALL, "--json", "--report", page)
     document = json.loads(outcome.stdout)
     (model,) = document["models"]
     yields = {part: one["samples_per_s"] for part, one in model["searches"].items()}
@@ -31,7 +31,7 @@ def test_chip_and_plan_together_beat_both_alone(tmp_path):
 @pytest.mark.slow
 def test_memory_that_is_too_small_is_refused_with_layer_and_lack():
     pytest.importorskip("torch")
-    outcome = windtunnel("codesign", "bert-large", *SMALL, "--hbm", "1MiB")
+    outcome = windtunnel("chip", "plan", "bert-large", *SMALL, "--hbm", "1MiB")
 
     assert 2 == outcome.code
     assert "layer embedding needs" in outcome.stderr
@@ -51,12 +51,12 @@ def test_memory_that_is_too_small_is_refused_with_layer_and_lack():
         (("gpt3", "--microbatches", "0"), "is no microbatch"),
         (("gpt3", "--fixed-plan", "--fixed-chip"), "nothing to choose"),
         (("gpt3", "--memory-model", "none"), "memory cannot be counted"),
-        (("train.zeros.npz", "train.wt"), "windtunnel codesign zeros train.zeros.npz train.wt"),
-        (("layers.json",), "windtunnel codesign circulant layers.json"),
+        (("train.zeros.npz", "train.wt"), "windtunnel chip predict train.zeros.npz train.wt"),
+        (("layers.json",), "windtunnel chip plan circulant layers.json"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, says):
-    outcome = windtunnel("codesign", *arguments)
+    outcome = windtunnel("chip", "plan", *arguments)
 
     assert 2 == outcome.code
     assert says in outcome.stderr

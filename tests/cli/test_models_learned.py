@@ -24,7 +24,9 @@ def data(tmp_path_factory):
 
 def run(*arguments):
     return CliRunner().invoke(
-        build_app(registry.verbs("cost")), ["cost", *(str(argument) for argument in arguments)], catch_exceptions=False
+        build_app(registry.verbs("models")),
+        ["models", *(str(argument) for argument in arguments)],
+        catch_exceptions=False,
     )
 
 

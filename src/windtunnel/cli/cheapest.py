@@ -1,54 +1,51 @@
-"""``windtunnel recommend``: which machines to rent for a training."""
+"""``windtunnel predict --cheapest``: which machines to rent for a training."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from windtunnel import registry
 from windtunnel.cli.console import Progress, print_json, print_table, say, say_wrapped
 from windtunnel.cli.files import open_graph
-from windtunnel.cli.options import GraphPath, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.search.advice.model import Quote, Rented
     from windtunnel.search.advice.search import Advice
 
-__all__ = ["recommend"]
+__all__ = ["print_cheapest"]
 
 _SHOWN = 8
 
 
-@registry.verb("recommend", source="Stash")
-def recommend(
-    graph: GraphPath,
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Of one epoch.")],
-    epochs: Annotated[int, typer.Option(min=1, metavar="N")] = 1,
-    deadline: Annotated[str, typer.Option(metavar="TIME", help="To be done in, such as 24h.")] = "",
-    budget: Annotated[float, typer.Option(min=0, metavar="USD", help="At most; 0 for no limit.")] = 0.0,
-    on: Annotated[str, typer.Option("--on", metavar="NAME,NAME", help="Machines of the catalog; all by default.")] = "",
-    machines: Annotated[int, typer.Option(min=1, metavar="N", help="Most of one kind.")] = 4,
-    batch: Annotated[int, typer.Option(min=0, metavar="N", help="Of each device; 0: as captured.")] = 0,
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="tf32, bf16 ...; as captured by default.")] = "",
-    host_factor: Annotated[
-        float, typer.Option("--host-factor", min=0, metavar="F", help="The host's time over what it was; 0: left out.")
-    ] = 1.0,
-    dataset: Annotated[str, typer.Option(metavar="SIZE", help="On the disk, such as 150GB.")] = "",
-    disk: Annotated[str, typer.Option(metavar="RATE", help="At which a machine reads what is not in memory.")] = "",
-    prep: Annotated[float, typer.Option(min=0, metavar="N", help="Samples that one core prepares in a second.")] = 0.0,
-    billing: Annotated[str, typer.Option(metavar="UNIT", help="second (a minute at least) or hour.")] = "second",
-    measured: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="instance,count,compute_ms,interconnect_ms,network_ms.")
-    ] = None,
-    as_json: Json = False,
+def print_cheapest(
+    graph: Path,
+    *,
+    on: str,
+    samples: int,
+    epochs: int,
+    deadline: str,
+    max_cost: float,
+    max_machines: int,
+    batch_size: int,
+    dtype: str,
+    host_factor: float,
+    dataset_size: str,
+    disk_bandwidth: str,
+    prep: float,
+    billing: str,
+    measured: Path | None,
+    as_json: bool,
 ) -> None:
-    """Example: windtunnel recommend train.wt --samples 1281167 --epochs 90 --deadline 24h --dtype bf16
+    """Price a training on every machine of the catalog, and print the cheapest that meets the deadline.
 
-    Price a training on every machine of the catalog; take the cheapest that is in time, and say why none cheaper is.
+    Raises
+    ------
+    typer.Exit
+        No machine does: the code is 1.
     """
     from windtunnel.hardware import instance, instances
     from windtunnel.search.advice.model import Rented, quoted
@@ -61,19 +58,19 @@ def recommend(
     deadline_s = parse_duration(deadline) / 1e9 if deadline else math.inf
     with Progress(f"pricing {graph.name}") as progress:
         captured = open_graph(graph, progress=progress, needs_times=False)
-        per_device = batch or batch_of(captured)
+        per_device = batch_size or batch_of(captured)
         if not per_device:
             raise InputError("the graph does not say how many samples a step takes", where=str(graph),
-                             fix="give --batch")  # fmt: skip
+                             fix="give --batch-size")  # fmt: skip
         job = Rented(
-            samples, epochs, per_device, parse_size(dataset) if dataset else 0.0, prep,
-            parse_rate(disk) if disk else 0.0, float(captured.meta.memory.get("peak_bytes") or 0),
+            samples, epochs, per_device, parse_size(dataset_size) if dataset_size else 0.0, prep,
+            parse_rate(disk_bandwidth) if disk_bandwidth else 0.0, float(captured.meta.memory.get("peak_bytes") or 0),
         )  # fmt: skip
-        offers = offers_of(asked, machines)
+        offers = offers_of(asked, max_machines)
         known = read_steps(measured) if measured is not None else None
         steps = GraphSteps(captured, dtype, host_factor, known).of(offers, progress=progress)
     quotes = [quoted(job, offer, step, billing=billing) for offer, step in zip(offers, steps, strict=True)]
-    found = advise_on(quotes, deadline_s=deadline_s, budget_usd=budget or math.inf)
+    found = advise_on(quotes, deadline_s=deadline_s, budget_usd=max_cost or math.inf)
     if as_json:
         print_json(_document(found, quotes, job))
     else:

@@ -1,4 +1,4 @@
-"""``windtunnel evolve``: search, show, apply, and how it refuses."""
+"""``windtunnel kernel plan``: search, show, apply, and how it refuses."""
 
 import json
 
@@ -33,10 +33,10 @@ def files(tmp_path):
 def test_a_kernel_of_ones_own_is_searched_shown_and_written(files):
     folder, page, module = files / "out", files / "page.html", files / "new.ll"
     given = (files / "scale.ll", "--test", files / "tests.py")
-    searched = windtunnel("evolve", *given, *QUICK, "--output", folder, "--json")  # a kernel needs no verb
+    searched = windtunnel("kernel", "plan", *given, *QUICK, "--output", folder, "--json")  # a kernel needs no verb
     document = json.loads(searched.stdout)
-    shown = windtunnel("evolve", "show", folder, "--report", page)
-    written = windtunnel("evolve", "apply", folder, *given, "--output", module)
+    shown = windtunnel("kernel", "show", folder, "--report", page)
+    written = windtunnel("kernel", "apply", folder, *given, "--output", module)
 
     assert 0 == searched.code == shown.code == written.code
     assert "windtunnel.evolve/1" == document["schema"]
@@ -46,7 +46,7 @@ def test_a_kernel_of_ones_own_is_searched_shown_and_written(files):
     assert "candidates:" in shown.stdout
     assert "What changed in the module" in page.read_text()
     assert "define void @scale(" in module.read_text()
-    again = windtunnel("evolve", "run", *given, *QUICK, "--output", folder)
+    again = windtunnel("kernel", "plan", *given, *QUICK, "--output", folder)
     assert 2 == again.code
     assert "is there already" in again.stderr
 
@@ -62,20 +62,20 @@ def double(x, y):
     for i in range(x.shape[0]):
         y[i] = x[i] + x[i]
 """)  # fmt: skip
-    outcome = windtunnel("evolve", "run", path, *QUICK, "--output", files / "out", "--json")
+    outcome = windtunnel("kernel", "plan", path, *QUICK, "--output", files / "out", "--json")
 
     assert 0 == outcome.code, outcome.stderr
     assert "double" == json.loads(outcome.stdout)["kernel"]
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (("run", "nothing"), "there is no kernel 'nothing'"),
-    (("run", "scale.ll"), "has no tests"),
-    (("run", "broken.ll", "--test", "tests.py"), "line 3"),
-    (("run", "scale.ll", "--test", "gone.py"), "there is no"),
-    (("run", "scale.ll", "--test", "tests.py", "--population", "6"), "multiple of four"),
-    (("run", "scale.ll", "--test", "tests.py", "--allow", "all"), "nothing is allowed"),
-    pytest.param(("run", "gpu.ll", "--test", "tests.py"), "there is no GPU", marks=NO_GPU),
+    (("plan", "nothing"), "there is no kernel 'nothing'"),
+    (("plan", "scale.ll"), "has no tests"),
+    (("plan", "broken.ll", "--test", "tests.py"), "line 3"),
+    (("plan", "scale.ll", "--test", "gone.py"), "there is no"),
+    (("plan", "scale.ll", "--test", "tests.py", "--population", "6"), "multiple of four"),
+    (("plan", "scale.ll", "--test", "tests.py", "--allow", "all"), "nothing is allowed"),
+    pytest.param(("plan", "gpu.ll", "--test", "tests.py"), "there is no GPU", marks=NO_GPU),
     (("show", "."), "there is no result"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_said(files, arguments, says, monkeypatch):
@@ -84,7 +84,7 @@ def test_what_cannot_be_done_is_said(files, arguments, says, monkeypatch):
         "define void @f(i32 %x) {\n  %y = add i32 %x, 1\n  %z = add i32 %w, 1\n  ret void\n}\n"
     )
     (files / "gpu.ll").write_text(GPU_SCALE)
-    outcome = windtunnel("evolve", *arguments)
+    outcome = windtunnel("kernel", *arguments)
 
     assert outcome.code in (1, 2)
     assert says in outcome.stderr

@@ -42,23 +42,23 @@ def run(capsys, *arguments):
 def test_a_model_is_trained_and_judged(capsys, folder):
     path = folder / "tile.safetensors"
 
-    code, out, err = run(capsys, "cost", "train", "tile", "--data", folder, "--out", path)
+    code, out, err = run(capsys, "models", "train", "tile", "--data", folder, "--out", path)
 
     assert (0, True) == (code, path.exists()), err
     assert "learned from 120 operators on a, b" in out
     assert "elementwise" in out
-    assert f"next: windtunnel cost eval tile {path}" in err
-    code, out, err = run(capsys, "cost", "eval", "tile", path, "--data", folder, "--json")
+    assert f"next: windtunnel models eval tile {path}" in err
+    code, out, err = run(capsys, "models", "eval", "tile", path, "--data", folder, "--json")
     document = json.loads(out)
     assert 0 == code
     assert ["a", "b"] == [row["device"] for row in document["errors"]]
     assert all(row["mape"] < 0.2 for row in document["errors"])
-    code, out, _ = run(capsys, "cost", "eval", "tile", path, "--data", folder)
+    code, out, _ = run(capsys, "models", "eval", "tile", path, "--data", folder)
     assert "mean error" in out
 
 
 def test_a_device_is_left_out_by_name(capsys, folder):
-    arguments = ("cost", "train", "tile", "--data", folder, "--without", "a", "--no-calibrate", "--json")
+    arguments = ("models", "train", "tile", "--data", folder, "--without", "a", "--no-calibrate", "--json")
 
     code, out, _ = run(capsys, *arguments, "--out", folder / "one.safetensors")
 
@@ -77,14 +77,14 @@ def test_a_device_is_left_out_by_name(capsys, folder):
 def test_wrong_wishes_are_answered_with_two(capsys, folder, monkeypatch, arguments, message):
     monkeypatch.chdir(folder)
 
-    code, _, err = run(capsys, "cost", "train", "tile", "--data", ".", "--out", "x.safetensors", *arguments)
+    code, _, err = run(capsys, "models", "train", "tile", "--data", ".", "--out", "x.safetensors", *arguments)
 
     assert 2 == code
     assert message in err
 
 
 def test_a_file_that_is_no_model_is_refused(capsys, folder):
-    code, _, err = run(capsys, "cost", "eval", "tile", folder / "devices.csv", "--data", folder)
+    code, _, err = run(capsys, "models", "eval", "tile", folder / "devices.csv", "--data", folder)
 
     assert 2 == code
     assert "no cost model" in err

@@ -1,7 +1,4 @@
-"""What was measured on this host and is used again, as a table; part of ``windtunnel cost info``.
-
-In: the profile database. Out: its prices by change, how old and how sure they are. Not here: measuring.
-"""
+"""``windtunnel db prices``: what was measured on this host and is used again."""
 
 from __future__ import annotations
 
@@ -11,28 +8,30 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
+from windtunnel import registry
 from windtunnel.cli.console import advise, print_json, print_table, say
+from windtunnel.cli.options import Json
 
 if TYPE_CHECKING:
     from windtunnel.measure import ProfileDatabase
     from windtunnel.measure.database import Measurement
 
-__all__ = ["print_kept"]
+__all__ = ["prices"]
 
 
-def print_kept(schema: str, drop: str | None, *, as_json: bool) -> None:
-    """List measured prices by change; with ``drop``, first forget those of such changes, or of all by that word."""
+@registry.verb("db prices", source="windtunnel")
+def prices(as_json: Json = False) -> None:
+    """Example: windtunnel db prices
+
+    List the measurements that predictions on this host use again, by change: their number, age and spread.
+    """
     from windtunnel.measure import ProfileDatabase
 
     database = ProfileDatabase()
-    num_dropped = 0 if drop is None else database.drop("" if drop == "all" else drop)
-    rows = _kept_by_change(database)
+    rows = _by_change(database)
     if as_json:
-        document = {"path": database.path, "num_dropped": num_dropped, "kept": rows}
-        print_json({"schema": schema, **document})
+        print_json({"schema": "windtunnel.prices/1", "path": database.path, "prices": rows})
         return
-    if drop is not None:
-        say(f"{num_dropped:,} measurements are forgotten")
     table = [
         (
             row["change"],
@@ -40,13 +39,14 @@ def print_kept(schema: str, drop: str | None, *, as_json: bool) -> None:
             _age(row["newest_age_s"]),
             _age(row["oldest_age_s"]),
             f"{row['median_spread_ratio']:.0%}",
-            "this one" if row["is_this_host"] else "another",
+            "this host" if row["is_this_host"] else "other host",
         )
         for row in rows
     ]
-    print_table(("change", "kept", "newest", "oldest", "spread", "host"), table, numbers=(1, 2, 3, 4), gives_way=0)
+    head = ("change", "measurements", "newest", "oldest", "spread", "host")
+    print_table(head, table, numbers=(1, 2, 3, 4), gives_way=0)
     say(f"{len(database):,} measurements in {database.path}")
-    advise("next: windtunnel whatif GRAPH --all --fresh measures anew; --drop CHANGE forgets")
+    advise("next: windtunnel whatif GRAPH --all --fresh measures again; windtunnel db forget --prices CHANGE removes")
 
 
 def _age(seconds: int) -> str:
@@ -67,7 +67,7 @@ def _label(one: Measurement) -> str:
     return f"update: {', '.join(parts) or 'as captured'}"
 
 
-def _kept_by_change(database: ProfileDatabase) -> list[dict[str, Any]]:
+def _by_change(database: ProfileDatabase) -> list[dict[str, Any]]:
     from windtunnel.measure.fingerprint import machine
 
     groups: dict[tuple[str, bool], list[Measurement]] = {}

@@ -14,7 +14,7 @@ def test_a_set_that_is_there_is_not_overwritten(tmp_path):
     pytest.importorskip("tvm")
     (tmp_path / "set.npz").write_text("kept")
 
-    outcome = windtunnel("cost", "sample", "--out", tmp_path / "set.npz")
+    outcome = windtunnel("models", "sample", "--out", tmp_path / "set.npz")
 
     assert (2, "kept") == (outcome.code, (tmp_path / "set.npz").read_text())
     assert "is there already" in outcome.stderr
@@ -34,7 +34,7 @@ def test_a_set_that_is_there_is_not_overwritten(tmp_path):
 )
 def test_what_cannot_be_asked_for_is_told_before_anything_is_measured(options, message, tmp_path):
     pytest.importorskip("tvm")
-    outcome = windtunnel("cost", "sample", "--out", tmp_path / "set.npz", *options)
+    outcome = windtunnel("models", "sample", "--out", tmp_path / "set.npz", *options)
 
     assert 2 == outcome.code
     assert message in outcome.stderr
@@ -43,7 +43,7 @@ def test_what_cannot_be_asked_for_is_told_before_anything_is_measured(options, m
 
 def test_without_the_compiler_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("windtunnel.base.extras.importlib.import_module", _no_tvm)
-    outcome = windtunnel("cost", "sample", "--out", tmp_path / "set.npz")
+    outcome = windtunnel("models", "sample", "--out", tmp_path / "set.npz")
 
     assert 2 == outcome.code
     assert "pip install 'windtunnel[tvm]'" in outcome.stderr
@@ -57,14 +57,16 @@ def _no_tvm(name):
 def test_harvested_tasks_can_be_read_and_programs_of_them_measured(tmp_path):
     pytest.importorskip("torch")
     tasks = tmp_path / "tasks.csv"
-    outcome = windtunnel("cost", "harvest", "--networks", "mlp", "--count", 3, "--out", tasks, "--json")
+    outcome = windtunnel("models", "sample", "tasks", "--networks", "mlp", "--count", 3, "--out", tasks, "--json")
 
     assert 0 == outcome.code, outcome.stderr
     assert 3 == json.loads(outcome.stdout)["num_tasks"] == len(read_tasks(tasks))
 
     pytest.importorskip("tvm")
     options = ("--targets", "sse4.2-1", "--max-spread", 1e9, "--canary-tolerance", 1e9)
-    stopped = windtunnel("cost", "sample", "--tasks", tasks, "--out", tmp_path / "set.npz", "--budget", "0s", *options)
+    stopped = windtunnel(
+        "models", "sample", "--tasks", tasks, "--out", tmp_path / "set.npz", "--budget", "0s", *options
+    )
     assert 0 == stopped.code, stopped.stderr
     assert "0 of 8000 programs measured" in stopped.stdout
     assert "--resume" in stopped.stderr

@@ -1,0 +1,51 @@
+"""``windtunnel db forget``: remove receipts and measurements."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli.console import print_json, say
+from windtunnel.cli.options import Json, LedgerPath, whole_numbers
+from windtunnel.errors import InputError
+
+__all__ = ["forget"]
+
+
+@registry.verb("db forget", source="windtunnel")
+def forget(
+    receipts: Annotated[
+        str, typer.Option("--receipts", metavar="NUMBERS", help="Numbers that db receipts lists, such as 12 or 12,14.")
+    ] = "",
+    prices: Annotated[
+        str, typer.Option("--prices", metavar="CHANGE", help="Changes that db prices lists and contain this, or all.")
+    ] = "",
+    ledger: LedgerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel db forget --receipts 12
+
+    Remove receipts of flights that went wrong, or measurements that are to be repeated.
+    """
+    from windtunnel.flights import Ledger
+    from windtunnel.measure import ProfileDatabase
+
+    if not (receipts or prices):
+        raise InputError("nothing to remove is named", fix="add --receipts NUMBERS or --prices CHANGE")
+    removed: dict[str, Any] = {}
+    if receipts:
+        book = Ledger(ledger)
+        removed |= {"num_receipts": book.drop(whole_numbers(receipts, "--receipts")), "ledger": str(book.path)}
+    if prices:
+        database = ProfileDatabase()
+        num_prices = database.drop("" if prices == "all" else prices)
+        removed |= {"num_prices": num_prices, "database": str(database.path)}
+    if as_json:
+        print_json({"schema": "windtunnel.forgotten/1", **removed})
+        return
+    if receipts:
+        say(f"removed {removed['num_receipts']:,} receipts from {removed['ledger']}")
+    if prices:
+        say(f"removed {removed['num_prices']:,} measurements from {removed['database']}")

@@ -1,0 +1,62 @@
+"""``windtunnel explain --html``: one HTML file that works offline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel import registry
+from windtunnel.cli.console import Progress, advise, print_json, say
+from windtunnel.cli.files import stem
+
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
+    from windtunnel.reports.sections import Section
+
+__all__ = ["write_html_report"]
+
+
+def write_html_report(
+    graph: Graph,
+    source: Path,
+    path: Path,
+    *,
+    whatifs: bool,
+    pages: Sequence[tuple[str, dict[str, str]]],
+    ledger: Path | None,
+    force: bool,
+    as_json: bool,
+    progress: Progress,
+) -> None:
+    """Write the page: time, critical path, timeline, memory, what-ifs, receipts and the sections of ``pages``.
+
+    Parameters
+    ----------
+    graph : Graph
+    source, path : Path
+        Where the graph came from, which names the page, and where the page goes.
+    whatifs : bool
+        Whether to include predictions of every what-if and past receipts.
+    pages : sequence of (str, dict)
+        Registered pages to include, each with its options.
+    """
+    from windtunnel.flights import Ledger, with_intervals
+    from windtunnel.reports import report
+    from windtunnel.units import format_size
+    from windtunnel.whatifs import whatif
+
+    past = Ledger(ledger)
+    found = whatif(graph, "all", progress=progress) if whatifs and graph.num_tasks else []
+    answers = with_intervals(found, past)
+    receipts = past.receipts() if whatifs else []
+    more: list[Section] = []
+    for name, options in pages:
+        more += registry.get("page", name).function(graph, **options)
+    report(graph, path, answers=answers, receipts=receipts, title=stem(source), more=more, overwrite=force)
+    if as_json:
+        document = {"schema": "windtunnel.report/1", "path": str(path), "size_bytes": path.stat().st_size}
+        print_json(document | {"num_tasks": graph.num_tasks, "num_answers": len(answers)})
+    else:
+        say(f"{path}: {format_size(path.stat().st_size)}, works offline")
+    advise(f"next: open {path} in a browser")

@@ -1,0 +1,44 @@
+"""What a verb runs, from its first argument: a script with its arguments, or a workload such as ``mlp:width=64``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.sources.targets import Script, WorkloadName
+    from windtunnel.sources.torch.launch import Ranks
+
+__all__ = ["is_script", "subject_of"]
+
+
+def is_script(target: str) -> bool:
+    """Whether the argument names a Python file rather than a workload."""
+    return target.endswith(".py") or "/" in target or Path(target).is_file()
+
+
+def subject_of(target: str, arguments: Sequence[str], ranks: Ranks) -> Script | WorkloadName:
+    """Return what to run.
+
+    Raises
+    ------
+    InputError
+        There is no such script or workload, or a workload is given arguments or several processes.
+    """
+    from windtunnel.sources.targets import Script, WorkloadName, target_of
+    from windtunnel.whatifs.request import parse_step
+
+    if is_script(target):
+        found = target_of(target if target.endswith(".py") else Path(target), argv=arguments, ranks=ranks)
+        assert isinstance(found, Script)
+        return found
+    if arguments:
+        fix = f"write parameters of a workload after a colon: {target}:option=value"
+        raise InputError(f"a workload takes no arguments, but was given {' '.join(arguments)}", fix=fix)
+    if ranks.num_ranks > 1:
+        raise InputError("a workload runs in one process", where="--nproc", fix="leave out --nproc")
+    step = parse_step(target, kind="workload")
+    return WorkloadName(step.name, step.parameters)

@@ -1,0 +1,119 @@
+"""``windtunnel whatif --search``: the fastest strategy of a data-parallel job; ``verify`` runs what it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel import registry
+from windtunnel.cli.console import advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
+    from windtunnel.systems.strategy.optimizer import Strategy
+
+__all__ = ["load", "search"]
+
+_ENOUGH_SIZES = 4  # of messages, to fit what they take to their bytes
+
+
+@registry.page("strategy-search", source="dPRO")
+def search(
+    graph: Graph,
+    path: Path,
+    *,
+    captured: Path,
+    lossy: bool,
+    memory: str,
+    max_plans: int,
+    latency: str,
+    bandwidth: str,
+    prices: str,
+    database: Any,
+    progress: Any,
+    as_json: bool,
+) -> None:
+    """Search the fastest strategy of a captured data-parallel job, write it to ``path`` and print it."""
+    from windtunnel.systems.strategy.optimizer import optimize
+    from windtunnel.units import parse_duration, parse_rate, parse_size
+
+    given = (
+        parse_duration(latency) if latency else None,
+        parse_rate(bandwidth) if bandwidth else None,
+    )
+    latency_ns, bandwidth_bytes_per_s = given if any(given) else _measured(graph, database, progress)
+    found = optimize(
+        graph,
+        lossy=lossy,
+        memory_bytes=parse_size(memory) if memory else None,
+        budget=max_plans,
+        latency_ns=latency_ns,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        prices=prices,
+        database=database,
+        path=str(captured.resolve()),
+        progress=progress,
+    )
+    found.save(path)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print(found)
+    advise(f"written: {path}")
+    suggest("windtunnel", "verify", path)
+
+
+@registry.page("strategy", source="dPRO")
+def load(path: Path) -> tuple[str, Graph]:
+    """Return the what-if request of a strategy and the capture that it was made from.
+
+    Raises
+    ------
+    InputError
+        The strategy changes nothing, or does not name its capture.
+    """
+    from windtunnel.graph import load as load_graph
+    from windtunnel.systems.strategy.optimizer import load_strategy
+
+    found = load_strategy(path)
+    if not found.request:
+        raise InputError("this strategy changes nothing", where=str(path), fix="choose one that does")
+    if not found.graph:
+        fix = "name the script, and give the request with --whatif"
+        raise InputError("this strategy does not name its capture", where=str(path), fix=fix)
+    return found.request, load_graph(found.graph)
+
+
+def _measured(graph: Graph, database: Any, progress: Any) -> tuple[float | None, float | None]:
+    """Latency and rate of averaging, sent over the link that the job was captured on where its own messages are few."""
+    from windtunnel.comm.run import averaging_rate, measure_link
+    from windtunnel.sources.torch.launch import Ranks
+    from windtunnel.whatifs.buckets import averaging_of
+
+    ranks = Ranks.of(graph.meta.origin.get("ranks", {}))
+    sizes = graph.tasks["message_bytes"][averaging_of(graph).messages[0]]
+    if ranks.num_ranks < 2 or len(set(sizes.tolist())) >= _ENOUGH_SIZES:
+        return None, None
+    sweep = measure_link(
+        ranks.num_ranks, ranks.bandwidth_bytes_per_s, ranks.latency_ns, database=database, progress=progress
+    )
+    return averaging_rate(sweep.fit, ranks.num_ranks)
+
+
+def _print(found: Strategy) -> None:
+    from windtunnel.units import format_duration
+
+    if not found.request:
+        say(f"nothing is predicted to be faster than the job as it is: {format_duration(found.baseline_ns)} a step")
+    else:
+        times = f"{format_duration(found.baseline_ns)} to {format_duration(found.predicted_ns)}"
+        say_wrapped(f"{found.speedup:.2f}x, {times} a step: {found.request}")
+    rows = [
+        (name, f"{one['num_messages']:.0f}", format_duration(one["chain_ns"]), f"{one['num_asked']:,.0f}")
+        for name, one in found.searches.items()
+    ]
+    print_table(("search", "messages", "on the chain", "plans"), rows, numbers=(1, 2, 3))
+    for request, speedup in found.others:
+        say_wrapped(f"  {speedup:.2f}x {request}")
+    say(f"{found.num_replays} replays of the whole graph")
