@@ -25,11 +25,12 @@ from torch.distributed.pipelining import stage as stage_module
 from torch.distributed.pipelining.stage import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.errors import InputError
 from windtunnel.sources.dry.groups import Groups, completed
 from windtunnel.sources.dry.patches import replaced, replaced_everywhere
+from windtunnel.sources.memory.dispatch import DispatchTracer
 
 __all__ = ["Mailbox", "rank_of_job"]
 
@@ -291,7 +292,7 @@ def _rebuilt(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return rebuild
 
 
-class _OnlyWholeNumbers(TorchDispatchMode):
+class _OnlyWholeNumbers(DispatchTracer):
     """Only whole numbers are real, and messages arrive at once."""
 
     def __init__(self, fake_mode: Any) -> None:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 from windtunnel.errors import InputError
+from windtunnel.sources.memory.origins import program_frame
 from windtunnel.sources.memory.small_values import value_of
 
 __all__ = ["READS", "StandIn", "Values", "asker", "has_no_value", "known_value", "own_line", "read_known"]
@@ -52,14 +53,9 @@ _SIZED |= {
 
 
 def own_line() -> str:
-    """The innermost line of the program itself, outside of torch and of this package."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _OWN, "<")):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    """The line that the program is at, with its file as Python names it; empty where none of its frames runs."""
+    frame = program_frame()
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 @dataclass

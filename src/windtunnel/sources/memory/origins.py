@@ -7,11 +7,12 @@ in the order of their making, so the modules' entries and exits divide the numbe
 
 from __future__ import annotations
 
+import functools
 import sys
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,19 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from windtunnel.sources.torch.annotate import is_compiling, module_paths
 
-__all__ = ["BACKWARD", "BEFORE", "DATA", "FORWARD", "PHASES", "UPDATE", "Interned", "Lines", "NodeLayers", "Places"]
+__all__ = [
+    "BACKWARD",
+    "BEFORE",
+    "DATA",
+    "FORWARD",
+    "PHASES",
+    "UPDATE",
+    "Interned",
+    "Lines",
+    "NodeLayers",
+    "Places",
+    "program_frame",
+]
 
 PHASES = ("before", "data", "forward", "backward", "update")
 BEFORE, DATA, FORWARD, BACKWARD, UPDATE = range(len(PHASES))
@@ -53,25 +66,26 @@ class Lines(Interned):
     def __init__(self) -> None:
         super().__init__()
         self._line_of: dict[tuple[CodeType, int], int] = {}
-        self._is_foreign: dict[CodeType, bool] = {}
 
     def here(self) -> int:
-        """The innermost frame outside of torch, NumPy and what measures."""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            foreign = self._is_foreign.get(code)
-            if foreign is None:
-                foreign = self._is_foreign[code] = _is_foreign(code.co_filename)
-            if not foreign:
-                key = (code, frame.f_lineno)
-                number = self._line_of.get(key)
-                if number is None:
-                    text = f"{_shown(code.co_filename)}:{frame.f_lineno}"
-                    number = self._line_of[key] = self.number(text)
-                return number
-            frame = frame.f_back
-        return 0
+        """The number of the line that the program is at; 0 where none of its frames runs."""
+        frame = program_frame()
+        if frame is None:
+            return 0
+        key = (frame.f_code, frame.f_lineno)
+        number = self._line_of.get(key)
+        if number is None:
+            text = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+            number = self._line_of[key] = self.number(text)
+        return number
+
+
+def program_frame() -> FrameType | None:
+    """The innermost frame outside of torch, NumPy and what measures."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_foreign(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 class NodeLayers:
@@ -177,6 +191,7 @@ class Places:
         return self._nodes.layer(node._sequence_nr())
 
 
+@functools.cache
 def _is_foreign(filename: str) -> bool:
     if filename.startswith("<"):
         return True
