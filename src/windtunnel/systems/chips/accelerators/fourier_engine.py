@@ -2,7 +2,7 @@
 
 In: a layer of p x q circulant blocks of size k, a ``FourierEngine``. Out: what a batch takes. Forward and inverse
 transforms take turns on the same butterflies while the multipliers work on other samples, so that a sample takes the
-longer of the two; a first one fills the pipeline. Not here: counting cycle by cycle (``benchmarks``).
+longer of the two; a first one fills the pipeline.
 """
 
 # p, q blocks down and across, k their size
