@@ -152,7 +152,8 @@ def _who_wrote(
                         stamp[writer[at]] = m
                         if found == len(pairs):
                             bigger = np.empty((2 * found, 2), dtype=np.int64)
-                            bigger[:found] = pairs
+                            for pair in range(found):  # numba compiles a loop many times faster than a slice
+                                bigger[pair, 0], bigger[pair, 1] = pairs[pair, 0], pairs[pair, 1]
                             pairs = bigger
                         pairs[found, 0], pairs[found, 1] = m, writer[at]
                         found += 1

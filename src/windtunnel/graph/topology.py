@@ -90,7 +90,8 @@ def shortest_cycle_through(start: int, indptr: Ints, edge_rows: Ints, dst: Ints,
 @njit(cache=True)
 def _grown(array: Ints, size: int) -> Ints:
     bigger = np.empty(max(size, 2 * array.size), dtype=array.dtype)
-    bigger[: array.size] = array
+    for i in range(array.size):  # numba compiles a loop many times faster than a slice
+        bigger[i] = array[i]
     return bigger
 
 
@@ -205,7 +206,8 @@ def bridge(
                     if num_out == out_size:
                         out_size = 2 * out_size
                         wider = np.empty((out_size, 2), dtype=np.int32)
-                        wider[:num_out] = out
+                        for i in range(num_out):
+                            wider[i, 0], wider[i, 1] = out[i, 0], out[i, 1]
                         out = wider
                         out_lag, out_start = _grown(out_lag, out_size), _grown(out_start, out_size)
                         out_kind = _grown(out_kind, out_size)

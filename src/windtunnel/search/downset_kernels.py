@@ -109,7 +109,9 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
 @numba.njit(cache=True)
 def _longer(old: Any, capacity: int) -> Any:
     new = np.empty((capacity, old.shape[1]), old.dtype)
-    new[: old.shape[0]] = old
+    for i in range(old.shape[0]):  # numba compiles loops many times faster than a slice
+        for word in range(old.shape[1]):
+            new[i, word] = old[i, word]
     return new
 
 
@@ -117,7 +119,8 @@ def _longer(old: Any, capacity: int) -> Any:
 def longer(old: Any, capacity: int) -> Any:
     """A copy with room for more."""
     new = np.empty(capacity, old.dtype)
-    new[: old.shape[0]] = old
+    for i in range(old.shape[0]):
+        new[i] = old[i]
     return new
 
 

@@ -141,7 +141,7 @@ def _best(problem: PiperProblem, lattice: Lattice, upper_s: float, progress: Pro
             lattice.words_IW, lattice.parent_I, lattice.added_I, quickest_IT, none_IT, np.array(problem.degrees),
             _divisors(problem), problem.time_s_NTV, problem.weights_NTV, problem.kept_NTV, problem.fixed_NTV,
             problem.src, problem.dst, problem.sent_E, problem.sync_in_ETV, problem.sync_out_ETV,
-            problem.memory_bytes, problem.bandwidth_bytes_per_s, problem.num_microbatches,
+            float(problem.memory_bytes), float(problem.bandwidth_bytes_per_s), problem.num_microbatches,
         )  # fmt: skip
         if progress is not None:
             progress("planning", size, lattice.num_nodes)
@@ -199,7 +199,7 @@ def stage_of(
     time_NV = np.empty((problem.num_layers, len(problem.variants)))
     kernels.node_times(
         inside, degree, problem.time_s_NTV, problem.src, problem.dst, problem.sent_E, problem.sync_in_ETV,
-        problem.sync_out_ETV, problem.bandwidth_bytes_per_s, time_NV,
+        problem.sync_out_ETV, float(problem.bandwidth_bytes_per_s), time_NV,
     )  # fmt: skip
     # twice what ``cost.collective.ring_ratio`` says (``SYNC_RATIOS``), in one division as the published planner rounds
     shared = 4.0 * (data - 1) / (data * problem.num_microbatches * problem.bandwidth_bytes_per_s)
@@ -208,7 +208,7 @@ def stage_of(
     if variant is not None:
         time_NV = np.where(np.arange(time_NV.shape[1]) == variant, time_NV, math.inf)
     choice_N = np.zeros(len(rows), np.int64)
-    time = kernels.choose(time_NV, memory_NV, problem.memory_bytes, choice_N)
+    time = kernels.choose(time_NV, memory_NV, float(problem.memory_bytes), choice_N)
     if not math.isfinite(time):
         return None
     used = float(memory_NV[np.arange(len(rows)), choice_N].sum())

@@ -158,7 +158,9 @@ def node_times(inside_N: Any, t: int, time_NTV: Any, src: Any, dst: Any, sent_E:
                sync_out_ETV: Any, bandwidth: float, time_NV: Any) -> None:  # fmt: skip
     """Time of each layer and variant of a stage on one pipeline, what crosses the stage's edges both ways with it."""
     num_variants = time_NV.shape[1]
-    time_NV[:] = time_NTV[:, t]
+    for n in range(time_NV.shape[0]):  # numba compiles loops many times faster than slices
+        for v in range(num_variants):
+            time_NV[n, v] = time_NTV[n, t, v]
     for e in range(src.size):
         if inside_N[src[e]] == inside_N[dst[e]]:
             continue
