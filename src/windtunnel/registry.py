@@ -240,12 +240,12 @@ def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
 
     What such a tree was installed with may be older than the tree, or it may not be installed at all.
     """
-    found = tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+    result = tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     if not project.is_file():
-        return found
+        return result
     own = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][ENTRY_POINT_GROUP]
-    others = [point for point in found if not point.value.startswith("windtunnel.")]
+    others = [point for point in result if not point.value.startswith("windtunnel.")]
     return (*(importlib.metadata.EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in own.items()), *others)
 
 

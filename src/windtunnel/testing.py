@@ -107,7 +107,7 @@ class WhatIfContract(PluginContract):
             before = [table[name] for table in (graph.tasks, graph.edges, graph.resources) for name in table]
             assert replay(self.changed(graph).validate()).makespan_ns > 0
             after = [table[name] for table in (graph.tasks, graph.edges, graph.resources) for name in table]
-            assert all(one is other for one, other in zip(before, after, strict=True))
+            assert all(item is other for item, other in zip(before, after, strict=True))
 
     def test_it_gives_the_same_graph_twice(self) -> None:
         """Column for column, and in what is known of the whole."""
@@ -166,7 +166,11 @@ class WhatIfContract(PluginContract):
 
     def test_every_parameter_has_a_default(self) -> None:
         """So that ``whatif --all`` can ask it."""
-        missing = [one.name for one in self.plugin.parameters.values() if one.default is inspect.Parameter.empty]
+        missing = [
+            parameter.name
+            for parameter in self.plugin.parameters.values()
+            if parameter.default is inspect.Parameter.empty
+        ]
         assert missing == []
 
 
@@ -182,8 +186,8 @@ class FlightContract(PluginContract):
 
     def flight(self, program: Any) -> AbstractContextManager[None]:
         """The flight over a program."""
-        made: AbstractContextManager[None] = self.plugin.function(program, **self.parameters)
-        return made
+        created: AbstractContextManager[None] = self.plugin.function(program, **self.parameters)
+        return created
 
     def test_the_program_runs_within_it_and_after_it(self) -> None:
         """Two iterations each, with losses that are numbers."""
@@ -240,9 +244,9 @@ class SourceContract(PluginContract):
         from windtunnel.sources.formats import format_of
 
         for path in self.files(tmp_path):
-            found = format_of(path)
-            assert found is not None
-            assert self.name == found.name
+            result = format_of(path)
+            assert result is not None
+            assert self.name == result.name
 
     def test_it_claims_nothing_that_is_not_its_own(self, tmp_path: Path) -> None:
         """An empty file, text, bytes, a folder."""
@@ -282,9 +286,9 @@ class WorkloadContract(PluginContract):
         """The loss is a number and parameters move."""
         built = self.plugin.function(**self.parameters)
         try:
-            before = [one.detach().clone() for model in built.models for one in model.parameters()]
+            before = [parameter.detach().clone() for model in built.models for parameter in model.parameters()]
             losses = [float(built.step()) for _ in range(3)]
-            after = [one.detach() for model in built.models for one in model.parameters()]
+            after = [parameter.detach() for model in built.models for parameter in model.parameters()]
             assert all(loss == loss for loss in losses)
             assert any((old != new).any() for old, new in zip(before, after, strict=True))
             assert built.batch_size >= 1
@@ -308,14 +312,14 @@ class LayerContract(PluginContract):
         import torch
 
         arguments = self.arguments()
-        made = self.plugin.function(self.operator, arguments, **self.parameters)
+        created = self.plugin.function(self.operator, arguments, **self.parameters)
         plain = getattr(torch.ops.aten, self.operator.partition("::")[2])(*arguments)
-        found, wanted = (
-            [one] if isinstance(one, torch.Tensor) else list(one) for one in (made.function(*arguments), plain)
+        result, requested = (
+            [item] if isinstance(item, torch.Tensor) else list(item) for item in (created.function(*arguments), plain)
         )
-        assert [one.shape for one in wanted] == [one.shape for one in found]
-        torch.stack([one.sum() for one in found]).sum().backward()
-        assert all(one.grad is not None for one in made.parameters)
+        assert [item.shape for item in requested] == [item.shape for item in result]
+        torch.stack([item.sum() for item in result]).sum().backward()
+        assert all(parameter.grad is not None for parameter in created.parameters)
 
     def test_it_refuses_an_operator_that_it_has_nothing_for(self) -> None:
         """Nothing is replaced in silence."""

@@ -67,13 +67,17 @@ def _scaled(text: str, what: str, example: str, factors: dict[str, int]) -> int:
 def _meant(text: str, unit: str, factors: dict[str, int]) -> str:
     """Both meanings of ``16G``, the right spelling of ``16gb``; else all units."""
     number = text.strip().removesuffix(unit).strip()
-    alike = [one for one in factors if one.lower() == unit.lower()]
+    alike = [factor for factor in factors if factor.lower() == unit.lower()]
     if not alike and unit and factors is _SIZE_BYTES:
-        alike = [one for one in factors if one.lower() in (f"{unit.lower()}b", f"{unit.lower()}ib") and one != "KB"]
+        alike = [
+            factor
+            for factor in factors
+            if factor.lower() in (f"{unit.lower()}b", f"{unit.lower()}ib") and factor != "KB"
+        ]
     if not alike:
         return f"use one of {', '.join(factors)}"
     meanings = (
-        f"{number}{one}" + (f" ({factors[one]:,} bytes each)" if factors is _SIZE_BYTES else "") for one in alike
+        f"{number}{item}" + (f" ({factors[item]:,} bytes each)" if factors is _SIZE_BYTES else "") for item in alike
     )
     return f"did you mean {' or '.join(meanings)}?"
 

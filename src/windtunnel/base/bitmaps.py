@@ -66,8 +66,8 @@ def ones_of(word: Any) -> Any:
 @njit(cache=True, inline="always")
 def bits_at(words_W: Any, begin: int, num: int) -> Any:
     """So many bits (at most 32) from a place on, as a word."""
-    place, shift = begin >> 5, begin & 31
-    low = np.uint64(words_W[place])
+    index, shift = begin >> 5, begin & 31
+    low = np.uint64(words_W[index])
     if shift + num > 32:
-        low |= np.uint64(words_W[place + 1]) << np.uint64(32)
+        low |= np.uint64(words_W[index + 1]) << np.uint64(32)
     return np.uint32((low >> np.uint64(shift)) & ((np.uint64(1) << np.uint64(num)) - np.uint64(1)))

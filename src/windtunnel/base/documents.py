@@ -34,9 +34,9 @@ def strict(value: Any) -> Any:
     [None, 0.5]
     """
     if isinstance(value, Mapping):
-        return {str(key): strict(one) for key, one in value.items()}
+        return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [strict(one) for one in value]
+        return [strict(item) for item in value]
     if hasattr(value, "tolist"):  # of numpy: a number or an array
         return strict(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value

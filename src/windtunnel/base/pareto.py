@@ -34,8 +34,8 @@ def is_best(points: ArrayLike) -> NDArray[np.bool_]:
     >>> is_best([[1, 4], [2, 2], [3, 3], [2, 2]]).tolist()
     [True, True, False, True]
     """
-    found: NDArray[np.bool_] = fronts(points) == 0
-    return found
+    result: NDArray[np.bool_] = fronts(points) == 0
+    return result
 
 
 def fronts(points: ArrayLike) -> Ints:
@@ -52,9 +52,9 @@ def fronts(points: ArrayLike) -> Ints:
     """
     table = _table(points)
     order = np.lexsort(table.T[::-1]).astype(np.int64)
-    found = np.zeros(len(table), dtype=np.int64)
-    found[order] = _chains(np.ascontiguousarray(table[order]))
-    return found
+    result = np.zeros(len(table), dtype=np.int64)
+    result[order] = _chains(np.ascontiguousarray(table[order]))
+    return result
 
 
 def _table(points: ArrayLike) -> Floats:
@@ -62,7 +62,7 @@ def _table(points: ArrayLike) -> Floats:
     if table.ndim != 2 or not table.shape[1]:
         raise InputError(f"points of shape {table.shape} are no table of goals", fix="give one row per point")
     if np.isnan(table).any():
-        row, goal = (int(one) for one in np.argwhere(np.isnan(table))[0])
+        row, goal = (int(item) for item in np.argwhere(np.isnan(table))[0])
         raise InputError(f"point {row} has no number for goal {goal}", fix="leave it out, or give infinity")
     return table
 
@@ -72,20 +72,20 @@ def _chains(sorted_points: Any) -> Any:
     """Longest chain to each point; who beats a point lies before it."""
     count, goals = sorted_points.shape
     length = np.zeros(count, dtype=np.int64)
-    for one in range(count):
+    for index in range(count):
         longest = 0
-        for other in range(one - 1, -1, -1):
+        for other in range(index - 1, -1, -1):
             if length[other] + 1 <= longest:
                 continue
             beats, differs = True, False
             for goal in range(goals):
-                if sorted_points[other, goal] > sorted_points[one, goal]:
+                if sorted_points[other, goal] > sorted_points[index, goal]:
                     beats = False
                     break
-                differs = differs or sorted_points[other, goal] < sorted_points[one, goal]
+                differs = differs or sorted_points[other, goal] < sorted_points[index, goal]
             if beats and differs:
                 longest = length[other] + 1
-        length[one] = longest
+        length[index] = longest
     return length
 
 
@@ -109,15 +109,15 @@ def crowding(points: ArrayLike) -> Floats:
     Deb et al., NSGA-II, 2002, section III-B.
     """
     table = _table(points)
-    found = np.zeros(len(table))
+    result = np.zeros(len(table))
     for goal in range(table.shape[1]):
         order = np.argsort(table[:, goal], kind="mergesort")
         column = table[order, goal]
         width = column[-1] - column[0]
-        found[order[[0, -1]]] = np.inf
+        result[order[[0, -1]]] = np.inf
         if width > 0:
-            found[order[1:-1]] += (column[2:] - column[:-2]) / width
-    return found
+            result[order[1:-1]] += (column[2:] - column[:-2]) / width
+    return result
 
 
 def hypervolume(points: ArrayLike, reference: ArrayLike) -> float:
@@ -152,4 +152,4 @@ def _volume(points: Floats, corner: Floats) -> float:
         return float(((corner[0] - best) * np.diff(ordered[:, 1], append=corner[1])).sum())
     depths = np.diff(ordered[:, -1], append=corner[-1])
     slices = (_volume(ordered[: row + 1, :-1], corner[:-1]) for row in np.flatnonzero(depths))
-    return float(sum(depth * one for depth, one in zip(depths[depths != 0], slices, strict=True)))
+    return float(sum(depth * part for depth, part in zip(depths[depths != 0], slices, strict=True)))

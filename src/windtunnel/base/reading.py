@@ -51,7 +51,7 @@ class ReadLimit:
     def size_bytes(self) -> int:
         """Size of the file as it lies there; of a folder, of the files in it."""
         try:
-            files = [one for one in self.path.iterdir() if one.is_file()] if self.path.is_dir() else [self.path]
+            files = [item for item in self.path.iterdir() if item.is_file()] if self.path.is_dir() else [self.path]
             return sum(file.stat().st_size for file in files)
         except OSError:
             return 0
@@ -110,15 +110,15 @@ class ReadLimit:
 
 def free_memory_bytes(root: Path = Path("/")) -> int | None:
     """Memory that can be had without swapping: what the host and the control group leave; None where neither tells."""
-    found = []
+    result = []
     for line in _lines(root / "proc/meminfo"):
         name, _, value = line.partition(":")
         if name == "MemAvailable" and value.split()[:1] and value.split()[0].isdigit():
-            found.append(int(value.split()[0]) * 1024)
+            result.append(int(value.split()[0]) * 1024)
     limit, used = (_lines(root / f"sys/fs/cgroup/memory.{name}")[:1] for name in ("max", "current"))
     if limit and used and limit[0].isdigit() and used[0].isdigit():
-        found.append(max(0, int(limit[0]) - int(used[0])))
-    return min(found) if found else None
+        result.append(max(0, int(limit[0]) - int(used[0])))
+    return min(result) if result else None
 
 
 def _lines(path: Path) -> list[str]:
@@ -195,8 +195,8 @@ def parse_json(data: bytes | bytearray, where: str, *, error: type[InputError] =
     except UnicodeDecodeError as cause:
         raise error(f"this is no UTF-8: {cause.reason}", where=f"{where}: byte {cause.start:,}", fix=_AGAIN) from cause
     except json.JSONDecodeError as cause:
-        place = f"{where}: line {cause.lineno:,}, column {cause.colno:,}"
-        raise error(f"this is no JSON: {cause.msg}", where=place, fix=_AGAIN) from cause
+        location = f"{where}: line {cause.lineno:,}, column {cause.colno:,}"
+        raise error(f"this is no JSON: {cause.msg}", where=location, fix=_AGAIN) from cause
     except RecursionError as cause:
         raise error("the JSON is nested too deeply", where=where, fix=_AGAIN) from cause
     except ValueError as cause:  # a number of thousands of digits

@@ -223,7 +223,7 @@ def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
     if "--" in arguments:
         ours = arguments.index("--")
     if arguments and arguments[0] in _OF_SCRIPTS:
-        scripts = [at for at, argument in enumerate(arguments) if at and argument.endswith(".py")]
+        scripts = [index for index, argument in enumerate(arguments) if index and argument.endswith(".py")]
         ours = min([ours, *scripts])
     kept = [argument for argument in arguments[:ours] if argument != "--debug"]
     return kept + arguments[ours:], len(kept) < ours
@@ -233,9 +233,9 @@ def _warn_of_late_options(arguments: list[str]) -> None:
     """Options of ours that stand behind a script go to the script: say so, with the order that was meant."""
     if not arguments or arguments[0] not in _OF_SCRIPTS:
         return
-    at = next((place for place, word in enumerate(arguments) if place and word.endswith(".py")), len(arguments))
-    behind = arguments[at + 1 :]
-    if "--" in arguments[: at + 2]:  # whoever writes that knows whose they are
+    position = next((row for row, word in enumerate(arguments) if row and word.endswith(".py")), len(arguments))
+    behind = arguments[position + 1 :]
+    if "--" in arguments[: position + 2]:  # whoever writes that knows whose they are
         return
     ours = _options_of(arguments[0])
     late = [word for word in behind if word.partition("=")[0] in ours]
@@ -248,17 +248,17 @@ def _warn_of_late_options(arguments: list[str]) -> None:
             moved.append(word)
             if ours[name] and not sign and index + 1 < len(behind):
                 moved.append(behind[index + 1])
-    command = shlex.join(["windtunnel", arguments[0], *moved, *arguments[1 : at + 1]])
-    advise(f"warning: {', '.join(late)} stands behind {arguments[at]} and goes to it; to mean ours: {command}")
+    command = shlex.join(["windtunnel", arguments[0], *moved, *arguments[1 : position + 1]])
+    advise(f"warning: {', '.join(late)} stands behind {arguments[position]} and goes to it; to mean ours: {command}")
 
 
 def _options_of(verb: str) -> dict[str, bool]:
     """Options of a verb, and whether each takes a value."""
     command = _command_of(verb).commands[verb]
     return {
-        name: not getattr(one, "is_flag", False)
-        for one in command.params
-        for name in getattr(one, "opts", ())
+        name: not getattr(param, "is_flag", False)
+        for param in command.params
+        for name in getattr(param, "opts", ())
         if name.startswith("-")
     }
 

@@ -67,16 +67,16 @@ def calibrate(
     graphs = [open_graph(path) for path in learn or ()]
     with Progress("calibrating") as progress:
         free = free_share()
-        found = measure(parse_duration(budget) / _NS, num_threads=threads, database=kept, progress=progress)
+        result = measure(parse_duration(budget) / _NS, num_threads=threads, database=kept, progress=progress)
         learned = sum(remember(graph, kept) for graph in graphs)
         limits = host_limits(database=kept, progress=progress)
         slowed = [measured_interference(what, database=kept) for what in ("core", "memory")]
     if as_json:
         print_json({"schema": "windtunnel.calibration/1", "free_share": free, "num_learned": learned,
-                    **_as_dict(found, limits, slowed)})  # fmt: skip
+                    **_as_dict(result, limits, slowed)})  # fmt: skip
     else:
-        _print_limits(found, limits)
-        _print_errors(found)
+        _print_limits(result, limits)
+        _print_errors(result)
         _print_interference(slowed)
         if learned:
             say(f"{learned:,} operators of captures are kept with their own times")
@@ -92,20 +92,20 @@ def _as_dict(found: Calibrated, limits: dict[int, Device], slowed: list[Interfer
         "limits": [
             {
                 "num_threads": count,
-                "peak_flops_per_s": dict(one.peak_flops_per_s),
-                "bandwidth_bytes_per_s": one.bandwidth_bytes_per_s,
-                "cache_bandwidth_bytes_per_s": one.cache_bandwidth_bytes_per_s,
+                "peak_flops_per_s": dict(limit.peak_flops_per_s),
+                "bandwidth_bytes_per_s": limit.bandwidth_bytes_per_s,
+                "cache_bandwidth_bytes_per_s": limit.cache_bandwidth_bytes_per_s,
             }
-            for count, one in limits.items()
+            for count, limit in limits.items()
         ],
         "cache_bytes": {"l1d": device.l1_bytes, "l2": device.l2_bytes, "l3": device.l3_bytes},
         "dispatch_ns": device.launch_overhead_ns,
         "bound_error": found.bound_error,
         "error": found.error,
         "errors": found.errors,
-        "rounds": [{"num_samples": one.num_samples, "error": one.error} for one in found.rounds],
+        "rounds": [{"num_samples": round_.num_samples, "error": round_.error} for round_ in found.rounds],
         "reason": found.reason,
-        "slowdown": {one.what: list(one.slowdown) for one in slowed},
+        "slowdown": {item.what: list(item.slowdown) for item in slowed},
     }
 
 
@@ -122,11 +122,11 @@ def _print_limits(found: Calibrated, limits: dict[int, Device]) -> None:
     rows = [
         (
             str(count),
-            *(format_rate(one.peak_flops_per_s[name], "FLOP/s") for name in names),
-            format_rate(one.bandwidth_bytes_per_s),
-            format_rate(one.cache_bandwidth_bytes_per_s or 0),
+            *(format_rate(limit.peak_flops_per_s[name], "FLOP/s") for name in names),
+            format_rate(limit.bandwidth_bytes_per_s),
+            format_rate(limit.cache_bandwidth_bytes_per_s or 0),
         )
-        for count, one in limits.items()
+        for count, limit in limits.items()
     ]
     print_table(("threads", *names, "memory", "cache"), rows, numbers=tuple(range(len(names) + 3)))
 
@@ -135,7 +135,7 @@ def _print_errors(found: Calibrated) -> None:
     from windtunnel.units import format_ratio
 
     say()
-    counts = {name: len(one.left_out) for name, one in found.calibration.processes.items()}
+    counts = {name: len(process.left_out) for name, process in found.calibration.processes.items()}
     rows = [(name, f"{counts[name]}", format_ratio(error)) for name, error in found.errors.items()]
     print_table(("class", "samples", "expected error"), rows, numbers=(1, 2))
     say_wrapped(
@@ -149,7 +149,7 @@ def _print_errors(found: Calibrated) -> None:
 
 
 def _print_interference(slowed: list[Interference]) -> None:
-    rows = [(one.what, *(f"{factor:.2f}x" for factor in one.slowdown)) for one in slowed]
+    rows = [(item.what, *(f"{factor:.2f}x" for factor in item.slowdown)) for item in slowed]
     widest = max(len(row) for row in rows)
     if widest > 1:
         say()

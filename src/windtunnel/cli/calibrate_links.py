@@ -42,7 +42,7 @@ def calibrate_links(
     rate = parse_rate(bandwidth) if bandwidth else None
     with Progress("measuring links") as progress:
         if learn:
-            samples = [one for path in learn for one in samples_of(open_graph(path, progress=progress))]
+            samples = [item for path in learn for item in samples_of(open_graph(path, progress=progress))]
             fit = fit_link(samples, target.name.removesuffix(".json"), ", ".join(map(str, learn)))
         else:
             sweep = measure_link(
@@ -59,8 +59,13 @@ def calibrate_links(
 
 def _as_dict(fit: LinkFit, samples: Sequence[LinkSample], target: Path) -> dict[str, object]:
     rows = [
-        {"op": one.op, "num_ranks": one.num_ranks, "size_bytes": one.size_bytes, "duration_ns": one.duration_ns}
-        for one in samples
+        {
+            "op": sample.op,
+            "num_ranks": sample.num_ranks,
+            "size_bytes": sample.size_bytes,
+            "duration_ns": sample.duration_ns,
+        }
+        for sample in samples
     ]
     numbers = {"sum_bytes_per_s": fit.link.sum_bytes_per_s, "error": fit.error}
     return {"schema": "windtunnel.links/1", "path": str(target), "link": fit.link.json(), **numbers, "samples": rows}
@@ -76,7 +81,7 @@ def _print(fit: LinkFit, samples: Sequence[LinkSample]) -> None:
     say(f"  expected error of a message that was not measured: {format_ratio(fit.error)}")
     say()
     rows = [
-        (one.op, str(one.num_ranks), format_size(one.size_bytes), format_duration(one.duration_ns))
-        for one in samples[:_SHOWN]
+        (sample.op, str(sample.num_ranks), format_size(sample.size_bytes), format_duration(sample.duration_ns))
+        for sample in samples[:_SHOWN]
     ]
     print_table(("operation", "ranks", "bytes", "took"), rows, numbers=(1, 2, 3))

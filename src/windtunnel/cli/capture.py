@@ -125,9 +125,10 @@ def capture(
         if str(explanation.speed or ""):
             say_wrapped(f"  {explanation.speed}")
     if not graph.meta.is_complete:
-        found = len(graph.meta.profiled_iteration_ns.get("samples", ()))
+        result = len(graph.meta.profiled_iteration_ns.get("samples", ()))
         advise(
-            f"{Path(target).name} ended before all was measured: {found} of {iterations} profiled iterations are kept; "
+            f"{Path(target).name} ended before all was measured: {result} of {iterations} profiled iterations "
+            f"are kept; "
             f"a whole capture takes {num_planned(iterations, warmup)} of the script's iterations"
         )
     warn_of_disturbance(graph)

@@ -54,7 +54,7 @@ def print_cheapest(
     from windtunnel.units import parse_duration, parse_rate, parse_size
     from windtunnel.whatifs.another_batch import batch_of
 
-    asked = [instance(name.strip()) for name in on.split(",") if name.strip()] or list(instances().values())
+    requested = [instance(name.strip()) for name in on.split(",") if name.strip()] or list(instances().values())
     deadline_s = parse_duration(deadline) / 1e9 if deadline else math.inf
     with Progress(f"pricing {graph.name}") as progress:
         captured = open_graph(graph, progress=progress, needs_times=False)
@@ -66,16 +66,16 @@ def print_cheapest(
             samples, epochs, per_device, parse_size(dataset_size) if dataset_size else 0.0, prep,
             parse_rate(disk_bandwidth) if disk_bandwidth else 0.0, float(captured.meta.memory.get("peak_bytes") or 0),
         )  # fmt: skip
-        offers = offers_of(asked, max_machines)
+        offers = offers_of(requested, max_machines)
         known = read_steps(measured) if measured is not None else None
         steps = GraphSteps(captured, dtype, host_factor, known).of(offers, progress=progress)
     quotes = [quoted(job, offer, step, billing=billing) for offer, step in zip(offers, steps, strict=True)]
-    found = advise_on(quotes, deadline_s=deadline_s, budget_usd=max_cost or math.inf)
+    result = advise_on(quotes, deadline_s=deadline_s, budget_usd=max_cost or math.inf)
     if as_json:
-        print_json(_document(found, quotes, job))
+        print_json(_document(result, quotes, job))
     else:
-        _print(found)
-    if found.best is None:
+        _print(result)
+    if result.best is None:
         raise typer.Exit(1)
 
 
@@ -84,10 +84,10 @@ def _document(found: Advice, quotes: list[Quote], job: Rented) -> dict[str, Any]
         "schema": "windtunnel.recommend/1",
         "training": vars(job),
         "best": None if found.best is None else _row(found.best),
-        "front": [_row(one) for one in found.front],
-        "cheaper": [{**_row(one), "why_not": why} for one, why in found.cheaper],
+        "front": [_row(item) for item in found.front],
+        "cheaper": [{**_row(item), "why_not": why} for item, why in found.cheaper],
         "relaxed": found.relaxed,
-        "offers": [_row(one) for one in quotes],
+        "offers": [_row(quote) for quote in quotes],
     }
 
 
@@ -127,12 +127,13 @@ def _print(found: Advice) -> None:
     if found.front:
         say()
         rows = [
-            (str(one.offer), f"{one.time_s / 3600:,.2f}", f"{one.cost_usd:,.2f}", one.bound_by) for one in found.front
+            (str(item.offer), f"{item.time_s / 3600:,.2f}", f"{item.cost_usd:,.2f}", item.bound_by)
+            for item in found.front
         ]
         print_table(("no other is faster and cheaper", "hours", "USD", "held up by"), rows, numbers=(1, 2))
     if found.cheaper:
         say()
-        shown = [(str(one.offer), f"{one.offer.usd_per_h:,.2f}", why) for one, why in found.cheaper[:_SHOWN]]
+        shown = [(str(item.offer), f"{item.offer.usd_per_h:,.2f}", why) for item, why in found.cheaper[:_SHOWN]]
         print_table(("cheaper", "USD per h", "why not"), shown, numbers=(1,), gives_way=2)
         if len(found.cheaper) > _SHOWN:
             say(f"and {len(found.cheaper) - _SHOWN} that cost even less")

@@ -128,13 +128,13 @@ class _Story:
             return
         rows = [
             (
-                each.whatif,
-                f"{each.predicted:.2f}x",
-                f"{each.measured:.2f}x",
-                "{:.2f}-{:.2f}".format(*each.measured_interval),
-                f"{each.error_ratio:+.1%}",
+                receipt.whatif,
+                f"{receipt.predicted:.2f}x",
+                f"{receipt.measured:.2f}x",
+                "{:.2f}-{:.2f}".format(*receipt.measured_interval),
+                f"{receipt.error_ratio:+.1%}",
             )
-            for each in receipts
+            for receipt in receipts
         ]
         print_table(("what if", "predicted", "measured", "90 %", "error"), rows, numbers=(1, 2, 3, 4))
 
@@ -149,13 +149,13 @@ def _script(given: Path | None) -> Path:
     """
     if given is not None:
         return given
-    places = (Path.cwd(), Path(__file__).resolve().parents[3])
-    found = next((place / EXAMPLE for place in places if (place / EXAMPLE).is_file()), None)
-    if found is None:
+    locations = (Path.cwd(), Path(__file__).resolve().parents[3])
+    result = next((index / EXAMPLE for index in locations if (index / EXAMPLE).is_file()), None)
+    if result is None:
         raise InputError(
             "the example script is not installed here", fix="name your own: windtunnel demo --script train.py"
         )
-    return found
+    return result
 
 
 def _capture(source: Path, output: Path, iterations: int, force: bool) -> Graph:

@@ -85,9 +85,9 @@ def _interval(graph: Graph) -> tuple[int, int, int]:
     from windtunnel.measure.disturbance import disturbed_reach
     from windtunnel.simulate import prediction_interval
 
-    found = prediction_interval(graph)
+    result = prediction_interval(graph)
     factor = math.exp(disturbed_reach(float(graph.meta.disturbance.get("lost_ratio", 0.0))))
-    return round(found.low_ns / factor), round(found.high_ns * factor), len(found.makespans_ns)
+    return round(result.low_ns / factor), round(result.high_ns * factor), len(result.makespans_ns)
 
 
 def _overlap(before: tuple[int, int, int], after: tuple[int, int, int]) -> bool:

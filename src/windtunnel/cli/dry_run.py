@@ -32,9 +32,9 @@ def capture_dry_run(
     from windtunnel.graph import save
     from windtunnel.sources.dry.run import dry_run
 
-    chosen = whole_numbers(ranks_to_trace, "--ranks-to-trace")
+    selected = whole_numbers(ranks_to_trace, "--ranks-to-trace")
     with Progress(f"tracing {script.name}") as progress, stdout_to_stderr():
-        graph = dry_run(script, arguments, ranks_to_trace=chosen, progress=progress, **traced)
+        graph = dry_run(script, arguments, ranks_to_trace=selected, progress=progress, **traced)
     save(graph, path, overwrite=force)
     if as_json:
         print_json(_document(graph, path))
@@ -60,29 +60,29 @@ def _messages(graph: Graph) -> list[tuple[str, int, int, int]]:
     """Messages of one rank by operation and size of its group: how many, how many bytes."""
     from windtunnel.graph import Kind
 
-    tasks, found = graph.tasks, dict[tuple[str, int], tuple[int, int]]()
+    tasks, result = graph.tasks, dict[tuple[str, int], tuple[int, int]]()
     first = int(tasks["rank"].min(initial=0))
     ops = tasks.strings("op")
     for row in graph.select(kind=Kind.COMM).nonzero()[0].tolist():
         if tasks["rank"][row] == first:
             size = len(graph.meta.groups[int(tasks["group"][row])].ranks)
-            count, size_bytes = found.get((ops.decode(row), size), (0, 0))
-            found[ops.decode(row), size] = (count + 1, size_bytes + int(tasks["message_bytes"][row]))
-    return [(op, size, count, size_bytes) for (op, size), (count, size_bytes) in found.items()]
+            count, size_bytes = result.get((ops.decode(row), size), (0, 0))
+            result[ops.decode(row), size] = (count + 1, size_bytes + int(tasks["message_bytes"][row]))
+    return [(op, size, count, size_bytes) for (op, size), (count, size_bytes) in result.items()]
 
 
 def _print(graph: Graph, path: Path) -> None:
     from windtunnel.units import format_size
 
-    told = graph.meta.distributed
-    stands_for = ", ".join(f"rank {rank} for {count:,}" for rank, count in told["stands_for"].items())
+    reported = graph.meta.distributed
+    stands_for = ", ".join(f"rank {rank} for {count:,}" for rank, count in reported["stands_for"].items())
     say(f"{path}: {graph.num_tasks:,} tasks; nothing was run, so they have no times")
-    say_wrapped(f"  {told['world_size']:,} ranks: {stands_for}")
-    peak = max(told["peak_bytes"].values())
+    say_wrapped(f"  {reported['world_size']:,} ranks: {stands_for}")
+    peak = max(reported["peak_bytes"].values())
     say(f"  memory at peak {format_size(peak)} on a rank")
     for op, size, count, size_bytes in _messages(graph):
         say(f"  {count:,} {op} among {size:,}, {format_size(size_bytes)}")
-    lines = list(told["values_read"])
+    lines = list(reported["values_read"])
     if lines:
         more = f" and {len(lines) - _SHOWN_LINES} more lines" if len(lines) > _SHOWN_LINES else ""
         advise(

@@ -92,8 +92,8 @@ def _script_traceback(failure: BaseException | None) -> str:
         return ""
     frames = traceback.extract_tb(failure.__traceback__)
     entries = [
-        at
-        for at, frame in enumerate(frames)
+        index
+        for index, frame in enumerate(frames)
         if frame.filename.endswith("runpy.py") or "<frozen runpy" in frame.filename
     ]
     if not entries:

@@ -104,14 +104,14 @@ def open_graph(
     several = {name: value for name, value in (("align", align), ("allow_missing", allow_missing)) if name in accepts}
     if len(several) < 2 and (align != "auto" or allow_missing):
         raise InputError("there is one rank here", where=str(path), fix="leave out --align and --allow-missing")
-    asked = {name: value for name, value in options.items() if value}
-    if not asked.keys() <= accepts.keys():
+    requested = {name: value for name, value in options.items() if value}
+    if not requested.keys() <= accepts.keys():
         raise InputError("only a trace can be cut while it is read", where=str(path), fix="use --from and --to instead")
     if read_limit and "read_limit" not in accepts:
         raise InputError(f"the source {source.name!r} takes no limit", where=str(path), fix="leave out --read-limit")
     others = {"progress": progress, "kineto": kineto, "read_limit": parse_size(read_limit) if read_limit else None}
     opened: Graph = source.function(
-        path, **asked, **several, **{name: one for name, one in others.items() if name in accepts}
+        path, **requested, **several, **{name: item for name, item in others.items() if name in accepts}
     )
     if needs_times:
         _require_times(opened, path)

@@ -47,8 +47,8 @@ def write_html_report(
     from windtunnel.whatifs import whatif
 
     past = Ledger(ledger)
-    found = whatif(graph, "all", progress=progress) if whatifs and graph.num_tasks else []
-    answers = with_intervals(found, past)
+    result = whatif(graph, "all", progress=progress) if whatifs and graph.num_tasks else []
+    answers = with_intervals(result, past)
     receipts = past.receipts() if whatifs else []
     more: list[Section] = []
     for name, options in pages:

@@ -62,11 +62,13 @@ def list_plugins(
         return
 
     singular, next_command = _KINDS[kind]
-    found = list(registry.all(singular).values())
+    result = list(registry.all(singular).values())
     if as_json:
-        print_json({"schema": "windtunnel.plugins/1", "kind": singular, "plugins": [_document(one) for one in found]})
-    elif found:
-        print_table(("name", "what it does"), [(one.name, _lines(one)) for one in found], gives_way=1)
+        print_json(
+            {"schema": "windtunnel.plugins/1", "kind": singular, "plugins": [_document(item) for item in result]}
+        )
+    elif result:
+        print_table(("name", "what it does"), [(item.name, _lines(item)) for item in result], gives_way=1)
     else:
         say(f"no {kind} are installed")
     advise(f"next: {next_command}")
@@ -87,7 +89,10 @@ def _defaults(plugin: Plugin) -> dict[str, Any]:
     """Parameters that can be given as ``NAME:key=value``, with their defaults."""
     if plugin.kind not in _WITH_PARAMETERS:
         return {}
-    return {key: None if one.default is one.empty else one.default for key, one in plugin.parameters.items()}
+    return {
+        key: None if parameter.default is parameter.empty else parameter.default
+        for key, parameter in plugin.parameters.items()
+    }
 
 
 def _lines(plugin: Plugin) -> str:
@@ -100,19 +105,19 @@ def _list_hardware(kind: str, *, as_json: bool) -> None:
     from windtunnel.hardware import Accelerator, accelerators, catalog
 
     every: dict[str, Any] = {"devices": catalog.devices, "links": catalog.links, "machines": catalog.machines}
-    found = [*every[kind]().values(), *(accelerators().values() if kind == "devices" else ())]
+    result = [*every[kind]().values(), *(accelerators().values() if kind == "devices" else ())]
     if as_json:
-        rows = [one.json() if isinstance(one, Accelerator) else _row(one) for one in found]
+        rows = [item.json() if isinstance(item, Accelerator) else _row(item) for item in result]
         print_json({"schema": "windtunnel.catalog/1", "kind": kind, "rows": rows})
     elif kind == "machines":
         head = ("name", "processor", "threads", "devices")
-        print_table(head, [_machine_cells(one) for one in found], numbers=(2,), gives_way=1)
+        print_table(head, [_machine_cells(item) for item in result], numbers=(2,), gives_way=1)
     elif kind == "devices":
         head = ("name", "memory", "bandwidth", "source")
-        print_table(head, [_device_cells(one) for one in found], numbers=(1, 2), gives_way=3)
+        print_table(head, [_device_cells(item) for item in result], numbers=(1, 2), gives_way=3)
     else:
         head = ("name", "bandwidth", "latency", "source")
-        print_table(head, [_link_cells(one) for one in found], numbers=(1, 2), gives_way=3)
+        print_table(head, [_link_cells(item) for item in result], numbers=(1, 2), gives_way=3)
 
 
 def _row(one: Device | Link | Machine) -> dict[str, Any]:
@@ -120,10 +125,10 @@ def _row(one: Device | Link | Machine) -> dict[str, Any]:
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
-            return [plain(each) for each in value]
+            return [plain(item) for item in value]
         return getattr(value, "name", value)
 
-    return {each.name: plain(getattr(one, each.name)) for each in dataclasses.fields(one)}
+    return {field.name: plain(getattr(one, field.name)) for field in dataclasses.fields(one)}
 
 
 def _device_cells(one: Device) -> tuple[str, ...]:

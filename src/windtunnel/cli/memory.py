@@ -218,8 +218,8 @@ def _workload(target: str, arguments: Sequence[str]) -> Any:
             f"a workload takes no arguments, but was given {' '.join(arguments)}",
             fix=f"windtunnel memory {target}:option=value",
         )
-    chosen = parse_step(target, kind="workload")
-    return partial(registry.get("workload", chosen.name).function, **chosen.parameters)
+    selected = parse_step(target, kind="workload")
+    return partial(registry.get("workload", selected.name).function, **selected.parameters)
 
 
 def _predicted(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
@@ -233,13 +233,13 @@ def _predicted(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
 
     done = run_to_end(command)
     try:
-        found: dict[str, Any] = json.loads(done.stdout if done is not None else "")
+        result: dict[str, Any] = json.loads(done.stdout if done is not None else "")
     except ValueError:
         lines = done.stderr.splitlines() if done is not None else []
         reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "it said nothing")
         advise(f"its peak cannot be predicted: {reason}")
         return None
-    return found
+    return result
 
 
 def _write(profile: MemoryProfile, path: Path, target: str, force: bool) -> None:

@@ -70,7 +70,7 @@ class Job:
         """Options of ``windtunnel memory``, target and arguments."""
         if not self.is_script:
             name, _, given = self.target.partition(":")
-            kept = [one for one in given.split(",") if one and not one.strip().startswith("batch_size=")]
+            kept = [part for part in given.split(",") if part and not part.strip().startswith("batch_size=")]
             return [f"{name}:{','.join([*kept, f'batch_size={batch}'])}"]
         if not self.option:
             return ["--loader-batch", str(batch), self.target, *self.arguments]
@@ -88,9 +88,9 @@ class Job:
         """
         from windtunnel.measure.workers import run_to_end
 
-        chosen = ["--on", self.chip.name] if self.chip is not None else []
-        chosen += ["--guess-values"] if self.guesses else []
-        options = ["--fake", "--json", "--device-memory", _NO_LIMIT, *chosen]
+        selected = ["--on", self.chip.name] if self.chip is not None else []
+        selected += ["--guess-values"] if self.guesses else []
+        options = ["--fake", "--json", "--device-memory", _NO_LIMIT, *selected]
         done = run_to_end([sys.executable, "-m", "windtunnel", "memory", *options, *self.with_batch(batch)])
         try:
             profile: dict[str, Any] = json.loads(done.stdout if done is not None else "")
@@ -119,22 +119,22 @@ def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
 
     reserved, limit = limit_bytes is not None, available_bytes() if limit_bytes is None else limit_bytes
     with Progress(f"searching for the largest batch of {job.target}") as progress:
-        found = largest_batch(_followed(job, progress, reserved=reserved), limit, job.start)
-    if not found.batch_size:
+        result = largest_batch(_followed(job, progress, reserved=reserved), limit, job.start)
+    if not result.batch_size:
         raise InfeasibleError(
-            f"no batch fits: one of {found.next_batch_size} sample needs "
-            f"{format_size(found.peaks[found.next_batch_size])}, and there are {format_size(limit)}",
+            f"no batch fits: one of {result.next_batch_size} sample needs "
+            f"{format_size(result.peaks[result.next_batch_size])}, and there are {format_size(limit)}",
             where=job.target,
             fix="use a smaller model, less optimizer state, or activation checkpointing; "
             "windtunnel memory --fake shows what holds the memory",
         )
-    document = _document(job, found, reserved=reserved)
+    document = _document(job, result, reserved=reserved)
     if as_json:
         print_json(document)
     else:
-        _print(document, found)
+        _print(document, result)
     suggest("windtunnel", "memory", "--fake", *(["--on", job.chip.name] if job.chip else []),
-            *job.with_batch(found.batch_size))  # fmt: skip
+            *job.with_batch(result.batch_size))  # fmt: skip
 
 
 def _followed(job: Job, progress: Progress, *, reserved: bool) -> Callable[[int], tuple[int, int]]:
@@ -200,14 +200,14 @@ def _option_of(script: str) -> str:
     path = Path(script)
     if not path.is_file():
         raise InputError(f"there is no script {script}", where=str(path.resolve()), fix="check the path")
-    found = list(dict.fromkeys(_OPTION.findall(path.read_text(encoding="utf-8", errors="replace"))))
-    if len(found) > 1:
+    result = list(dict.fromkeys(_OPTION.findall(path.read_text(encoding="utf-8", errors="replace"))))
+    if len(result) > 1:
         raise InputError(
-            f"several options of {path.name} may set its batch: {', '.join(found)}",
+            f"several options of {path.name} may set its batch: {', '.join(result)}",
             where=script,
-            fix=f"name it: --batch-option {found[0]}",
+            fix=f"name it: --batch-option {result[0]}",
         )
-    return found[0] if found else ""
+    return result[0] if result else ""
 
 
 def _without(arguments: Sequence[str], option: str) -> list[str]:

@@ -71,7 +71,7 @@ def _print_validation(model: TileModel) -> None:
     if not model.validation:
         return
     say("errors on a device that was held out, mean over devices:")
-    rows = [[name, *_percents(one)] for name, one in model.validation.items()]
+    rows = [[name, *_percents(item)] for name, item in model.validation.items()]
     print_table(["class", "mean |error|", "mean error", "geometric mean"], rows, numbers=(1, 2, 3))
 
 
@@ -101,20 +101,20 @@ def eval_tile(
     from windtunnel.cost.operators.tile import errors_of_ratio
     from windtunnel.cost.operators.tile_file import load_tile
 
-    found = load_tile(model)
+    result = load_tile(model)
     table, sheet = read_published(data, split)
-    table = table.take(np.isin(table.op_class, list(found.classes)))
-    ours = found.price(table, sheet).latency_ms / table.latency_ms
+    table = table.take(np.isin(table.op_class, list(result.classes)))
+    ours = result.price(table, sheet).latency_ms / table.latency_ms
     plain = roofline_ms(table, sheet) / table.latency_ms
     rows = []
-    for name in found.classes:
+    for name in result.classes:
         for device in table.devices:
-            mine = (table.op_class == name) & (table.device == device)
-            if mine.any():
-                head = {"class": name, "device": device, "is_seen": device in found.devices}
-                rows.append({**head, **errors_of_ratio(ours[mine]), "roofline": errors_of_ratio(plain[mine])})
+            local = (table.op_class == name) & (table.device == device)
+            if local.any():
+                head = {"class": name, "device": device, "is_seen": device in result.devices}
+                rows.append({**head, **errors_of_ratio(ours[local]), "roofline": errors_of_ratio(plain[local])})
     if as_json:
-        print_json({**_summary(found), "errors": rows})
+        print_json({**_summary(result), "errors": rows})
         return
     _print_errors(rows)
 

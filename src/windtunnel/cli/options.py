@@ -117,11 +117,11 @@ def numbers(text: str, option: str, *, least: float | None = None) -> list[float
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
-        found = [int(part) if part.isdecimal() else float(part) for part in parts]
+        result = [int(part) if part.isdecimal() else float(part) for part in parts]
     except ValueError:
-        found = [math.nan]
-    is_wrong = any(not math.isfinite(one) for one in found)
-    if is_wrong or (least is not None and (not found or min(found) < least)):
+        result = [math.nan]
+    is_wrong = any(not math.isfinite(item) for item in result)
+    if is_wrong or (least is not None and (not result or min(result) < least)):
         more = "" if least is None else f" of {least:g} or more"
         raise InputError(f"{text!r} is no list of numbers{more}", where=option, fix=f"write it like {option} 0.1,2,4")
-    return found
+    return result

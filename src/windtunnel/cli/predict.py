@@ -147,35 +147,35 @@ def predict(
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:
         asked_for, captured = targets_of(on), open_graph(graph, progress=progress, needs_times=False)
         targets, left_out = with_types(captured, asked_for, dtype)
-        given["model"] = comparable(model, [one.device for one in targets])
+        given["model"] = comparable(model, [item.device for item in targets])
         numbers: dict[str, Any] = {"dtype": dtype, "batch_size": batch_size, "host_factor": host_factor}
-        made, answers = [], {}
-        for one in targets:
-            fabric = _fabric(captured, one, link, network)
-            made.append(forecast(captured, one.device, **numbers, **given, fabric=fabric))
-            answers[id(made[-1])] = predicted_on(one, made[-1], fabric, batch_dim)
-        found, ranked_by = ranked(made)
-        others = changes(captured, targets[0].device, made[0], **given, fabric=fabric) if len(made) == 1 else []
+        created, answers = [], {}
+        for target in targets:
+            fabric = _fabric(captured, target, link, network)
+            created.append(forecast(captured, target.device, **numbers, **given, fabric=fabric))
+            answers[id(created[-1])] = predicted_on(target, created[-1], fabric, batch_dim)
+        result, ranked_by = ranked(created)
+        others = changes(captured, targets[0].device, created[0], **given, fabric=fabric) if len(created) == 1 else []
         if output is not None:
-            save(made[0].graph, output, overwrite=force)
-    chips = registry.get("page", "predict-chips").function(found, [one.device for one in targets])
-    ordered = [answers[id(one)] for one in found]
+            save(created[0].graph, output, overwrite=force)
+    chips = registry.get("page", "predict-chips").function(result, [item.device for item in targets])
+    ordered = [answers[id(item)] for item in result]
     for note in [*left_out, *_too_large(captured, targets)]:
         advise(f"note: {note}")
     if as_json:
         print_json(_document(ordered, others, ranked_by, given["launch_ns"], chips.json()))
-    elif len(found) == 1:
+    elif len(result) == 1:
         _print_forecast(ordered[0])
         chips.print()
-        _print_shares(found[0])
-        _print_classes(found[0])
-        _print_changes(found[0], others)
+        _print_shares(result[0])
+        _print_classes(result[0])
+        _print_changes(result[0], others)
     else:
         _print_ranking(ordered, ranked_by)
         chips.print()
-    asked = output or (None if never_run(captured).any() else graph)
-    _advise_next(graph, on, found[0], others, asked)
-    if not found[0].batch_size:
+    requested = output or (None if never_run(captured).any() else graph)
+    _advise_next(graph, on, result[0], others, requested)
+    if not result[0].batch_size:
         advise("note: the batch is not clear from the graph; --batch-dim names the dimension that holds the samples")
 
 
@@ -185,10 +185,11 @@ def _too_large(graph: Graph, targets: list[Target]) -> list[str]:
 
     peak_bytes = max(graph.meta.distributed.get("peak_bytes", {}).values(), default=0)
     return [
-        f"a rank holds {format_size(peak_bytes)} at its peak, more than the {format_size(one.device.memory_bytes)} of "
-        f"{one.device.name}: it would run out of memory"
-        for one in targets
-        if peak_bytes > one.device.memory_bytes > 0
+        f"a rank holds {format_size(peak_bytes)} at its peak, more than the "
+        f"{format_size(target.device.memory_bytes)} of "
+        f"{target.device.name}: it would run out of memory"
+        for target in targets
+        if peak_bytes > target.device.memory_bytes > 0
     ]
 
 
@@ -236,8 +237,8 @@ def _fabric(graph: Graph, target: Target, link: str, network: str) -> Fabric | N
         return None
     if not (per_host or has_messages(graph)):
         per_host = _num_ranks(target)
-    found = fabric_of(target.owner, link, network, per_host)
-    return dataclasses.replace(found, num_ranks=_num_ranks(target), replaces_measured=is_named)
+    result = fabric_of(target.owner, link, network, per_host)
+    return dataclasses.replace(result, num_ranks=_num_ranks(target), replaces_measured=is_named)
 
 
 def _num_ranks(target: Target) -> int:
@@ -255,16 +256,16 @@ def _document(
 
     common = {"launch_ns": launch_ns, "bound_error": BOUND_ERROR}
     if len(answers) > 1:
-        forecasts = [{**_as_dict(one.found, facts), **one.json()} for one in answers]
+        forecasts = [{**_as_dict(answer.found, facts), **answer.json()} for answer in answers]
         return {"schema": "windtunnel.forecasts/1", "ranked_by": ranked_by, "forecasts": forecasts, **common}
-    changed = [_as_dict(one) for one in others]
-    found = {**_as_dict(answers[0].found, facts), **answers[0].json()}
-    return {"schema": "windtunnel.forecast/2", **found, **common, "changes": changed}
+    changed = [_as_dict(item) for item in others]
+    result = {**_as_dict(answers[0].found, facts), **answers[0].json()}
+    return {"schema": "windtunnel.forecast/2", **result, **common, "changes": changed}
 
 
 def _as_dict(found: Forecast, facts: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
-    shares = {name: [dataclasses.asdict(one) for one in getattr(found, name)] for name in ("sources", "bindings")}
-    classes = [dataclasses.asdict(one) for one in found.classes]
+    shares = {name: [dataclasses.asdict(item) for item in getattr(found, name)] for name in ("sources", "bindings")}
+    classes = [dataclasses.asdict(cls) for cls in found.classes]
     chip = {"chip": facts[found.device]} if found.device in facts else {}
     return {name: getattr(found, name) for name in _NUMBERS} | shares | {"classes": classes} | chip
 
@@ -272,21 +273,21 @@ def _as_dict(found: Forecast, facts: Mapping[str, dict[str, Any]] = MappingProxy
 def _print_forecast(answer: Predicted) -> None:
     from windtunnel.units import format_duration
 
-    found = answer.found
-    batch = f", batch {found.batch_size}" if found.batch_size else ""
+    result = answer.found
+    batch = f", batch {result.batch_size}" if result.batch_size else ""
     part = f" (1 of {answer.target.count} of {answer.target.name})" if answer.is_one_of_several else ""
-    who = f"{found.graph.num_ranks:,} ranks" if found.graph.num_ranks > 1 else "one iteration"
-    say_wrapped(f"{who} on {found.device}{part}, {found.dtype}{batch}")
-    say(f"  device  {format_duration(found.device_ns)}{_between(found.device_low_ns, found.device_high_ns)}")
-    say_wrapped(f"  host    {_host(found)}")
-    if found.communication_ns:
-        say(f"  network {format_duration(found.communication_ns)}, {format_duration(found.exposed_ns)} of it exposed")
-    say(f"  step    {format_duration(found.makespan_ns)}{_between(found.low_ns, found.high_ns)}")
+    who = f"{result.graph.num_ranks:,} ranks" if result.graph.num_ranks > 1 else "one iteration"
+    say_wrapped(f"{who} on {result.device}{part}, {result.dtype}{batch}")
+    say(f"  device  {format_duration(result.device_ns)}{_between(result.device_low_ns, result.device_high_ns)}")
+    say_wrapped(f"  host    {_host(result)}")
+    if result.communication_ns:
+        say(f"  network {format_duration(result.communication_ns)}, {format_duration(result.exposed_ns)} of it exposed")
+    say(f"  step    {format_duration(result.makespan_ns)}{_between(result.low_ns, result.high_ns)}")
     if str(answer.speed):
         say_wrapped(f"  speed   {answer.speed}")
     print_whole(answer)
-    say_wrapped(f"  {_limit(found)}")
-    _say_how_sure(found)
+    say_wrapped(f"  {_limit(result)}")
+    _say_how_sure(result)
 
 
 def _host(found: Forecast) -> str:
@@ -336,7 +337,7 @@ def _say_how_sure(found: Forecast) -> None:
 def _print_ranking(answers: list[Predicted], ranked_by: str) -> None:
     from windtunnel.units import format_duration, format_per_s, format_ratio
 
-    found = [one.found for one in answers]
+    result = [item.found for item in answers]
     rows = [
         (
             answer.name,
@@ -344,11 +345,11 @@ def _print_ranking(answers: list[Predicted], ranked_by: str) -> None:
             format_duration(answer.found.makespan_ns),
             format_per_s(answer.speed.samples_per_s, "").removesuffix(" /s") if answer.speed.num_samples else "",
             f"{answer.found.limit}-bound",
-            f"{getattr(answer.found, ranked_by) / max(getattr(found[0], ranked_by), 1):.2f}x",
+            f"{getattr(answer.found, ranked_by) / max(getattr(result[0], ranked_by), 1):.2f}x",
         )
         for answer in answers
     ]
-    say(f"one iteration, {found[0].dtype}" + (f", batch {found[0].batch_size}" if found[0].batch_size else ""))
+    say(f"one iteration, {result[0].dtype}" + (f", batch {result[0].batch_size}" if result[0].batch_size else ""))
     print_table(("on", "device", "step", "samples/s", "limit", "longer"), rows, numbers=(1, 2, 3, 5), gives_way=0)
     for answer in answers:
         if answer.target.count > 1:
@@ -356,7 +357,7 @@ def _print_ranking(answers: list[Predicted], ranked_by: str) -> None:
             print_whole(answer)
     if ranked_by == "device_ns":
         say_wrapped("ranked by the device's time: the host makes all steps alike")
-    at_bound = max(one.at_bound_ratio for one in found)
+    at_bound = max(item.at_bound_ratio for item in result)
     if at_bound > 0:
         say_wrapped(f"up to {format_ratio(at_bound)} of the device's time is priced by a bound: the truth is longer")
 
@@ -366,8 +367,8 @@ def _print_shares(found: Forecast) -> None:
 
     for title, shares in (("priced by", found.sources), ("bound by", found.bindings)):
         rows = [
-            (one.name, format_duration(one.duration_ns), format_ratio(one.ratio), f"{one.num_tasks:,}")
-            for one in shares
+            (item.name, format_duration(item.duration_ns), format_ratio(item.ratio), f"{item.num_tasks:,}")
+            for item in shares
         ]
         if rows:
             say()
@@ -379,9 +380,9 @@ def _print_classes(found: Forecast) -> None:
     from windtunnel.units import format_duration, format_ratio
 
     rows = [
-        (one.name, format_duration(one.duration_ns), format_ratio(one.ratio), f"{one.num_tasks:,}",
-         format_ratio(one.efficiency))
-        for one in found.classes
+        (cls.name, format_duration(cls.duration_ns), format_ratio(cls.ratio), f"{cls.num_tasks:,}",
+         format_ratio(cls.efficiency))
+        for cls in found.classes
     ]  # fmt: skip
     if rows:
         say()
@@ -395,13 +396,13 @@ def _print_changes(found: Forecast, others: list[Forecast]) -> None:
         return
     rows = [
         (
-            one.dtype,
-            str(one.batch_size or ""),
-            format_duration(one.device_ns),
-            format_duration(one.makespan_ns),
-            f"{_per_sample(found) / max(_per_sample(one), 1e-9):.2f}x",
+            item.dtype,
+            str(item.batch_size or ""),
+            format_duration(item.device_ns),
+            format_duration(item.makespan_ns),
+            f"{_per_sample(found) / max(_per_sample(item), 1e-9):.2f}x",
         )
-        for one in others
+        for item in others
     ]
     say()
     print_table(("instead", "batch", "device", "step", "speed per sample"), rows, numbers=(1, 2, 3, 4))

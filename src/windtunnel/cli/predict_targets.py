@@ -58,8 +58,8 @@ class Predicted:
     def json(self) -> dict[str, Any]:
         """Raw units."""
         whole = None if self.whole is None else {"step_ns": self.whole.step_ns, **self.whole.json()}
-        told = {"name": self.target.name, "num_devices": self.target.count, "whole": whole}
-        return {"speed": self.speed.json(), "target": {**told, "why_not": self.why_not or None}}
+        reported = {"name": self.target.name, "num_devices": self.target.count, "whole": whole}
+        return {"speed": self.speed.json(), "target": {**reported, "why_not": self.why_not or None}}
 
 
 def targets_of(on: str) -> list[Target]:
@@ -89,13 +89,13 @@ def with_types(graph: Graph, targets: Sequence[Target], dtype: str) -> tuple[lis
 
     if len(targets) == 1:
         return list(targets), []  # a single one is refused with what it has
-    missing = [missing_types(graph, one.device, dtype) for one in targets]
+    missing = [missing_types(graph, target.device, dtype) for target in targets]
     notes = [
-        f"{one.name} is left out: {one.device.name} has no peak rate for {', '.join(types)}"
-        for one, types in zip(targets, missing, strict=True)
+        f"{target.name} is left out: {target.device.name} has no peak rate for {', '.join(types)}"
+        for target, types in zip(targets, missing, strict=True)
         if types
     ]
-    kept = [one for one, types in zip(targets, missing, strict=True) if not types]
+    kept = [target for target, types in zip(targets, missing, strict=True) if not types]
     if not kept:
         raise InputError("none of the devices has a peak rate for the types of this graph", where="; ".join(notes),
                          fix="name a type that they have with --dtype")  # fmt: skip

@@ -71,17 +71,17 @@ def _by_change(database: ProfileDatabase) -> list[dict[str, Any]]:
     from windtunnel.measure.fingerprint import machine
 
     groups: dict[tuple[str, bool], list[Measurement]] = {}
-    for one in database:
-        label = _label(one)
-        groups.setdefault((label, one.machine == machine()), []).append(one)
+    for entry in database:
+        label = _label(entry)
+        groups.setdefault((label, entry.machine == machine()), []).append(entry)
     now = time.time()
     return [
         {
             "change": label,
             "num_measurements": len(some),
-            "newest_age_s": max(0, round(now - max(one.measured_at for one in some))),
-            "oldest_age_s": max(0, round(now - min(one.measured_at for one in some))),
-            "median_spread_ratio": statistics.median(one.spread_ratio for one in some),
+            "newest_age_s": max(0, round(now - max(item.measured_at for item in some))),
+            "oldest_age_s": max(0, round(now - min(item.measured_at for item in some))),
+            "median_spread_ratio": statistics.median(item.spread_ratio for item in some),
             "is_this_host": is_here,
         }
         for (label, is_here), some in sorted(groups.items(), key=lambda item: -len(item[1]))

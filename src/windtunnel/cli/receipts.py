@@ -34,19 +34,19 @@ def receipts(
     from windtunnel.flights import Ledger
 
     book = Ledger(ledger)
-    found = dict(reversed(book.numbered(whatif or None).items()))
-    if whatif and not found:
+    result = dict(reversed(book.numbered(whatif or None).items()))
+    if whatif and not result:
         _require_known(whatif)
     if as_json:
-        documents = [{"number": number, **receipt.to_dict()} for number, receipt in found.items()]
+        documents = [{"number": number, **receipt.to_dict()} for number, receipt in result.items()]
         print_json({"schema": "windtunnel.receipts/1", "ledger": str(book.path), "receipts": documents})
-    elif not found:
+    elif not result:
         say(f"no receipts yet in {book.path}")
     else:
-        rows = [(f"{number}", *_cells(receipt)) for number, receipt in list(found.items())[:top]]
+        rows = [(f"{number}", *_cells(receipt)) for number, receipt in list(result.items())[:top]]
         print_table(("number", "what if", "predicted", "measured", "error", "date"), rows, numbers=(0, 2, 3, 4))
-        if len(found) > top:
-            say(f"and {len(found) - top:,} older; --top {len(found)} shows all")
+        if len(result) > top:
+            say(f"and {len(result) - top:,} older; --top {len(result)} shows all")
     advise("next: windtunnel verify SCRIPT.py --whatif NAME adds one")
 
 

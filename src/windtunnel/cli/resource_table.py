@@ -37,8 +37,8 @@ def print_resource_table(timeline: Timeline, perfetto: Path | None, *, as_json: 
         }
         files = {"perfetto": None if perfetto is None else str(perfetto)}
         clocks = timeline.graph.meta.clocks
-        found = {"makespan_ns": timeline.makespan_ns, **counts, "resources": uses, "clocks": clocks}
-        print_json({"schema": "windtunnel.replay/1", **found, **files})
+        result = {"makespan_ns": timeline.makespan_ns, **counts, "resources": uses, "clocks": clocks}
+        print_json({"schema": "windtunnel.replay/1", **result, **files})
         return
     say(f"{timeline}; critical path: {path}")
     if timeline.fold is not None:

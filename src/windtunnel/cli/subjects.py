@@ -32,9 +32,9 @@ def subject_of(target: str, arguments: Sequence[str], ranks: Ranks) -> Script | 
     from windtunnel.whatifs.request import parse_step
 
     if is_script(target):
-        found = target_of(target if target.endswith(".py") else Path(target), argv=arguments, ranks=ranks)
-        assert isinstance(found, Script)
-        return found
+        result = target_of(target if target.endswith(".py") else Path(target), argv=arguments, ranks=ranks)
+        assert isinstance(result, Script)
+        return result
     if arguments:
         fix = f"write parameters of a workload after a colon: {target}:option=value"
         raise InputError(f"a workload takes no arguments, but was given {' '.join(arguments)}", fix=fix)

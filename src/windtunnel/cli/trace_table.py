@@ -68,7 +68,7 @@ def _print_csv(table: Any) -> None:
 
 def _print(rows: list[dict[str, Any]], most: int | None) -> None:
     columns = [column for column in rows[0] if column not in _HIDDEN] if rows else []
-    numbers = [place for place, column in enumerate(columns) if not isinstance(rows[0][column], str)]
+    numbers = [index for index, column in enumerate(columns) if not isinstance(rows[0][column], str)]
     heads = [_head(column) for column in columns]
     cells = [[_cell(column, row[column]) for column in columns] for row in rows[:most]]
     print_table(heads, cells, numbers=numbers, gives_way=columns.index("name") if "name" in columns else 0)

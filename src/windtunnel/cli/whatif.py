@@ -96,7 +96,7 @@ def whatif(
             align=align,
             allow_missing=allow_missing,
         )
-        found = ask(
+        result = ask(
             opened,
             "all" if every else ",".join(names or ()),
             pairs=pairs,
@@ -104,7 +104,7 @@ def whatif(
             database=database_of(fresh=fresh),
             progress=progress,
         )
-    answers = with_intervals(found, ledger)
+    answers = with_intervals(result, ledger)
     usable = [answer for answer in answers if answer.is_applicable]
     if as_json:
         baseline = answers[0].baseline
@@ -152,9 +152,9 @@ def _print_answers(answers: list[Answer], top: int) -> None:
         rows.append((str(answer.request), f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory))
     print_table(("what if", "speed-up", "90 %", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
     _print_parameters(answers[:top])
-    lost = max(answer.price_waited_ratio for answer in answers[:top])
-    if lost:
-        say(f"other programs took {lost:.0%} of the time of some measurements: these are wide, and not kept")
+    missing = max(answer.price_waited_ratio for answer in answers[:top])
+    if missing:
+        say(f"other programs took {missing:.0%} of the time of some measurements: these are wide, and not kept")
     if any(answer.interval is not None and answer.interval.scope == "shipped" for answer in answers[:top]):
         say("some intervals are of flights that come with windtunnel: windtunnel verify makes your own")
     flown = [f"{answer.request} (predicted {answer.graph_speedup:.2f}x)" for answer in answers[:top] if answer.is_flown]
@@ -175,7 +175,7 @@ def _print_answers(answers: list[Answer], top: int) -> None:
 def _layers_of(answer: Answer) -> dict[str, Any]:
     from windtunnel.whatifs.by_layer import by_layer
 
-    return {"layers": [one.to_dict() for one in by_layer(answer)]}
+    return {"layers": [item.to_dict() for item in by_layer(answer)]}
 
 
 def _print_layers(answers: list[Answer]) -> None:
@@ -184,27 +184,27 @@ def _print_layers(answers: list[Answer]) -> None:
     from windtunnel.whatifs.by_layer import by_layer, worth_it
 
     for answer in answers:
-        found = by_layer(answer)
-        if not found:
+        result = by_layer(answer)
+        if not result:
             continue
         say()
         say(f"{answer.request}, each layer alone:")
         rows = [
             (
-                one.layer,
-                f"{one.speedup:.2f}x",
-                format_duration(one.now_ns),
-                format_duration(one.predicted_ns),
-                "" if one.pays else "leave it",
+                item.layer,
+                f"{item.speedup:.2f}x",
+                format_duration(item.now_ns),
+                format_duration(item.predicted_ns),
+                "" if item.pays else "leave it",
             )
-            for one in found
+            for item in result
         ]
         print_table(("layer", "iteration", "now", "predicted", ""), rows, numbers=(1, 2, 3), gives_way=0)
-        paying = worth_it(found)
+        paying = worth_it(result)
         if paying:
             sign = "," if ":" in str(answer.request) else ":"
             say_wrapped(f"only where it pays: '{answer.request}{sign}layer={paying}'")
-        elif not any(one.pays for one in found):
+        elif not any(item.pays for item in result):
             say("it pays for none of them here")
 
 

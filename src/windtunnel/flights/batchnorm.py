@@ -34,9 +34,9 @@ def reconstructed_batchnorm(program: LiveProgram) -> Iterator[None]:
     norms: list[torch.nn.Module] = []
 
     def change(model: torch.nn.Module) -> Undo:
-        mine = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
-        norms.extend(mine)
-        return together([_with_rectifier(module, leaks) for module in mine])
+        local = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+        norms.extend(local)
+        return together([_with_rectifier(module, leaks) for module in local])
 
     with ExitStack() as stack:
         stack.callback(_rectify_once(leaks))

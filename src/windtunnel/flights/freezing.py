@@ -28,8 +28,8 @@ def freeze_layers(program: LiveProgram, *, layer: str = "") -> Iterator[None]:
 
     def change(model: torch.nn.Module) -> Undo:
         modules = matching(program, model, layer).values()
-        mine = {id(parameter): parameter for module in modules for parameter in module.parameters()}
-        parameters = [parameter for parameter in mine.values() if parameter.requires_grad]
+        local = {id(parameter): parameter for module in modules for parameter in module.parameters()}
+        parameters = [parameter for parameter in local.values() if parameter.requires_grad]
         frozen.extend(parameters)
         for parameter in parameters:
             parameter.requires_grad_(False)

@@ -132,17 +132,17 @@ class Ledger:
         InputError
             The file is no ledger, or has no receipt of one of these numbers.
         """
-        wanted = sorted(set(numbers))
+        requested = sorted(set(numbers))
         present = {int(number) for (number,) in self._read("SELECT id FROM receipts", ())}
-        if missing := [number for number in wanted if number not in present]:
+        if missing := [number for number in requested if number not in present]:
             raise InputError(
                 f"there is no receipt {missing[0]}",
                 where=str(self.path),
                 fix="windtunnel db receipts lists them with their numbers",
             )
         with self._transaction(is_writing=True) as connection:
-            connection.executemany("DELETE FROM receipts WHERE id = ?", [(number,) for number in wanted])
-        return len(wanted)
+            connection.executemany("DELETE FROM receipts WHERE id = ?", [(number,) for number in requested])
+        return len(requested)
 
     def residuals(self) -> list[Residual]:
         """The errors of all flights, oldest first, but of those that other programs disturbed.
@@ -170,8 +170,8 @@ class Ledger:
             raise InputError(f"the receipt is damaged: {error.message}", where=where, fix=_DROP_ROW) from error
 
     def _residual(self, number: Any, whatif: Any, family: Any, subject: Any, log_residual: Any) -> Residual:
-        texts = {"whatif": whatif, "family": family, "subject": subject}
-        wrong = {name: value for name, value in texts.items() if not isinstance(value, str)}
+        strings = {"whatif": whatif, "family": family, "subject": subject}
+        wrong = {name: value for name, value in strings.items() if not isinstance(value, str)}
         if not isinstance(log_residual, float) or not math.isfinite(log_residual):
             wrong["log_residual"] = log_residual
         for name, value in wrong.items():

@@ -28,10 +28,10 @@ def channels_last(program: LiveProgram) -> Iterator[None]:
     convolutions: list[torch.nn.Module] = []
 
     def change(model: torch.nn.Module) -> Undo | None:
-        found = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
-        if not found:
+        result = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+        if not result:
             return None
-        convolutions.extend(found)
+        convolutions.extend(result)
         _lay_out(model, torch.channels_last)
         hook = model.register_forward_pre_hook(_channels_last_inputs)
 

@@ -30,15 +30,15 @@ def tf32(_program: LiveProgram) -> Iterator[None]:
     backends: Any = torch.backends
     switches = backends.cuda.matmul, backends.cudnn
     precisions = backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
-    before = [one.fp32_precision for one in precisions], [_switched(one) for one in switches]
-    for one in switches:  # what both of torch's ways of asking understand
-        one.allow_tf32 = True
+    before = [precision.fp32_precision for precision in precisions], [_switched(item) for item in switches]
+    for switch in switches:  # what both of torch's ways of asking understand
+        switch.allow_tf32 = True
     try:
         yield
     finally:
-        for one, was in zip((*switches, *precisions), (*before[1], *before[0]), strict=True):
+        for switch, was in zip((*switches, *precisions), (*before[1], *before[0]), strict=True):
             if was is not None:
-                setattr(one, "fp32_precision" if isinstance(was, str) else "allow_tf32", was)
+                setattr(switch, "fp32_precision" if isinstance(was, str) else "allow_tf32", was)
 
 
 def _switched(backend: Any) -> bool | None:

@@ -111,8 +111,8 @@ def main(place: Place) -> int:
     except EndOfScript:
         return 0
     except WindtunnelError as error:
-        told = {"error": error.message, "where": error.where, "fix": error.fix}
-        timer.tell(told | {"is_not_applicable": isinstance(error, NotApplicableError)})
+        reported = {"error": error.message, "where": error.where, "fix": error.fix}
+        timer.tell(reported | {"is_not_applicable": isinstance(error, NotApplicableError)})
         return 2
     except BaseException as error:  # whatever a script raises is told to whoever waits for it
         traceback.print_exc()

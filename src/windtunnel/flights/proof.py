@@ -85,7 +85,7 @@ class Witness:
             into.update(self.end(num_iterations))
 
     def _see_inputs(self, _module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._found["input elements"] += max((one.numel() for one in _tensors((args, kwargs))), default=0)
+        self._found["input elements"] += max((tensor.numel() for tensor in _tensors((args, kwargs))), default=0)
 
     def _see_update(self, *_: Any) -> None:
         self._found["updates"] += 1
@@ -96,7 +96,9 @@ class Witness:
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] if "torch._dynamo" in sys.modules else 0
         distributed = self._program.kept.get(DISTRIBUTED, [])
         reducers = [model._get_ddp_logging_data() for model in distributed]
-        hooks = [str(one.get("comm_hook", "")).lower() for one in reducers if int(one.get("iteration", 0)) > 0]
+        hooks = [
+            str(reducer.get("comm_hook", "")).lower() for reducer in reducers if int(reducer.get("iteration", 0)) > 0
+        ]
         return {
             "threads": torch.get_num_threads(),
             "collector": float(gc.isenabled()),
@@ -130,15 +132,15 @@ def _operators(found: Counter[str]) -> Any:
             result = func(*args, **(kwargs or {}))
             name = func._opname
             seen = _tensors((args, kwargs))
-            made = _tensors(result)
+            created = _tensors(result)
             found["operators"] += 1
-            found["elements"] += sum(one.numel() for one in made)
-            found["low-precision operators"] += any(one.dtype in low for one in (*seen, *made))
-            found["channels-last operators"] += any(_is_channels_last(one) for one in seen)
+            found["elements"] += sum(item.numel() for item in created)
+            found["low-precision operators"] += any(item.dtype in low for item in (*seen, *created))
+            found["channels-last operators"] += any(_is_channels_last(item) for item in seen)
             found["fused updates"] += name.startswith("_fused_")
             found["updates of many tensors"] += name.startswith("_foreach_")
             found["TF32 products"] += _rounds_inputs(name, seen)
-            found["copies from pinned memory"] += name in _COPIES and any(one.is_pinned() for one in seen)
+            found["copies from pinned memory"] += name in _COPIES and any(item.is_pinned() for item in seen)
             found["averaged messages"] += name == "allreduce_"
             return result
 
@@ -150,7 +152,7 @@ def _rounds_inputs(name: str, tensors: Iterable[Any]) -> bool:
     import torch
 
     backends: Any = torch.backends
-    if not any(one.is_cuda and one.dtype is torch.float32 for one in tensors):
+    if not any(tensor.is_cuda and tensor.dtype is torch.float32 for tensor in tensors):
         return False
     if name.startswith(("convolution", "cudnn_convolution")):
         return bool(backends.cudnn.conv.fp32_precision == "tf32")
@@ -218,7 +220,7 @@ def scales(key: str, factor_of: Callable[[Mapping[str, Any]], float], *, instead
 
 
 def _defaults(flight: Any) -> dict[str, Any]:
-    return {name: one.default for name, one in inspect.signature(flight).parameters.items()}
+    return {name: parameter.default for name, parameter in inspect.signature(flight).parameters.items()}
 
 
 def _unless(is_so: bool, key: str, before: Counts, after: Counts) -> str:
@@ -232,8 +234,8 @@ def unproven(before: Counts, after: Counts, flights: Sequence[tuple[Any, Mapping
 
     A flight that claims nothing must change something that is counted.
     """
-    for flight, told in flights:
-        given = _defaults(flight) | dict(told)
+    for flight, reported in flights:
+        given = _defaults(flight) | dict(reported)
         claims = getattr(flight, "claims", ())
         missing = next((text for claim in claims if (text := str(claim(before, after, given)))), "")
         if missing:

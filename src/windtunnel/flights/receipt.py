@@ -42,8 +42,8 @@ def subject_of(
     conditions: Mapping[str, Any] | None = None,
 ) -> str:
     """What is flown on what and under which conditions, as text that is equal for equal things."""
-    texts = (whatif, encode(dict(parameters)), model_fingerprint, hardware_fingerprint)
-    return "\n".join((*texts, encode(dict(conditions))) if conditions else texts)
+    strings = (whatif, encode(dict(parameters)), model_fingerprint, hardware_fingerprint)
+    return "\n".join((*strings, encode(dict(conditions))) if conditions else strings)
 
 
 def conditions_of(graph: Graph) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def conditions_of(graph: Graph) -> dict[str, Any]:
 
     A receipt that was measured behind a slow link says nothing of the same script on a fast one.
     """
-    found = {"num_threads": graph.meta.hardware.get("num_threads"), "ranks": graph.meta.origin.get("ranks")}
-    return {name: value for name, value in found.items() if value}
+    result = {"num_threads": graph.meta.hardware.get("num_threads"), "ranks": graph.meta.origin.get("ranks")}
+    return {name: value for name, value in result.items() if value}
 
 
 def model_fingerprint(graph: Graph) -> str:

@@ -23,7 +23,7 @@ __all__ = ["residuals_of", "shipped_residuals"]
 def shipped_residuals() -> tuple[Residual, ...]:
     """Those of all bars in the file."""
     text = (resources.files("windtunnel.flights") / "shipped.json").read_text(encoding="utf-8")
-    return tuple(found for one in json.loads(text)["bars"].values() for found in residuals_of(one["errors"]))
+    return tuple(result for load in json.loads(text)["bars"].values() for result in residuals_of(load["errors"]))
 
 
 def residuals_of(errors: Mapping[str, Any]) -> list[Residual]:
@@ -34,8 +34,8 @@ def residuals_of(errors: Mapping[str, Any]) -> list[Residual]:
     >>> [(one.whatif, round(one.log_residual, 3)) for one in residuals_of({"cnn/batch-size:factor=2": 0.05})]
     [('batch-size', -0.049)]
     """
-    found = []
+    result = []
     for subject, error in errors.items():
         whatif = "+".join(step.split(":")[0] for step in subject.partition("/")[2].split("+"))
-        found.append(Residual(whatif, family_of(whatif), subject, -math.log1p(error)))
-    return found
+        result.append(Residual(whatif, family_of(whatif), subject, -math.log1p(error)))
+    return result

@@ -31,30 +31,32 @@ def all_reduces(graph: Graph) -> Mask:
         There are none.
     """
     communicates = graph.select(kind=Kind.COMM)
-    found = communicates & _is_named(graph, "all_reduce")
+    result = communicates & _is_named(graph, "all_reduce")
     if "phase" in graph.tasks:
-        found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
-    if not found.any():
+        result &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
+    if not result.any():
         raise _without_all_reduces(graph, communicates)
-    return found
+    return result
 
 
 def scattered_gradients(graph: Graph) -> Mask:
     """Messages that leave each rank its share of the gradients, bool [T]: the job is sharded."""
-    found: Mask = graph.select(kind=Kind.COMM) & _is_named(graph, "reduce_scatter")
+    result: Mask = graph.select(kind=Kind.COMM) & _is_named(graph, "reduce_scatter")
     if "phase" in graph.tasks:
-        found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
-    return found
+        result &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
+    return result
 
 
 def _is_named(graph: Graph, collective: str) -> Mask:
     """Whose operator or name is that of a collective, bool [T]."""
-    found = np.zeros(graph.num_tasks, dtype=bool)
+    result = np.zeros(graph.num_tasks, dtype=bool)
     for column in ("op", "name"):
         if column in graph.tasks:
-            texts = graph.tasks.strings(column)
-            found |= texts.where({text: collective_of(text, is_collective=True) == collective for text in texts.values})
-    return found
+            strings = graph.tasks.strings(column)
+            result |= strings.where(
+                {text: collective_of(text, is_collective=True) == collective for text in strings.values}
+            )
+    return result
 
 
 def _without_all_reduces(graph: Graph, communicates: Mask) -> NotApplicableError:
@@ -68,12 +70,12 @@ def _without_all_reduces(graph: Graph, communicates: Mask) -> NotApplicableError
 
 def _read_by_layers(graph: Graph) -> Mask:
     """Whose results the backward pass of a layer computes with, bool [T]; buckets of gradients are read by none."""
-    found = np.zeros(graph.num_tasks, dtype=bool)
+    result = np.zeros(graph.num_tasks, dtype=bool)
     if "layer" in graph.tasks:
         reads = graph.select(kind=Kind.COMPUTE, phase=Phase.BACKWARD, layer=".+")
         is_data = (graph.edges["kind"] == EdgeKind.DATA) & reads[graph.edges["dst"]]
-        found[graph.edges["src"][is_data]] = True
-    return found
+        result[graph.edges["src"][is_data]] = True
+    return result
 
 
 def world_size(graph: Graph, given: int | None) -> int:

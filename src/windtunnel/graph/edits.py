@@ -36,10 +36,10 @@ def scale(graph: Graph, mask: ArrayLike, factor: ArrayLike) -> Graph:
     InputError
         A factor is negative or not finite, or there are more or fewer factors than masked tasks.
     """
-    chosen = as_mask(mask, graph.num_tasks)
-    factors = _factors(factor, int(chosen.sum()))
+    selected = as_mask(mask, graph.num_tasks)
+    factors = _factors(factor, int(selected.sum()))
     columns = {
-        name: _scaled(graph.tasks[name], chosen, factors)
+        name: _scaled(graph.tasks[name], selected, factors)
         for name in ("duration_ns", "duration_std_ns", "samples_ns")
         if name in graph.tasks
     }
@@ -88,25 +88,25 @@ def set_duration(graph: Graph, mask: ArrayLike, duration_ns: ArrayLike, cost_sou
     InputError
         A duration is negative or not finite.
     """
-    chosen = as_mask(mask, graph.num_tasks)
-    wanted = np.broadcast_to(np.asarray(duration_ns, dtype=np.float64), (int(chosen.sum()),))
-    if not np.isfinite(wanted).all() or (wanted < 0).any():
+    selected = as_mask(mask, graph.num_tasks)
+    requested = np.broadcast_to(np.asarray(duration_ns, dtype=np.float64), (int(selected.sum()),))
+    if not np.isfinite(requested).all() or (requested < 0).any():
         raise InputError("a duration must be a finite number of nanoseconds, 0 or more")
-    old = graph.duration_ns[chosen]
-    ratio = np.divide(wanted, old, out=np.zeros(len(wanted)), where=old > 0)
+    old = graph.duration_ns[selected]
+    ratio = np.divide(requested, old, out=np.zeros(len(requested)), where=old > 0)
     columns: dict[str, Any] = {
-        name: _scaled(graph.tasks[name], chosen, ratio)
+        name: _scaled(graph.tasks[name], selected, ratio)
         for name in ("duration_std_ns", "samples_ns")
         if name in graph.tasks
     }
     if "samples_ns" in columns:
-        born = np.flatnonzero(chosen)[old == 0]
-        columns["samples_ns"][born] = np.rint(wanted[old == 0]).astype(np.int64)[:, None]
+        born = np.flatnonzero(selected)[old == 0]
+        columns["samples_ns"][born] = np.rint(requested[old == 0]).astype(np.int64)[:, None]
     columns["duration_ns"] = graph.duration_ns.copy()
-    columns["duration_ns"][chosen] = np.rint(np.asarray(duration_ns)).astype(np.int64)
+    columns["duration_ns"][selected] = np.rint(np.asarray(duration_ns)).astype(np.int64)
     if cost_source is not None:
         sources = graph.tasks.get("cost_source", Strings.repeat("", graph.num_tasks))
-        columns["cost_source"] = sources.assign(chosen, cost_source)
+        columns["cost_source"] = sources.assign(selected, cost_source)
     return replace(graph, tasks=graph.tasks.replace(**columns))
 
 
@@ -119,8 +119,8 @@ def prioritize(graph: Graph, mask: ArrayLike, priority: ArrayLike) -> Graph:
     mask : bool [T]
     priority : int or int [selected]
     """
-    chosen = as_mask(mask, graph.num_tasks)
+    selected = as_mask(mask, graph.num_tasks)
     old = graph.tasks.get("priority")
     column = np.zeros(graph.num_tasks, dtype=np.int32) if old is None else old.copy()
-    column[chosen] = np.asarray(priority, dtype=np.int32)
+    column[selected] = np.asarray(priority, dtype=np.int32)
     return replace(graph, tasks=graph.tasks.replace(priority=column))

@@ -94,8 +94,10 @@ def _convolution_backward(transposed: int | bool) -> Counter:
 
     def count(shapes: Shapes, values: Sequence[Any], _outputs: Shapes) -> int:
         places = shapes[1] if _told(transposed, values) else shapes[0]
-        wanted = next((value for value in reversed(values) if isinstance(value, Sequence) and len(value) >= 2), (1, 1))
-        return 2 * _count(places) * _per_channel(shapes[2]) * (int(bool(wanted[0])) + int(bool(wanted[1])))
+        requested = next(
+            (value for value in reversed(values) if isinstance(value, Sequence) and len(value) >= 2), (1, 1)
+        )
+        return 2 * _count(places) * _per_channel(shapes[2]) * (int(bool(requested[0])) + int(bool(requested[1])))
 
     return count
 

@@ -153,7 +153,7 @@ def as_one_edit(graph: Graph, base: Graph, name: str, arguments: Mapping[str, An
     root = base if base.root is None else base.root
     if graph is base:
         return graph
-    if graph.root is not root or any(one is not other for one, other in zip(base.edits, graph.edits, strict=False)):
+    if graph.root is not root or any(edit is not other for edit, other in zip(base.edits, graph.edits, strict=False)):
         raise GraphError(f"{name} did not edit the graph that it was given", fix="use the edit primitives of the graph")
     return replace(graph, edits=(*base.edits, Edit(name, arguments, graph.edits[count:])))
 
@@ -233,10 +233,10 @@ def _decode(value: Any, limit: ReadLimit) -> Any:
 
 def _plain(name: Any) -> np.dtype[Any]:
     """The type of an array that was stored: numbers, or text as it was written out."""
-    found: np.dtype[Any] = np.dtype(name)
-    if found.kind not in "biufUO" or found.itemsize > _WIDEST:
-        raise ValueError(f"an array of {found}")
-    return found
+    result: np.dtype[Any] = np.dtype(name)
+    if result.kind not in "biufUO" or result.itemsize > _WIDEST:
+        raise ValueError(f"an array of {result}")
+    return result
 
 
 def _unpacked(value: Mapping[str, Any], limit: ReadLimit) -> Array:

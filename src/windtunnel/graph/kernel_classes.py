@@ -159,9 +159,9 @@ def _kernel_class(kernel: str) -> str:
 
 def _operator_class(operator: str) -> str:
     name = operator.partition("::")[2].partition(".")[0].strip("_") or operator
-    found = next((row.name for row in _ROWS if row.operators.search(name)), "")
-    if found or "::" in operator:
-        return found or ("product" if name in CONTRACTIONS else "")
+    result = next((row.name for row in _ROWS if row.operators.search(name)), "")
+    if result or "::" in operator:
+        return result or ("product" if name in CONTRACTIONS else "")
     # a graph that is no capture of PyTorch may have the name of a kernel, or none of a namespace, as its operator
     return "product" if name in CONTRACTIONS else _kernel_class(operator)
 
@@ -172,8 +172,8 @@ def does_matrix_work(graph: Graph) -> NDArray[np.bool_]:
     operators = graph.tasks.strings("op") if "op" in graph.tasks else Strings.repeat("", graph.num_tasks)
     pairs, task_pair = np.unique(np.stack([operators.codes, names.codes]), axis=1, return_inverse=True)
     is_matrix = [class_of(operators.values[op], names.values[name]) in MATRIX_CLASSES for op, name in pairs.T.tolist()]
-    found: NDArray[np.bool_] = np.array(is_matrix, dtype=bool)[task_pair.reshape(-1)]
-    return found
+    result: NDArray[np.bool_] = np.array(is_matrix, dtype=bool)[task_pair.reshape(-1)]
+    return result
 
 
 # Names in kernels, annotations and `Collective name`, without case and separators -> our name. "reduce", "gather" and

@@ -212,7 +212,7 @@ class Meta:
         InputError
             There is no such field.
         """
-        known = {one.name for one in fields(self)}
+        known = {field_.name for field_ in fields(self)}
         if unknown := sorted(set(entries) - known):
             raise InputError(
                 f"meta has no field {unknown[0]!r}",
@@ -223,16 +223,16 @@ class Meta:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are known, as JSON has them; ``of`` reads them back."""
-        found = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            default = one.default if one.default is not MISSING else {}
+        result = {}
+        for field_ in fields(self):
+            value = getattr(self, field_.name)
+            default = field_.default if field_.default is not MISSING else {}
             if value != default:
-                found[one.name] = [_written(group) for group in value] if one.name == "groups" else value
-        return found
+                result[field_.name] = [_written(group) for group in value] if field_.name == "groups" else value
+        return result
 
 
-_TUPLES = {one.name for one in fields(Meta) if one.default == ()}
+_TUPLES = {field_.name for field_ in fields(Meta) if field_.default == ()}
 
 
 def _typed(name: str, value: Any) -> Any:

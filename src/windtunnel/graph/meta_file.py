@@ -109,15 +109,15 @@ def read_meta(document: Any, where: str) -> Meta:
     if not isinstance(document, Mapping):
         raise InputError(f"meta is {shown(document)} instead of a mapping", where=f"{where}: meta", fix=fix)
     hints = get_type_hints(Meta)
-    expected = {one.name: _TYPES.get(one.name, hints[one.name]) for one in fields(Meta)}
+    expected = {field.name: _TYPES.get(field.name, hints[field.name]) for field in fields(Meta)}
     for name, value in document.items():
         if name not in expected:
             continue
         try:
             msgspec.convert(_without_halves(value), expected[name])
         except (msgspec.ValidationError, RecursionError) as error:
-            place = str(error).replace("`$", f"`{name}")
-            raise InputError(f"meta: {name} is wrong: {place}", where=f"{where}: meta.{name}", fix=fix) from error
+            location = str(error).replace("`$", f"`{name}")
+            raise InputError(f"meta: {name} is wrong: {location}", where=f"{where}: meta.{name}", fix=fix) from error
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"meta: {name} is {value}", where=f"{where}: meta.{name}", fix=fix)
     return Meta.of(document)

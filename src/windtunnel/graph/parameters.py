@@ -33,7 +33,7 @@ def registered_by_layer(graph: Graph) -> dict[str, tuple[int, ...]]:
     sizes: dict[str, list[int]] = {}
     for name, size_bytes in registered_parameters(graph).items():
         sizes.setdefault(name.rpartition(".")[0], []).append(size_bytes)
-    return {layer: tuple(each) for layer, each in sizes.items()}
+    return {layer: tuple(size) for layer, size in sizes.items()}
 
 
 def registered_shapes(graph: Graph, layers: Collection[str] | None = None) -> list[tuple[int, ...]]:

@@ -61,12 +61,12 @@ def replicate(graph: Graph, num_copies: int, shared: ArrayLike | None = None) ->
     own = np.flatnonzero(~is_shared[:-1])
     copies = np.arange(num_copies, dtype=np.int64)[:, None]
     # row of each resource in each copy; the last column is for unplaced tasks
-    place = np.tile(np.arange(graph.num_resources + 1), (num_copies, 1))
-    place[1:, own] = graph.num_resources + (copies[1:] - 1) * len(own) + np.arange(len(own))
-    place[:, -1] = UNPLACED
+    index = np.tile(np.arange(graph.num_resources + 1), (num_copies, 1))
+    index[1:, own] = graph.num_resources + (copies[1:] - 1) * len(own) + np.arange(len(own))
+    index[:, -1] = UNPLACED
     rank = (copies * width + ranks).ravel().astype(np.int32)
     tasks = graph.tasks.take(np.tile(np.arange(count), num_copies))
-    columns = {"rank": rank, "resource": place[:, graph.tasks["resource"]].ravel().astype(np.int32)}
+    columns = {"rank": rank, "resource": index[:, graph.tasks["resource"]].ravel().astype(np.int32)}
     routes = graph.meta.routes
     if "route" in tasks:
         columns["route"] = _moved(tasks["route"], np.repeat(copies.ravel() * len(routes), count))
@@ -77,7 +77,7 @@ def replicate(graph: Graph, num_copies: int, shared: ArrayLike | None = None) ->
         edges=_edges(graph, copies),
         meta=replace(
             graph.meta,
-            routes=tuple(tuple(row[list(one)].tolist()) for row in place for one in routes),
+            routes=tuple(tuple(row[list(route)].tolist()) for row in index for route in routes),
             rank_base_bytes=graph.meta.rank_base_bytes * num_copies,
         ),
     )
@@ -102,16 +102,16 @@ def _resources(graph: Graph, num_copies: int, own: Rows, width: int) -> Table:
     of_rank = np.zeros(graph.num_resources, dtype=np.int64)
     used = graph.tasks["resource"]
     of_rank[used[used != UNPLACED]] = _ranks_of(graph)[used != UNPLACED]
-    for row, found in enumerate(_RANK_NAME.match(name) for name in names):
-        if found is not None:  # one that no task uses is known by its name alone
-            of_rank[row] = int(found[1])
+    for row, result in enumerate(_RANK_NAME.match(name) for name in names):
+        if result is not None:  # one that no task uses is known by its name alone
+            of_rank[row] = int(result[1])
     is_own = np.zeros(graph.num_resources, dtype=bool)
     is_own[own] = True
     bare = [_RANK_NAME.sub("", name, count=1) for name in names]
     machine = graph.resources.get("machine", np.zeros(graph.num_resources, dtype=np.int32))
     named = [
-        f"rank {each * width + of_rank[row]} {bare[row]}" if is_own[row] else names[row]
-        for row, each in zip(rows.tolist(), copy.tolist(), strict=True)
+        f"rank {item * width + of_rank[row]} {bare[row]}" if is_own[row] else names[row]
+        for row, item in zip(rows.tolist(), copy.tolist(), strict=True)
     ]
     span = int(machine.max(initial=0)) + 1
     return graph.resources.take(rows).replace(
@@ -139,9 +139,13 @@ def join(graphs: Sequence[Graph]) -> tuple[Table, Table, Table]:
     offsets = {"resource": resources, "route": routes}
     placed = [
         graph.tasks.replace(
-            **{name: _moved(graph.tasks[name], offset[at]) for name, offset in offsets.items() if name in graph.tasks}
+            **{
+                name: _moved(graph.tasks[name], offset[index])
+                for name, offset in offsets.items()
+                if name in graph.tasks
+            }
         )
-        for at, graph in enumerate(graphs)
+        for index, graph in enumerate(graphs)
     ]
     moved = [
         graph.edges.replace(src=graph.edges["src"] + np.int32(offset), dst=graph.edges["dst"] + np.int32(offset))
@@ -269,18 +273,18 @@ def arrivals(graph: Graph, members: ArrayLike) -> Rows:
     members : int [M]
         Rows of tasks.
     """
-    found = meetings(graph)
+    result = meetings(graph)
     entry = np.arange(graph.num_tasks)
-    entry[found.member[found.member >= 0]] = found.arrival[found.member >= 0]
+    entry[result.member[result.member >= 0]] = result.arrival[result.member >= 0]
     waiting: Rows = entry[np.asarray(members, dtype=np.int64)]
     return waiting
 
 
 def _waiting(tasks: Table, rows: Rows, columns: Mapping[str, int]) -> Table:
     """Tasks like these that do nothing."""
-    taken = tasks.take(rows)
+    used = tasks.take(rows)
     values = dict.fromkeys(_NO_WORK, 0) | {"route": -1} | dict(columns)
-    return taken.replace(**{name: _all(taken[name], value) for name, value in values.items() if name in taken})
+    return used.replace(**{name: _all(used[name], value) for name, value in values.items() if name in used})
 
 
 def _all(column: NDArray[Any], value: int) -> NDArray[Any]:

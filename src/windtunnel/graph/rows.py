@@ -53,10 +53,10 @@ def fuse(
         A path leaves a group and comes back: fusing would make a cycle (take the tasks between along, or remove
         them first).
     """
-    chosen = as_mask(mask, graph.num_tasks)
-    if not chosen.any():
+    selected = as_mask(mask, graph.num_tasks)
+    if not selected.any():
         return graph
-    rows = np.flatnonzero(chosen)
+    rows = np.flatnonzero(selected)
     leader = np.arange(graph.num_tasks, dtype=np.int32)
     leader[rows] = _group_leaders(graph, rows, by)
     src, dst = leader[graph.edges["src"]], leader[graph.edges["dst"]]
@@ -177,8 +177,8 @@ def _share_out(tasks: Table, affected: Mask, position: Array, parts: int) -> Tab
         if name in TASK_COLUMNS and TASK_COLUMNS[name].merge == "sum":
             column = tasks[name].copy()
             whole = column[affected]
-            place = position[affected].reshape(-1, *[1] * (column.ndim - 1))
-            column[affected] = whole // parts + (place < whole % parts)
+            index = position[affected].reshape(-1, *[1] * (column.ndim - 1))
+            column[affected] = whole // parts + (index < whole % parts)
             columns[name] = column
     return tasks.replace(**columns)
 
@@ -239,14 +239,14 @@ def insert(
         The new edges make a cycle.
     """
     added = _new_rows(graph, columns)
-    grown = replace(graph, tasks=graph.tasks.concat(added, TASK_COLUMNS))
-    new = np.arange(graph.num_tasks, grown.num_tasks)
+    extended = replace(graph, tasks=graph.tasks.concat(added, TASK_COLUMNS))
+    new = np.arange(graph.num_tasks, extended.num_tasks)
     sources, behind = _pairs(after, new)
     heads, ahead = _pairs(before, new)
     if splice:
-        grown = _spliced(grown, sources, behind)
-    grown = connect(grown, sources, behind, EdgeKind.ORDER if splice else edge_kind, lag_ns)
-    return connect(grown, ahead, heads, edge_kind)
+        extended = _spliced(extended, sources, behind)
+    extended = connect(extended, sources, behind, EdgeKind.ORDER if splice else edge_kind, lag_ns)
+    return connect(extended, ahead, heads, edge_kind)
 
 
 def _new_rows(graph: Graph, columns: Mapping[str, Any]) -> Table:
@@ -278,7 +278,7 @@ def _pairs(entries: Sequence[Any] | None, new: NDArray[np.int64]) -> tuple[NDArr
         raise InputError(f"{len(entries)} entries of neighbors for {len(new)} new tasks", where="insert")
     lists = [np.atleast_1d(np.asarray([] if entry is None else entry, dtype=np.int64)) for entry in entries]
     partners = np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
-    return partners, np.repeat(new, [len(one) for one in lists])
+    return partners, np.repeat(new, [len(values) for values in lists])
 
 
 def _spliced(graph: Graph, sources: NDArray[np.int64], new: NDArray[np.int64]) -> Graph:

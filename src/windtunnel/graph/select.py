@@ -60,10 +60,10 @@ def select(
         A pattern is no regular expression, or a mask has another length.
     """
     mask = np.ones(graph.num_tasks, dtype=bool)
-    for column, wanted in (("kind", kind), ("phase", phase), ("resource", resource)):
-        mask &= _among(graph, column, wanted, absent=False)
-    for column, wanted in (("rank", rank), ("iteration", iteration)):
-        mask &= _among(graph, column, wanted, absent=0)
+    for column, requested in (("kind", kind), ("phase", phase), ("resource", resource)):
+        mask &= _among(graph, column, requested, absent=False)
+    for column, requested in (("rank", rank), ("iteration", iteration)):
+        mask &= _among(graph, column, requested, absent=0)
     for column, pattern in (("layer", layer), ("name", name), ("op", op)):
         mask &= _matching(graph, column, pattern)
     if where is not None:
@@ -104,14 +104,14 @@ def _among(graph: Graph, column: str, wanted: Any, absent: int | bool) -> Mask:
 def _matching(graph: Graph, column: str, pattern: str | None) -> Mask:
     if pattern is None:
         return np.ones(graph.num_tasks, dtype=bool)
-    texts = graph.tasks.get(column)
+    strings = graph.tasks.get(column)
     try:
-        is_wanted_V = _fitting(pattern, texts.values if isinstance(texts, Strings) else ())
+        is_wanted_V = _fitting(pattern, strings.values if isinstance(strings, Strings) else ())
     except re.error as error:
         raise InputError(f"{pattern!r} is no regular expression: {error}", where=f"select {column}=") from error
-    if not isinstance(texts, Strings) or not len(is_wanted_V):
+    if not isinstance(strings, Strings) or not len(is_wanted_V):
         return np.zeros(graph.num_tasks, dtype=bool)
-    return is_wanted_V[texts.codes]
+    return is_wanted_V[strings.codes]
 
 
 @functools.lru_cache(maxsize=256)

@@ -142,8 +142,8 @@ def load(path: str | Path, *, read_limit: int | None = None) -> Graph:
     try:
         return Graph(tables["tasks"], tables["edges"], tables["resources"], meta, edits).validate()
     except GraphError as error:
-        place = f"{folder}: {error.where}" if error.where else str(folder)
-        raise GraphError(error.message, where=place, fix=error.fix or _AGAIN) from error
+        location = f"{folder}: {error.where}" if error.where else str(folder)
+        raise GraphError(error.message, where=location, fix=error.fix or _AGAIN) from error
 
 
 def _read_meta(folder: Path, limit: ReadLimit) -> dict[str, Any]:
@@ -166,13 +166,13 @@ def _read_meta(folder: Path, limit: ReadLimit) -> dict[str, Any]:
 def _read_edits(edits: Any, where: str, limit: ReadLimit) -> tuple[Edit, ...]:
     if not isinstance(edits, list):
         raise InputError(f"edits is {shown(edits)} instead of a list", where=f"{where}: edits", fix=_AGAIN)
-    found = []
+    result = []
     for number, edit in enumerate(edits):
         try:
-            found.append(Edit.from_json(edit, limit=limit))
+            result.append(Edit.from_json(edit, limit=limit))
         except InputError as error:
             raise InputError(error.message, where=f"{where}: edits[{number}]", fix=error.fix) from error
-    return tuple(found)
+    return tuple(result)
 
 
 _AGAIN = "save or capture the graph again"

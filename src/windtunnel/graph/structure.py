@@ -185,9 +185,9 @@ def set_lag(graph: Graph, edge_mask: ArrayLike, lag_ns: ArrayLike) -> Graph:
     InputError
         A lag is negative.
     """
-    chosen = as_mask(edge_mask, graph.num_edges)
+    selected = as_mask(edge_mask, graph.num_edges)
     column = lags(graph.edges).copy()
-    column[chosen] = np.asarray(lag_ns)
+    column[selected] = np.asarray(lag_ns)
     if column.size and column.min() < 0:
         raise InputError("a lag cannot be negative")
     return replace(graph, edges=graph.edges.replace(lag_ns=column))
@@ -201,6 +201,6 @@ def unorder(graph: Graph, mask: ArrayLike) -> Graph:
     graph : Graph
     mask : bool [T]
     """
-    chosen = as_mask(mask, graph.num_tasks)
-    inner = chosen[graph.edges["src"]] & chosen[graph.edges["dst"]]
+    selected = as_mask(mask, graph.num_tasks)
+    inner = selected[graph.edges["src"]] & selected[graph.edges["dst"]]
     return disconnect(graph, inner & (graph.edges["kind"] == EdgeKind.ORDER))

@@ -67,8 +67,8 @@ class Strings:
         """All texts as an object array [T]."""
         values = np.empty(len(self.values), dtype=object)
         values[:] = self.values
-        texts: NDArray[np.object_] = values[self.codes]
-        return texts
+        strings: NDArray[np.object_] = values[self.codes]
+        return strings
 
     def where(self, predicate: Mapping[str, bool]) -> NDArray[np.bool_]:
         """Rows whose text maps to True."""

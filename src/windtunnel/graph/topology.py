@@ -184,9 +184,9 @@ def bridge(
                 key = 2 * a + (1 if s else 0)
                 if removed[v]:
                     if stamp[key] == position:
-                        at = seen[key]
-                        delay[at] = max(delay[at], w)
-                        label[at] = _parallel_kind(label[at], k, order_kind, control_kind)
+                        index = seen[key]
+                        delay[index] = max(delay[index], w)
+                        label[index] = _parallel_kind(label[index], k, order_kind, control_kind)
                         continue
                     if used == size:
                         size = 2 * size
@@ -199,9 +199,9 @@ def bridge(
                     used += 1
                 else:
                     if stamp[key] == position:
-                        at = seen[key]
-                        out_lag[at] = max(out_lag[at], w)
-                        out_kind[at] = _parallel_kind(out_kind[at], k, order_kind, control_kind)
+                        index = seen[key]
+                        out_lag[index] = max(out_lag[index], w)
+                        out_kind[index] = _parallel_kind(out_kind[index], k, order_kind, control_kind)
                         continue
                     if num_out == out_size:
                         out_size = 2 * out_size

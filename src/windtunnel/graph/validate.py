@@ -184,9 +184,9 @@ def find_cycle(graph: Graph) -> Array:
     step = max(1, len(left) // _CYCLE_SEEDS)
     for start in left[::step] if step == 1 else np.concatenate([left[::step], left[:_CYCLE_SEEDS]]):
         limit = len(best) if len(best) else graph.num_tasks + 1
-        found = shortest_cycle_through(int(start), indptr, rows, graph.edges["dst"], limit)
-        if len(found) and (not len(best) or len(found) < len(best)):
-            best = found
+        result = shortest_cycle_through(int(start), indptr, rows, graph.edges["dst"], limit)
+        if len(result) and (not len(best) or len(result) < len(best)):
+            best = result
     return best if len(best) else _any_cycle(graph, left)
 
 

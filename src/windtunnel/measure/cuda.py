@@ -93,9 +93,9 @@ class Driver:
     def _call(self, name: str, *given: Any) -> None:
         code = getattr(self._library, name)(*given)
         if code != 0:
-            said = c_char_p()
-            self._library.cuGetErrorName(c_int(code), byref(said))
-            raise CudaError(f"{name}: {(said.value or b'error').decode()} ({code})")
+            reported = c_char_p()
+            self._library.cuGetErrorName(c_int(code), byref(reported))
+            raise CudaError(f"{name}: {(reported.value or b'error').decode()} ({code})")
 
     def load(self, ptx: str, name: str) -> Any:
         """Make code of PTX; returns the kernel of that name.
@@ -118,7 +118,7 @@ class Driver:
 
     def launch(self, function: Any, launch: Launch, arguments: Sequence[Any]) -> None:
         """Put a kernel into the queue; arguments are values of ctypes."""
-        pointers = (c_void_p * max(len(arguments), 1))(*(ctypes.addressof(one) for one in arguments))
+        pointers = (c_void_p * max(len(arguments), 1))(*(ctypes.addressof(argument) for argument in arguments))
         self._call("cuLaunchKernel", function, *launch.blocks, *launch.threads, launch.shared_bytes, None, pointers,
                    None)  # fmt: skip
 
@@ -196,4 +196,4 @@ class DeviceArray:
     def is_intact(self) -> bool:
         """Whether the margins were whole when the array was pulled."""
         margins = self._whole[:_MARGIN_BYTES], self._whole[-_MARGIN_BYTES:]
-        return all(bool((one == _MARGIN).all()) for one in margins)
+        return all(bool((margin == _MARGIN).all()) for margin in margins)

@@ -163,13 +163,16 @@ class ProfileDatabase:
             return
         with self._connection() as connection:
             rows = connection.execute(f"{_SELECT} ORDER BY {', '.join(_KEY)}")
-            found = [self._measurement(row) for row in rows]
-        yield from found
+            result = [self._measurement(row) for row in rows]
+        yield from result
 
     def add(self, measurements: Iterable[Measurement]) -> None:
         """Keep measurements, all or none; one with a known key replaces the old one."""
         now = int(time.time())
-        rows = [astuple(one if one.measured_at else replace(one, measured_at=now)) for one in measurements]
+        rows = [
+            astuple(measurement if measurement.measured_at else replace(measurement, measured_at=now))
+            for measurement in measurements
+        ]
         with self._connection() as connection, connection:
             connection.executemany(_INSERT, rows)
 
@@ -185,8 +188,8 @@ class ProfileDatabase:
         query = f"{_SELECT} WHERE {condition}"
         with self._connection() as connection:
             rows = [(key, connection.execute(query, key).fetchone()) for key in keys]
-        found = {key: self._measurement(row) for key, row in rows if row is not None}
-        return {key: one for key, one in found.items() if one.measured_at >= self.since}
+        result = {key: self._measurement(row) for key, row in rows if row is not None}
+        return {key: item for key, item in result.items() if item.measured_at >= self.since}
 
     def drop(self, change: str = "") -> int:
         """Forget the measurements whose change holds this text, all if it is empty; how many they were."""
@@ -211,7 +214,7 @@ class ProfileDatabase:
         for name, value in zip(_COLUMNS, row, strict=True):
             kinds = _KINDS[name]
             if not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
-                key = " ".join(shown(one) for one in row[: len(_KEY)])
+                key = " ".join(shown(item) for item in row[: len(_KEY)])
                 raise InputError(
                     f"the measurement's {name} is {shown(value)}",
                     where=f"{self.path}: {key}",
@@ -267,14 +270,14 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
         )
     if version == _VERSION:
         return
-    texts = ", ".join(f"{name} {_sql_type(name)} NOT NULL" for name in _COLUMNS)
+    strings = ", ".join(f"{name} {_sql_type(name)} NOT NULL" for name in _COLUMNS)
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])  # another process may have been faster
-        for name in [one for one, since in _LATER.items() if 0 < version < since]:
+        for name in [key for key, since in _LATER.items() if 0 < version < since]:
             connection.execute(f"ALTER TABLE measurements ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
         connection.execute(
-            f"CREATE TABLE IF NOT EXISTS measurements ({texts}, PRIMARY KEY ({', '.join(_KEY)})) WITHOUT ROWID"
+            f"CREATE TABLE IF NOT EXISTS measurements ({strings}, PRIMARY KEY ({', '.join(_KEY)})) WITHOUT ROWID"
         )
         connection.execute(f"PRAGMA user_version = {_VERSION}")
 

@@ -135,8 +135,8 @@ def throttled_disk(folder: Path, bandwidth_bytes_per_s: float, size_bytes: int) 
     with contextlib.ExitStack() as stack:
         _sweep()
         prefix = f"{_PREFIX}-{os.getpid()}-"
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=folder)))
-        image, mounted = place / "image", place / "mounted"
+        location = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=folder)))
+        image, mounted = location / "image", location / "mounted"
         mounted.mkdir()
         with image.open("wb") as file:
             file.truncate(2 * size_bytes + _FILE_SYSTEM_BYTES)
@@ -166,8 +166,8 @@ def _sweep() -> None:
     """Unmount what processes left that were killed."""
     for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         device, mounted = line.split()[:2]
-        found = re.search(rf"{_PREFIX}-(\d+)-[^/]*/mounted$", mounted)
-        if found and not Path(f"/proc/{found[1]}").exists():
+        result = re.search(rf"{_PREFIX}-(\d+)-[^/]*/mounted$", mounted)
+        if result and not Path(f"/proc/{result[1]}").exists():
             run_to_end(["umount", "--lazy", mounted])
             run_to_end(["losetup", "--detach", device])
 

@@ -95,8 +95,8 @@ def watched() -> Iterator[Stretch]:
     try:
         yield stretch
     finally:
-        found = clock.end()
-        stretch.waited_ratio, stretch.stolen_ratio = found.waited_ratio, found.stolen_ratio
+        result = clock.end()
+        stretch.waited_ratio, stretch.stolen_ratio = result.waited_ratio, result.stolen_ratio
 
 
 def disturbed_reach(lost_ratio: float) -> float:
@@ -115,12 +115,12 @@ def disturbed_reach(lost_ratio: float) -> float:
 
 def disturbance_line(facts: Mapping[str, Any]) -> str:
     """What a reader of a capture must know, from ``meta.disturbance``; empty where it was quiet."""
-    lost = float(facts.get("lost_ratio", 0.0))
-    if not lost:
+    missing = float(facts.get("lost_ratio", 0.0))
+    if not missing:
         return ""
     return (
-        f"this machine was busy during the capture: the step waited for a core {lost:.0%} of the time; times are "
-        f"estimates for a quiet machine, known to {math.expm1(disturbed_reach(lost)):.0%}"
+        f"this machine was busy during the capture: the step waited for a core {missing:.0%} of the time; times are "
+        f"estimates for a quiet machine, known to {math.expm1(disturbed_reach(missing)):.0%}"
     )
 
 
@@ -153,13 +153,13 @@ class Neighbors:
 
 def _waited_ns() -> dict[str, int]:
     """How long each thread of this process was ready and did not run, since it began."""
-    found = {}
+    result = {}
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
-            found[path.parent.name] = int(path.read_text().split()[1])
+            result[path.parent.name] = int(path.read_text().split()[1])
         except (OSError, IndexError, ValueError):  # it has just ended, or the kernel does not count
             continue
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ def _own_ticks() -> int:
             ticks[int(path.parent.name)] = sum(map(int, fields[11:15]))  # its own and that of children that ended
         except (OSError, IndexError, ValueError):
             continue
-    found, known = 0, {os.getpid()}
+    result, known = 0, {os.getpid()}
     for process in sorted(parents, key=lambda process: (process != os.getpid(), process)):
         if process in known or parents[process] in known:
             known.add(process)
-            found += ticks[process]
-    return found
+            result += ticks[process]
+    return result

@@ -36,8 +36,8 @@ class GuardedArray:
         self._memory = mmap.mmap(-1, inner + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         libc = ctypes.CDLL(None, use_errno=True)
-        for place in (begin, begin + page + inner):
-            if libc.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(page), 0) != 0:
+        for index in (begin, begin + page + inner):
+            if libc.mprotect(ctypes.c_void_p(index), ctypes.c_size_t(page), 0) != 0:
                 raise OSError(ctypes.get_errno(), "the pages beside an array cannot be closed")
         first = page + inner - -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
         bytes_all = np.frombuffer(self._memory, dtype=np.uint8)

@@ -29,8 +29,8 @@ def inner_repeats(function: Callable[[], object], prepare: Callable[[], object],
     """How often a function must run within one timing, so that a clock can tell it: 1 unless it is very short."""
     timed = timed or _once
     prepare()
-    taken = min(timed(function, 1) for _ in range(5))
-    return 1 if taken >= 2 * SHORTEST_NS else -(-4 * SHORTEST_NS // max(taken, 50))
+    used = min(timed(function, 1) for _ in range(5))
+    return 1 if used >= 2 * SHORTEST_NS else -(-4 * SHORTEST_NS // max(used, 50))
 
 
 def take_pairs(
@@ -71,17 +71,17 @@ def take_pairs(
         last = early[-2 * _WINDOW :: 2]
         if len(last) == _WINDOW and max(last) - min(last) < _STEADY * min(last):
             break
-    taken = np.empty((num_pairs, 2), dtype=np.int64)
+    used = np.empty((num_pairs, 2), dtype=np.int64)
     for pair in range(num_pairs):
         for which in (0, 1) if pair % 2 == 0 else (1, 0):
             prepare()
-            taken[pair, which] = timed(functions[which], inner)
-    if inner == 1 and (taken.min(axis=0) < SHORTEST_NS).all():
+            used[pair, which] = timed(functions[which], inner)
+    if inner == 1 and (used.min(axis=0) < SHORTEST_NS).all():
         raise FlightError(
             f"both functions take less than {SHORTEST_NS / 1000:g} µs", where="paired timing",
             fix="time more than one call at once: give inner",
         )  # fmt: skip
-    return taken
+    return used
 
 
 def _once(function: Callable[[], object], inner: int) -> int:

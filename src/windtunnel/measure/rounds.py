@@ -58,14 +58,14 @@ def rounds(
 
 def quiet(samples: ArrayLike) -> float:
     """The lower quartile of times; NaN where there are none."""
-    taken = np.asarray(samples, dtype=np.float64)
-    return float(np.percentile(taken, 25)) if taken.size else float("nan")
+    used = np.asarray(samples, dtype=np.float64)
+    return float(np.percentile(used, 25)) if used.size else float("nan")
 
 
 def quiet_rows(samples: ArrayLike) -> NDArray[np.float64]:
     """The lower quartile over rounds of each column of [R, N], float [N]."""
-    found: NDArray[np.float64] = np.percentile(np.asarray(samples, dtype=np.float64), 25, axis=0)
-    return found
+    result: NDArray[np.float64] = np.percentile(np.asarray(samples, dtype=np.float64), 25, axis=0)
+    return result
 
 
 def spread_ratio(samples: ArrayLike) -> float:

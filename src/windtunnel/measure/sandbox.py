@@ -82,12 +82,12 @@ def contained(action: Callable[[Lock], bytes], limits: Limits | None = None) -> 
     limits : Limits, optional
     """
     limits = limits or Limits()
-    heard, told = os.pipe()
+    heard, reported = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(heard)
-        _be_child(action, limits, told)
-    os.close(told)
+        _be_child(action, limits, reported)
+    os.close(reported)
     try:
         answer, is_late = _hear(heard, limits.wall_s)
         if is_late:
@@ -188,7 +188,7 @@ def _lock(cpu_s: float) -> None:
         (0x06, 0, 0, _ALLOW),
         (0x06, 0, 0, _KILL),
     ]
-    steps += [(0x15, len(_DENIED) - at, 0, number) for at, number in enumerate(_DENIED)]
+    steps += [(0x15, len(_DENIED) - index, 0, number) for index, number in enumerate(_DENIED)]
     steps += [(0x06, 0, 0, _ALLOW), (0x06, 0, 0, _KILL)]
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
     program = ctypes.create_string_buffer(code, len(code))

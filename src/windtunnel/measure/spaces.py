@@ -48,8 +48,8 @@ def spaces(num: int) -> Iterator[list[str]]:
     """So many names for namespaces; what was made under them is deleted afterwards."""
     folder = Path("/run/netns")
     for entry in folder.glob(f"{_PREFIX}-*") if folder.is_dir() else ():  # of processes that were killed
-        found = re.fullmatch(rf"{_PREFIX}-(\d+)-[\w-]+", entry.name)
-        if found and not Path(f"/proc/{found[1]}").exists():
+        result = re.fullmatch(rf"{_PREFIX}-(\d+)-[\w-]+", entry.name)
+        if result and not Path(f"/proc/{result[1]}").exists():
             run_to_end(["ip", "netns", "delete", entry.name])
     which = next(_NUMBERS)  # two jobs may run beside each other
     names = [f"{_PREFIX}-{os.getpid()}-{which}-{number}" for number in range(num)]

@@ -182,8 +182,8 @@ def measure(
         is_late = is_late or clock() > deadline_s
         if progress is not None:
             progress("flying", len(samples[0]), rule.rounds)
-    found = _conclude(lanes, samples, losses, rule, lengths, is_late=is_late)
-    return found if neighbors.are_quiet else _beside(found, neighbors.cores_ratio or 0.0)
+    result = _conclude(lanes, samples, losses, rule, lengths, is_late=is_late)
+    return result if neighbors.are_quiet else _beside(result, neighbors.cores_ratio or 0.0)
 
 
 def _beside(found: Measurement, neighbors_ratio: float) -> Measurement:
@@ -278,7 +278,7 @@ def _is_enough(samples: tuple[list[float], list[float]], rule: StopRule, elapsed
 
 def _check_losses(lanes: tuple[Lane, Lane], losses: tuple[list[float], list[float]]) -> None:
     baseline, changed = losses
-    bad = next((place for place, loss in enumerate(changed) if not math.isfinite(loss)), None)
+    bad = next((index for index, loss in enumerate(changed) if not math.isfinite(loss)), None)
     if bad is not None and all(map(math.isfinite, baseline)):
         raise FlightError(
             f"the changed program's loss is {changed[bad]} where the baseline's is a number",

@@ -35,14 +35,14 @@ def _tie_children() -> None:
         forks.append((os.getpid(), *os.pipe()))
 
     def in_child() -> None:
-        parent, heard, told = forks.pop()
+        parent, heard, reported = forks.pop()
         os.close(heard)
         die_with(parent)
-        os.close(told)
+        os.close(reported)
 
     def in_parent() -> None:
-        _, heard, told = forks.pop()
-        os.close(told)
+        _, heard, reported = forks.pop()
+        os.close(reported)
         os.read(heard, 1)  # ends when the child has closed its side
         os.close(heard)
 

@@ -292,9 +292,9 @@ class Workers:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[0].wait(0 if reason else _GRACE_S)
         tail = self.log_tail()
-        told = last_error(tail)
+        reported = last_error(tail)
         return WorkerError(
-            f"the {self.title} did not answer: {reason or self._killed() or told or self._how_ended()}",
+            f"the {self.title} did not answer: {reason or self._killed() or reported or self._how_ended()}",
             where=self._module,
             fix="the log below says more",
             log_tail=tail,
@@ -379,8 +379,8 @@ def required(command: Sequence[str], refused: str, fix: str) -> str:
     """
     done = run_to_end(command)
     if done is None or done.code:
-        said = done.stderr.strip() if done is not None else "it could not be started"
-        raise InputError(f"{refused}: {said}", where=" ".join(command), fix=fix)
+        reported = done.stderr.strip() if done is not None else "it could not be started"
+        raise InputError(f"{refused}: {reported}", where=" ".join(command), fix=fix)
     return done.stdout
 
 

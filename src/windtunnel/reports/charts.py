@@ -112,10 +112,10 @@ class Frame:
     def axes(self, below: Sequence[str], beside: Sequence[str]) -> list[str]:
         """Both, with evenly spaced labels from the origin to the ends; where there are none, no labels."""
         body = [f'<path d="M{self.left},{self.top}V{self.floor}H{self.right}" fill="none" stroke="#8a9099"/>']
-        for at, text in enumerate(below):
-            body.append(words(self.x(at / (len(below) - 1)), self.floor + 15, text, "middle"))
-        for at, text in enumerate(beside):
-            body.append(words(self.left - 6, self.y(at / (len(beside) - 1)) + 4, text, "end"))
+        for index, text in enumerate(below):
+            body.append(words(self.x(index / (len(below) - 1)), self.floor + 15, text, "middle"))
+        for index, text in enumerate(beside):
+            body.append(words(self.left - 6, self.y(index / (len(beside) - 1)) + 4, text, "end"))
         return body
 
 
@@ -139,19 +139,19 @@ def stacked_bar(parts: Sequence[Part], label: str) -> str:
 
 def _keys(parts: Sequence[Part]) -> str:
     """Names and times below the bar."""
-    found = []
+    result = []
     for index, part in enumerate(parts):
         x, y = WIDTH / _KEYS_PER_LINE * (index % _KEYS_PER_LINE), 58 + 32 * (index // _KEYS_PER_LINE)
         fill = "url(#hatch)" if part.is_hatched else part.color
-        found.append(f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="11" height="11" rx="2" fill="{fill}"/>')
-        found.append(_text(x + 17, y, part.label, limit=22))
+        result.append(f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="11" height="11" rx="2" fill="{fill}"/>')
+        result.append(_text(x + 17, y, part.label, limit=22))
         value = f"{format_duration(part.duration_ns)}, {format_ratio(part.ratio)}"
-        found.append(_text(x + 17, y + 14, value, style=' class="soft"'))
-    return "".join(found)
+        result.append(_text(x + 17, y + 14, value, style=' class="soft"'))
+    return "".join(result)
 
 
 def _is_light(color: str) -> bool:
-    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    red, green, blue = (int(color[index : index + 2], 16) for index in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue > 140
 
 
@@ -272,8 +272,8 @@ def _interval(x_of: Callable[[float], float], y: float, low: float, high: float,
         f'<line x1="{x_of(low):.1f}" x2="{x_of(high):.1f}" y1="{y:.1f}" y2="{y:.1f}" '
         f'stroke="{color}" stroke-width="2"/>',
         *(
-            f'<line x1="{x_of(at):.1f}" x2="{x_of(at):.1f}" y1="{y - 4:.1f}" y2="{y + 4:.1f}" stroke="{color}"/>'
-            for at in (low, high)
+            f'<line x1="{x_of(index):.1f}" x2="{x_of(index):.1f}" y1="{y - 4:.1f}" y2="{y + 4:.1f}" stroke="{color}"/>'
+            for index in (low, high)
         ),
     ]
 

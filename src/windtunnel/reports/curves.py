@@ -41,7 +41,7 @@ class Curve:
 def bars(rows: Sequence[Bar], label: str, *, top: float = 0.0, show: Callable[[float], str] = "{:g}".format) -> str:
     """Values from zero, one row each; ``top`` is the least end of the axis."""
     left, row = 250.0, 26.0
-    most = max([value for each in rows for value in (each.value, each.high) if math.isfinite(value)] + [top])
+    most = max([value for entry in rows for value in (entry.value, entry.high) if math.isfinite(value)] + [top])
     ticks = _ticks(most)
     bottom = row * len(rows) + 8
 
@@ -52,17 +52,17 @@ def bars(rows: Sequence[Bar], label: str, *, top: float = 0.0, show: Callable[[f
     for tick in ticks:
         body.append(f'<line class="axis" x1="{x_of(tick):.1f}" x2="{x_of(tick):.1f}" y1="4" y2="{bottom:.0f}"/>')
         body.append(_text(x_of(tick), bottom + 15, show(tick), anchor="middle", style=' class="soft"'))
-    for index, each in enumerate(rows):
+    for index, item in enumerate(rows):
         y = row * index + 8
-        width = max(x_of(each.value) - left, 0.5)
-        body.append(_text(left - 12, y + 13, each.label, anchor="end", limit=36))
+        width = max(x_of(item.value) - left, 0.5)
+        body.append(_text(left - 12, y + 13, item.label, anchor="end", limit=36))
         body.append(
             f'<rect x="{left}" y="{y}" width="{width:.1f}" height="17" fill="{_COLORS[0]}">'
-            f"<title>{escape(each.label)}: {escape(each.text)}</title></rect>"
+            f"<title>{escape(item.label)}: {escape(item.text)}</title></rect>"
         )
-        body += _interval(x_of, y + 8.5, each.low, each.high, "#111827")
-        end = max([x_of(value) for value in (each.value, each.high) if math.isfinite(value)])
-        body.append(_text(end + 8, y + 13, each.text, style=' class="soft"'))
+        body += _interval(x_of, y + 8.5, item.low, item.high, "#111827")
+        end = max([x_of(value) for value in (item.value, item.high) if math.isfinite(value)])
+        body.append(_text(end + 8, y + 13, item.text, style=' class="soft"'))
     return _svg(bottom + 22, "".join(body), label)
 
 
@@ -83,9 +83,9 @@ def curves(lines: Sequence[Curve], label: str, *, x_label: str, y_label: str, is
         y = point(places[0], tick)[1]
         body.append(f'<line class="axis" x1="{left}" x2="{WIDTH - right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(_text(left - 8, y + 4, f"{tick:g}", anchor="end", style=' class="soft"'))
-    for place in places[:: -(-len(places) // _MOST_MARKS)]:
-        x = point(place, 0)[0]
-        body.append(_text(x, top + height + 17, f"{place:g}", anchor="middle", style=' class="soft"'))
+    for position in places[:: -(-len(places) // _MOST_MARKS)]:
+        x = point(position, 0)[0]
+        body.append(_text(x, top + height + 17, f"{position:g}", anchor="middle", style=' class="soft"'))
     body.append(_text(WIDTH - right, top + height + 34, x_label, anchor="end", style=' class="soft"'))
     for index, line in enumerate(lines):
         body += _line(line, index, [point(x, y) for x, y in line.points], WIDTH - right + 20, top + 14 + 18 * index)

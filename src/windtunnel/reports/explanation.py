@@ -302,14 +302,14 @@ def rolled_up(shares: Sequence[Share], depth: int) -> tuple[Share, ...]:
     >>> [one.label for one in rolled_up([Share("h.0.attn", 1, 0.1, 1), Share("h.1", 5, 0.5, 1)], 1)]
     ['h']
     """
-    found: dict[str, Share] = {}
+    result: dict[str, Share] = {}
     for share in shares:
         label = ".".join(share.label.split(".")[:depth])
-        sums = found.get(label, Share(label, 0.0, 0.0, 0))
-        found[label] = Share(
+        sums = result.get(label, Share(label, 0.0, 0.0, 0))
+        result[label] = Share(
             label, sums.duration_ns + share.duration_ns, sums.ratio + share.ratio, sums.num_tasks + share.num_tasks
         )
-    return tuple(sorted(found.values(), key=lambda share: -share.duration_ns))
+    return tuple(sorted(result.values(), key=lambda share: -share.duration_ns))
 
 
 def integer_percentages(ratios: list[float]) -> list[int]:
@@ -331,13 +331,13 @@ def integer_percentages(ratios: list[float]) -> list[int]:
 def _by_enum(timeline: Timeline, column: str, labels: Mapping[Any, str]) -> tuple[Share, ...]:
     """Shares by an enumerated column, in its order; all waits together are idle."""
     if column in timeline.graph.tasks:
-        found = {share.label: share for share in _shares(timeline, column, is_wait=False)}
+        result = {share.label: share for share in _shares(timeline, column, is_wait=False)}
     else:
         whole = _shares(timeline, "kind", is_wait=False)
         sums = [sum(share.duration_ns for share in whole), sum(share.ratio for share in whole)]
-        found = {"other": Share("other", sums[0], sums[1], sum(share.num_tasks for share in whole))}
+        result = {"other": Share("other", sums[0], sums[1], sum(share.num_tasks for share in whole))}
     shares = [
-        replace(found[code.name.lower()], label=label) for code, label in labels.items() if code.name.lower() in found
+        replace(result[code.name.lower()], label=label) for code, label in labels.items() if code.name.lower() in result
     ]
     waits = _shares(timeline, "kind", is_wait=True)
     if waits:
@@ -380,8 +380,8 @@ def _longest(graph: Graph, timeline: Timeline) -> tuple[LongTask, ...]:
 
 
 def _text(graph: Graph, column: str, row: int) -> str:
-    texts = graph.tasks.get(column)
-    return texts.decode(row) if isinstance(texts, Strings) else ""
+    strings = graph.tasks.get(column)
+    return strings.decode(row) if isinstance(strings, Strings) else ""
 
 
 def _phase(graph: Graph, row: int) -> str:

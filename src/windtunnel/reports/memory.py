@@ -122,9 +122,9 @@ def by_category(
 def _series(timeline: Timeline, curve: MemoryCurve, times: NDArray[np.int64]) -> Series:
     """One curve per category at the given times, from the bottom up."""
     graph = timeline.graph
-    found: Series = []
+    result: Series = []
     if curve.base_bytes:
-        found.append(("parameters and other lasting state", np.full(len(times), curve.base_bytes), _BASE))
+        result.append(("parameters and other lasting state", np.full(len(times), curve.base_bytes), _BASE))
     phases = graph.tasks.get("phase")
     codes = np.full(graph.num_tasks, int(Phase.OTHER)) if phases is None else phases
     for phase, name in _MADE_BY.items():
@@ -134,8 +134,8 @@ def _series(timeline: Timeline, curve: MemoryCurve, times: NDArray[np.int64]) ->
         at = np.searchsorted(part.time_ns, times, side="right") - 1
         values = np.where(at >= 0, part.size_bytes[np.maximum(at, 0)] - part.base_bytes, 0)
         if values.any():
-            found.append((name, values, PHASE_COLORS[phase]))
-    return found
+            result.append((name, values, PHASE_COLORS[phase]))
+    return result
 
 
 def _largest(timeline: Timeline, curve: MemoryCurve) -> str:

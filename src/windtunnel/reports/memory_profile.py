@@ -57,8 +57,8 @@ def memory_page(profile: MemoryProfile, path: str | Path, *, title: str = "", ov
         f"<h1>{escape(name)}: {format_size(profile.peak_bytes)} at the peak</h1>"
         f'<p class="lead">{escape(lead)}</p>{_facts(profile)}'
     )
-    found = [_over_time(profile), _at_peak(profile), _alive(profile), _places(profile)] if profile.peak_bytes else []
-    return write_text(Path(path), _page(name, head, found), overwrite=overwrite)
+    result = [_over_time(profile), _at_peak(profile), _alive(profile), _places(profile)] if profile.peak_bytes else []
+    return write_text(Path(path), _page(name, head, result), overwrite=overwrite)
 
 
 def _facts(profile: MemoryProfile) -> str:

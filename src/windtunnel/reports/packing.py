@@ -85,11 +85,11 @@ def _tracks_of_resource(graph: Graph, rows: NDArray[np.int64], start_ns: Times, 
     ranks = graph.tasks.get("rank")
     rank = 0 if ranks is None or resource == UNPLACED else int(ranks[rows[0]])
     lanes = _lanes(start_ns[rows], finish_ns[rows])
-    found = []
+    result = []
     for lane in range(int(lanes.max()) + 1):
         label = shortened(name, 80) + (f" ({lane + 1})" if lane else "")
-        found.append(Track(label, rows[lanes == lane], rank, resource))
-    return found
+        result.append(Track(label, rows[lanes == lane], rank, resource))
+    return result
 
 
 def _lanes(start_ns: Times, finish_ns: Times) -> NDArray[np.int64]:

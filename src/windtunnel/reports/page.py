@@ -76,7 +76,7 @@ def report(
     explanation = explain(graph, timeline)
     own = [receipt for receipt in receipts if receipt.model_fingerprint in ("", model_fingerprint(graph))]
     name = title or Path(path).name.removesuffix(".html").removesuffix(".report")
-    found = [
+    result = [
         sections.where_time_goes(explanation),
         sections.critical_path(explanation),
         sections.timeline_view(graph, timeline),
@@ -90,7 +90,7 @@ def report(
     first = [explanation.circumstances, str(explanation.speed or ""), explanation.bottleneck, safest_change(answers)]
     lead = f'<p class="lead">{"<br>".join(escape(line) for line in first if line)}</p>'
     head = f"<h1>{escape(heading)}</h1>{lead}{sections.facts(explanation)}"
-    return write_text(Path(path), _page(name, head, [section for section in found if section]), overwrite=overwrite)
+    return write_text(Path(path), _page(name, head, [section for section in result if section]), overwrite=overwrite)
 
 
 def _page(title: str, head: str, found: Sequence[Section]) -> str:

@@ -55,7 +55,7 @@ def render_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers:
 
 def facts(explanation: Explanation) -> str:
     """The numbers at the top of the page."""
-    found = [
+    result = [
         ("time per iteration", format_duration(explanation.iteration_ns), _measured_line(explanation)),
         ("replayed", format_duration(explanation.replayed_ns), _unexplained_line(explanation)),
         (
@@ -67,12 +67,12 @@ def facts(explanation: Explanation) -> str:
     if explanation.overhead_ratio is not None:
         cost = explanation.overhead_ratio
         shown = format_ratio(cost) if cost > 0 else "lost in the spread"
-        found.append(("cost of measuring", shown, "taken out of every time here"))
+        result.append(("cost of measuring", shown, "taken out of every time here"))
     if explanation.num_ranks > 1:
-        found.append(("workers", format_count(explanation.num_ranks), "ranks in one graph"))
+        result.append(("workers", format_count(explanation.num_ranks), "ranks in one graph"))
     cells = "".join(
         f"<div><dt>{label}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
-        for label, value, more in found
+        for label, value, more in result
     )
     return f'<dl class="facts">{cells}</dl>'
 
@@ -231,5 +231,5 @@ def edits(graph: Graph) -> Section | None:
 
 def text_of(graph: Graph, column: str, row: int) -> str:
     """The text of one task in a column that may be absent."""
-    texts = graph.tasks.get(column)
-    return texts.decode(row) if isinstance(texts, Strings) else ""
+    strings = graph.tasks.get(column)
+    return strings.decode(row) if isinstance(strings, Strings) else ""

@@ -39,7 +39,7 @@ def treemap(leaves: Sequence[Leaf], label: str, *, show: Callable[[float], str])
     body = []
     for members, box in zip(ordered, boxes, strict=True):
         inner = squarified([leaf.size for leaf in members], box)
-        body += [_rectangle(leaf, place, show) for leaf, place in zip(members, inner, strict=True)]
+        body += [_rectangle(leaf, index, show) for leaf, index in zip(members, inner, strict=True)]
         x, y, width, height = box
         body.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="none" '
@@ -51,7 +51,7 @@ def treemap(leaves: Sequence[Leaf], label: str, *, show: Callable[[float], str])
 def _rectangle(leaf: Leaf, box: Box, show: Callable[[float], str]) -> str:
     x, y, width, height = box
     title = f"{leaf.group}: {leaf.label}, {show(leaf.size)}"
-    found = (
+    result = (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{leaf.color}" '
         f'stroke="#fff" stroke-width="1"><title>{escape(title)}</title></rect>'
     )
@@ -60,8 +60,8 @@ def _rectangle(leaf: Leaf, box: Box, show: Callable[[float], str]) -> str:
     lines = [text for text in (leaf.label, show(leaf.size)) if len(text) <= room]
     if height < _LINE * len(lines) + 6:
         lines = lines[: max(0, int((height - 6) / _LINE))]
-    return found + "".join(
-        _text(x + 7, y + 4 + _LINE * (place + 1) - 2, text, style=ink) for place, text in enumerate(lines)
+    return result + "".join(
+        _text(x + 7, y + 4 + _LINE * (index + 1) - 2, text, style=ink) for index, text in enumerate(lines)
     )
 
 
@@ -73,7 +73,7 @@ def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
     >>> squarified([2, 1, 1], (0, 0, 4, 2))
     [(0, 0, 2.0, 2), (2.0, 0, 2.0, 1.0), (2.0, 1.0, 2.0, 1.0)]
     """
-    found: list[Box] = []
+    result: list[Box] = []
     x, y, width, height = box
     total = float(sum(sizes))
     start = 0
@@ -89,9 +89,9 @@ def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
         for size in row:
             part = size / sum(row)
             if width >= height:
-                found.append((x, y + at * height if at else y, width * share, height * part if part < 1 else height))
+                result.append((x, y + at * height if at else y, width * share, height * part if part < 1 else height))
             else:
-                found.append((x + at * width if at else x, y, width * part if part < 1 else width, height * share))
+                result.append((x + at * width if at else x, y, width * part if part < 1 else width, height * share))
             at += part
         if width >= height:
             x, width = x + width * share, width * (1 - share)
@@ -99,7 +99,7 @@ def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
             y, height = y + height * share, height * (1 - share)
         total -= sum(row)
         start = end
-    return found
+    return result
 
 
 def _worst(row: Sequence[float], side: float, scale: float) -> float:

@@ -59,24 +59,24 @@ def rank_waits(timeline: Timeline) -> tuple[RankWait, ...]:
     came_ns, rank = timeline.finish_ns[arrival], graph.tasks["rank"][arrival]
     order = np.lexsort((came_ns, meeting))  # the last of each meeting stands last
     is_last = np.append(meeting[order][1:] != meeting[order][:-1], True)
-    place = np.cumsum(is_last) - is_last
-    last = order[is_last][place]
+    index = np.cumsum(is_last) - is_last
+    last = order[is_last][index]
     ranks, code = np.unique(rank, return_inverse=True)
     waited = np.zeros((len(ranks), len(ranks)), np.int64)
     np.add.at(waited, (code[order], code[last]), came_ns[last] - came_ns[order])
     np.fill_diagonal(waited, 0)
     blamed, totals, held_up = waited.argmax(axis=1), waited.sum(axis=1), waited.sum(axis=0)
-    found = [
+    result = [
         RankWait(
-            rank=int(one),
+            rank=int(item),
             waited_ns=int(totals[row]),
             for_rank=int(ranks[blamed[row]]) if totals[row] else -1,
             for_rank_ns=int(waited[row, blamed[row]]),
             held_up_ns=int(held_up[row]),
         )
-        for row, one in enumerate(ranks.tolist())
+        for row, item in enumerate(ranks.tolist())
     ]
-    return tuple(sorted(found, key=lambda wait: (-wait.held_up_ns, wait.rank)))
+    return tuple(sorted(result, key=lambda wait: (-wait.held_up_ns, wait.rank)))
 
 
 def wait_lines(timeline: Timeline) -> list[str]:
@@ -87,7 +87,7 @@ def wait_lines(timeline: Timeline) -> list[str]:
         return []
     ratio = format_ratio(total_ns / (timeline.makespan_ns * len(waits)))
     lines = [f"ranks wait for their peers {ratio} of the time, {format_duration(total_ns)} in all"]
-    blamed = [f"rank {one.rank} {format_duration(one.held_up_ns)}" for one in waits if one.held_up_ns]
+    blamed = [f"rank {wait.rank} {format_duration(wait.held_up_ns)}" for wait in waits if wait.held_up_ns]
     lines.append(f"held up by {', '.join(blamed[:_MOST])}{', ...' if len(blamed) > _MOST else ''}")
     most = max(waits, key=lambda one: one.waited_ns)
     lines.append(

@@ -164,10 +164,10 @@ class CachingAllocator:
 
     def _best_fit(self, size: int, stream: int, is_small: bool) -> Block | None:
         free = self._free[is_small]
-        place = bisect_left(free, (stream, size, -1))
-        if place == len(free) or free[place][0] != stream:
+        index = bisect_left(free, (stream, size, -1))
+        if index == len(free) or free[index][0] != stream:
             return None
-        return self._blocks[free.pop(place)[2]]
+        return self._blocks[free.pop(index)[2]]
 
     def _reserve(self, size: int, stream: int, is_small: bool) -> Block:
         segment = _segment_bytes(size)

@@ -134,12 +134,12 @@ def _break_chains(indptr: Ints, source: Ints, resource: Ints, is_free: Ints) -> 
         if r < 0 or is_free[r]:
             continue
         if latest[r] >= 0:
-            found = False
+            result = False
             for e in range(indptr[p], indptr[p + 1]):
                 if source[e] == latest[r]:
-                    found = True
+                    result = True
                     break
-            is_free[r] = not found
+            is_free[r] = not result
         latest[r] = p
 
 

@@ -41,13 +41,13 @@ def task_labels(graph: Graph, by: str) -> Strings:
         return values.compact()
     distinct, codes = np.unique(values, return_inverse=True)
     if by in _ENUMS:
-        texts = [_ENUMS[by](code).name.lower() for code in distinct.tolist()]
+        strings = [_ENUMS[by](code).name.lower() for code in distinct.tolist()]
     elif by == "resource":
         names = graph.resources.strings("name")
-        texts = [names.decode(row) if row >= 0 else "unplaced" for row in distinct.tolist()]
+        strings = [names.decode(row) if row >= 0 else "unplaced" for row in distinct.tolist()]
     else:
-        texts = [str(value) for value in distinct.tolist()]
-    return Strings(codes.astype(np.int32), tuple(texts)).compact()
+        strings = [str(value) for value in distinct.tolist()]
+    return Strings(codes.astype(np.int32), tuple(strings)).compact()
 
 
 def breakdown_of(path: CriticalPath, by: str) -> pa.Table:
@@ -68,10 +68,10 @@ def breakdown_of(path: CriticalPath, by: str) -> pa.Table:
     ]
     waits = Strings.of(path.wait_labels())
     for code, label in enumerate(waits.values):
-        chosen = waits.codes == code
-        wait_ns = int(path.wait_ns[chosen].sum())
+        selected = waits.codes == code
+        wait_ns = int(path.wait_ns[selected].sum())
         if wait_ns:
-            rows.append((label, True, wait_ns, int((path.wait_ns[chosen] > 0).sum())))
+            rows.append((label, True, wait_ns, int((path.wait_ns[selected] > 0).sum())))
     rows.sort(key=lambda row: (-row[2], row[1], row[0]))
     total = max(path.length_ns, 1)
     return pa.table(
@@ -125,9 +125,9 @@ def _flows_over(graph: Graph) -> dict[int, NDArray[np.int64]]:
     if not len(rows):
         return {}
     links = padded(graph.meta.routes)[graph.tasks["route"][rows]]
-    number, place = np.nonzero(links >= 0)
-    order = np.argsort(links[number, place], kind="stable")
-    used, first = np.unique(links[number, place][order], return_index=True)
+    number, index = np.nonzero(links >= 0)
+    order = np.argsort(links[number, index], kind="stable")
+    used, first = np.unique(links[number, index][order], return_index=True)
     return dict(zip(used.tolist(), np.split(rows[number[order]], first[1:]), strict=True))
 
 

@@ -178,7 +178,7 @@ class FairFlows:
         InputError
             There is no such link, or nothing to send.
         """
-        if not len(route) or len(set(route)) < len(route) or not all(0 <= one < self._num_links for one in route):
+        if not len(route) or len(set(route)) < len(route) or not all(0 <= item < self._num_links for item in route):
             raise InputError(
                 f"{list(route)[:8]} is no route over {self._num_links} links", fix="name links from 0 on, each once"
             )
@@ -186,13 +186,13 @@ class FairFlows:
             raise InputError(f"a message of {size_bytes} bytes never ends, or never begins", fix="send more than 0")
         if not self._unused or len(route) > self._state.route.shape[1]:
             self._grow(len(route))
-        place = self._unused.pop()
-        self._state.route[place] = padded([route], self._state.route.shape[1])[0]
-        self._state.size[place] = size_bytes
+        index = self._unused.pop()
+        self._state.route[index] = padded([route], self._state.route.shape[1])[0]
+        self._state.size[index] = size_bytes
         self._number += 1
-        self._state.owner[place] = self._number
-        self._running[self._number] = place, on_done
-        begin_flow(self._state, place, self._clock.now_ns)
+        self._state.owner[index] = self._number
+        self._running[self._number] = index, on_done
+        begin_flow(self._state, index, self._clock.now_ns)
         self._next_end_ns = None
         return self._number
 
@@ -238,8 +238,8 @@ class FairFlows:
         self._forget(flow)
 
     def _forget(self, flow: int) -> Handler:
-        place, handler = self._running.pop(flow)
-        self._unused.append(place)
+        index, handler = self._running.pop(flow)
+        self._unused.append(index)
         return handler
 
     def _grow(self, width: int) -> None:

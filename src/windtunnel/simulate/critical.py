@@ -128,12 +128,12 @@ class Execution:
     def bindings(self) -> tuple[Ints, Ints, Ints]:
         """Per task: index into ``CONSTRAINTS`` int8 [T], the task waited for and the edge int32 [T], -1 if none."""
         num_tasks = self.graph.num_tasks
-        found = np.empty(num_tasks, np.int8), np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int32)
+        result = np.empty(num_tasks, np.int8), np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int32)
         bind(
             *_copies(self.graph.predecessors_csr()), self.src, self.lag, self.from_start, self.previous,
-            column(self.graph, "earliest_ns", np.int64), self.start_ns, self.finish_ns, *found,
+            column(self.graph, "earliest_ns", np.int64), self.start_ns, self.finish_ns, *result,
         )  # fmt: skip
-        return found
+        return result
 
     def critical_path(self, end: int | None = None) -> CriticalPath:
         """Walk back from a task; by default from the one that ends last (of several the smallest row)."""
@@ -167,8 +167,8 @@ def _previous(graph: Graph, finish_ns: Ints, sequence: Ints, is_join: Ints, engi
     users = np.bincount(resource[resource >= 0], minlength=graph.num_resources)
     slots = graph.resources["slots"].astype(np.int64)
     contends = (users > slots) & (graph.resources["discipline"] != Discipline.SHARED)
-    found: Ints = previous_on_slot(sequence, finish_ns, resource, slots, contends)
-    return found
+    result: Ints = previous_on_slot(sequence, finish_ns, resource, slots, contends)
+    return result
 
 
 def _copies(csr: tuple[Ints, Ints]) -> tuple[Ints, Ints]:

@@ -35,16 +35,16 @@ def _gather(first: int, stop: int, source: Ints, lag: Ints, member: Ints, tokens
         u = source[e]
         token = 2 * np.int64(member[u]) if u >= 0 else 2 * np.int64(member[~u]) + 1
         wait = lag[e]
-        at = size
-        while at > 0 and (tokens[at - 1] > token or (tokens[at - 1] == token and lags[at - 1] > wait)):
-            at -= 1
-        if at > 0 and tokens[at - 1] == token and lags[at - 1] == wait:
+        index = size
+        while index > 0 and (tokens[index - 1] > token or (tokens[index - 1] == token and lags[index - 1] > wait)):
+            index -= 1
+        if index > 0 and tokens[index - 1] == token and lags[index - 1] == wait:
             continue
-        for i in range(size, at, -1):
+        for i in range(size, index, -1):
             tokens[i] = tokens[i - 1]
             lags[i] = lags[i - 1]
-        tokens[at] = token
-        lags[at] = wait
+        tokens[index] = token
+        lags[index] = wait
         size += 1
     return size
 
@@ -90,13 +90,13 @@ def fold_pass(
         for i in range(size):
             hashed = _mixed(_mixed(hashed, tokens[i]), lags[i])
         slot = (hashed ^ (hashed >> np.uint64(32))) & mask
-        found = table[slot]
-        while found >= 0:
-            other = first[found]
-            base = set_indptr[found]
+        result = table[slot]
+        while result >= 0:
+            other = first[result]
+            base = set_indptr[result]
             same = (
-                hashes[found] == hashed
-                and set_indptr[found + 1] - base == size
+                hashes[result] == hashed
+                and set_indptr[result + 1] - base == size
                 and label[other] == label[p]
                 and earliest[other] == earliest[p]
             )
@@ -108,21 +108,21 @@ def fold_pass(
             if same:
                 break
             slot = (slot + np.uint64(1)) & mask
-            found = table[slot]
-        if found < 0:
+            result = table[slot]
+        if result < 0:
             if num_classes == most_classes:
                 return -1
-            found = np.int32(num_classes)
-            table[slot] = found
-            hashes[found] = hashed
-            first[found] = p
-            base = set_indptr[found]
+            result = np.int32(num_classes)
+            table[slot] = result
+            hashes[result] = hashed
+            first[result] = p
+            base = set_indptr[result]
             for i in range(size):
                 set_token[base + i] = tokens[i]
                 set_lag[base + i] = lags[i]
             num_classes += 1
             set_indptr[num_classes] = base + size
-        member[p] = found
+        member[p] = result
     return num_classes
 
 

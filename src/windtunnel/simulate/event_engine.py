@@ -103,18 +103,18 @@ def _pop_event(keys: Ints, codes: Ints | None, size: np.uint64) -> np.uint64:
     code = 0
     if codes is not None:
         code = codes[size]
-    at = U0
+    index = U0
     child = U1
     while child < size:
         a, b, c, d = keys[child], keys[child + U1], keys[child + U2], keys[child + U3]
         left, right = min(a, b), min(c, d)
-        keys[at] = min(left, right)
+        keys[index] = min(left, right)
         child += np.uint64(d < c) + U2 if right < left else np.uint64(b < a)
         if codes is not None:
-            codes[at] = codes[child]
-        at = child
-        child = (at << U2) + U1
-    _place_event(keys, codes, at, key, code)
+            codes[index] = codes[child]
+        index = child
+        child = (index << U2) + U1
+    _place_event(keys, codes, index, key, code)
     return size
 
 
@@ -134,16 +134,16 @@ def _is_before(a: np.uint64, b: np.uint64, priority: Ints | None, tasks: Ints, o
 @njit(inline="always")
 def _push_task(queue: Ints, resource: Any, v: np.uint64, priority: Ints | None, tasks: Ints, order: Ints) -> None:
     first = np.uint64(resource.first)
-    at = np.uint64(resource.waiting)
+    index = np.uint64(resource.waiting)
     resource.waiting += 1
-    while at > U0:
-        parent = (at - U1) >> U1
+    while index > U0:
+        parent = (index - U1) >> U1
         other = np.uint64(queue[first + parent])
         if not _is_before(v, other, priority, tasks, order):
             break
-        queue[first + at] = other
-        at = parent
-    queue[first + at] = v
+        queue[first + index] = other
+        index = parent
+    queue[first + index] = v
 
 
 @njit(inline="always")
@@ -153,7 +153,7 @@ def _pop_task(queue: Ints, resource: Any, priority: Ints | None, tasks: Ints, or
     size = np.uint64(resource.waiting)
     best = np.uint64(queue[first])
     last = np.uint64(queue[first + size])
-    at = U0
+    index = U0
     child = U1
     while child < size:
         other = np.uint64(queue[first + child])
@@ -164,10 +164,10 @@ def _pop_task(queue: Ints, resource: Any, priority: Ints | None, tasks: Ints, or
                 other = sibling
         if not _is_before(other, last, priority, tasks, order):
             break
-        queue[first + at] = other
-        at = child
-        child = at + at + U1
-    queue[first + at] = last
+        queue[first + index] = other
+        index = child
+        child = index + index + U1
+    queue[first + index] = last
     return best
 
 
@@ -183,14 +183,14 @@ def _ends_before(a: int, b: int, end: Ints) -> bool:
 
 @kernel
 def _push_user(queue: Ints, base: int, size: int, task: int, end: Ints) -> None:
-    at = size
-    while at > 0:
-        parent = (at - 1) >> 1
+    index = size
+    while index > 0:
+        parent = (index - 1) >> 1
         if not _ends_before(task, queue[base + parent], end):
             break
-        queue[base + at] = queue[base + parent]
-        at = parent
-    queue[base + at] = task
+        queue[base + index] = queue[base + parent]
+        index = parent
+    queue[base + index] = task
 
 
 @kernel
@@ -198,17 +198,17 @@ def _pop_user(queue: Ints, base: int, size: int, end: Ints) -> int:
     best = queue[base]
     size -= 1
     task = queue[base + size]
-    at = 0
+    index = 0
     child = 1
     while child < size:
         if child + 1 < size and _ends_before(queue[base + child + 1], queue[base + child], end):
             child += 1
         if not _ends_before(queue[base + child], task, end):
             break
-        queue[base + at] = queue[base + child]
-        at = child
-        child = 2 * at + 1
-    queue[base + at] = task
+        queue[base + index] = queue[base + child]
+        index = child
+        child = 2 * index + 1
+    queue[base + index] = task
     return int(best)
 
 

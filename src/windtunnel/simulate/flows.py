@@ -131,11 +131,11 @@ def _settle_place(queue: Array, place: Array, key: Array, size: int, at: int, en
 @kernel
 def _drop(queue: Array, place: Array, key: Array, size: int, entry: int) -> None:
     """Take an entry out of a heap of ``size``."""
-    at = place[entry]
+    index = place[entry]
     place[entry] = -1
     last = queue[size - 1]
     if last != entry:
-        _settle_place(queue, place, key, size - 1, at, last)
+        _settle_place(queue, place, key, size - 1, index, last)
 
 
 # --- flows begin and end -----------------------------------------------------------------------------------------
@@ -205,10 +205,10 @@ def _reach(flows: Flows) -> int:
     """List all flows that share links, over others or not, with the touched ones; returns how many."""
     width = flows.route.shape[1]
     num_members = 0
-    at = 0
-    while at < flows.counts[1]:
-        entry = flows.first[flows.touched[at]]
-        at += 1
+    index = 0
+    while index < flows.counts[1]:
+        entry = flows.first[flows.touched[index]]
+        index += 1
         while entry >= 0:
             f = entry // width
             if flows.member[f] == 0:

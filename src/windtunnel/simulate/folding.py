@@ -82,19 +82,19 @@ class Fold:
 
     def fits(self, graph: Graph) -> bool:
         """Whether a graph differs in nothing that replay reads but durations, by the identity of its columns."""
-        mine, others = self.graph.tasks, graph.tasks
+        local, others = self.graph.tasks, graph.tasks
         return (
             graph.num_tasks == self.graph.num_tasks
             and graph.edges is self.graph.edges
             and graph.resources is self.graph.resources
-            and all(others.get(name) is mine.get(name) for name in _PLAYED)
+            and all(others.get(name) is local.get(name) for name in _PLAYED)
         )
 
     def shrunk(self, durations_KT: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Durations of the small tasks, int64 [K, C]; None where some differ within a class."""
-        found = durations_KT[:, self.representative]
-        is_alike = all((small[self.member] == whole).all() for small, whole in zip(found, durations_KT, strict=True))
-        return found if is_alike else None
+        result = durations_KT[:, self.representative]
+        is_alike = all((small[self.member] == whole).all() for small, whole in zip(result, durations_KT, strict=True))
+        return result if is_alike else None
 
 
 def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
@@ -129,9 +129,9 @@ def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
         durations_KT = task_durations(graph)[None]
     if not can_fold(graph):
         raise NotApplicableError("arrival joins are not folded", fix="replay the graph as it is")
-    found = fold_within(graph, fixed_order(graph), durations_KT, graph.num_tasks)
-    assert found is not None, "there are no more classes than tasks"
-    return found
+    result = fold_within(graph, fixed_order(graph), durations_KT, graph.num_tasks)
+    assert result is not None, "there are no more classes than tasks"
+    return result
 
 
 def can_fold(graph: Graph) -> bool:
@@ -218,8 +218,8 @@ class _Crowds:
         label = np.zeros(num_tasks, np.int64)
         shift = self.indptr[self.leaders(number)][number] - self.indptr[:-1]
         entry = 1 + np.arange(len(self.position)) + np.repeat(shift, np.diff(self.indptr))
-        places = entry[self.by_task]
-        alike, _ = alike_lists(self.task_indptr, places, np.zeros(len(self.task_indptr) - 1, np.int64))
+        indices = entry[self.by_task]
+        alike, _ = alike_lists(self.task_indptr, indices, np.zeros(len(self.task_indptr) - 1, np.int64))
         label[self.position[self.by_task[self.task_indptr[:-1]]]] = 1 + alike
         return label
 
@@ -255,8 +255,8 @@ def _kinds(graph: Graph, lists: Ints) -> Ints:
     if not len(lists):
         return np.zeros(0, np.int64)
     both = np.concatenate([lists[:, :1], of_queue, of_link], axis=1)
-    found: Ints = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return found
+    result: Ints = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return result
 
 
 def _folded(

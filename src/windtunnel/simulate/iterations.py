@@ -55,5 +55,5 @@ def takes_part(graph: Graph) -> NDArray[np.bool_]:
     resource = graph.tasks["resource"]
     trains = np.zeros(graph.num_resources + 1, dtype=bool)  # the last entry is for unplaced tasks
     trains[resource[~idle]] = True
-    found: NDArray[np.bool_] = trains[resource]
-    return found if found.any() else graph.all_tasks
+    result: NDArray[np.bool_] = trains[resource]
+    return result if result.any() else graph.all_tasks

@@ -86,13 +86,13 @@ def memory_of(
     where: NDArray[np.bool_] | None = None,
 ) -> MemoryCurve:
     """Add up allocations and releases; ``where`` keeps only some tasks (those of one worker)."""
-    chosen = graph.all_tasks if where is None else where
-    output = np.where(chosen, column(graph, "output_bytes", np.int64), 0)
-    workspace = np.where(chosen, column(graph, "workspace_bytes", np.int64), 0)
+    selected = graph.all_tasks if where is None else where
+    output = np.where(selected, column(graph, "output_bytes", np.int64), 0)
+    workspace = np.where(selected, column(graph, "workspace_bytes", np.int64), 0)
     free_ns = finish_ns.copy()
     is_data = graph.edges["kind"] == EdgeKind.DATA
     np.maximum.at(free_ns, graph.edges["src"][is_data], finish_ns[graph.edges["dst"][is_data]])
-    base_bytes = graph.meta.memory_base_bytes + _of_ranks(graph, chosen)
+    base_bytes = graph.meta.memory_base_bytes + _of_ranks(graph, selected)
     time_ns, change = _merged(
         np.concatenate([start_ns, finish_ns, free_ns]),
         np.concatenate([output + workspace, -workspace, -output]),

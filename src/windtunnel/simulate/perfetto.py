@@ -107,7 +107,7 @@ class _describer:  # noqa: N801 - a function with a table
         return {"name": self.cleaned[self.names.codes[row]], "cat": Kind(int(self.kinds[row])).name.lower()}
 
     def args(self, row: int) -> dict[str, str]:
-        return {by: texts[codes[row]] for by, codes, texts in self.extra if texts[codes[row]]}
+        return {by: strings[codes[row]] for by, codes, strings in self.extra if strings[codes[row]]}
 
 
 def clean(text: str) -> str:
@@ -158,9 +158,9 @@ def _metadata(timeline: Timeline, process: NDArray[np.int64], thread: NDArray[np
     ]
     for row in first.tolist():
         title = clean(names.decode(resource[row])) if resource[row] >= 0 else "unplaced"
-        place = {"pid": int(process[row]), "tid": int(thread[row])}
-        events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": title}})
-        events.append({"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": place["tid"]}})
+        index = {"pid": int(process[row]), "tid": int(thread[row])}
+        events.append({"ph": "M", "name": "thread_name", **index, "args": {"name": title}})
+        events.append({"ph": "M", "name": "thread_sort_index", **index, "args": {"sort_index": index["tid"]}})
     return events
 
 

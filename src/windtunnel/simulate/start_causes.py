@@ -38,20 +38,20 @@ def previous_on_slot(sequence: Ints, finish: Ints, resource: Ints, slots: Ints, 
             continue
         first = base[r]
         if used[r] < slots[r]:
-            at = used[r]
+            index = used[r]
             used[r] += 1
-            while at > 0:
-                parent = (at - 1) >> 1
+            while index > 0:
+                parent = (index - 1) >> 1
                 other = heap[first + parent]
                 if finish[other] < finish[v] or (finish[other] == finish[v] and other < v):
                     break
-                heap[first + at] = other
-                at = parent
-            heap[first + at] = v
+                heap[first + index] = other
+                index = parent
+            heap[first + index] = v
             continue
         previous[v] = heap[first]
         size = used[r]
-        at = 0
+        index = 0
         child = 1
         while child < size:
             other = heap[first + child]
@@ -62,10 +62,10 @@ def previous_on_slot(sequence: Ints, finish: Ints, resource: Ints, slots: Ints, 
                     other = sibling
             if finish[v] < finish[other] or (finish[v] == finish[other] and v < other):
                 break
-            heap[first + at] = other
-            at = child
-            child = 2 * at + 1
-        heap[first + at] = v
+            heap[first + index] = other
+            index = child
+            child = 2 * index + 1
+        heap[first + index] = v
     return previous
 
 
@@ -97,8 +97,8 @@ def resolve_joins(
         for k in range(rows.size):
             e = rows[k]
             arrival[k] = lag[e] + (start[src[e]] if from_start[e] else finish[src[e]])
-        begun = np.argsort(place[src[rows]], kind="mergesort")
-        ranked = begun[np.argsort(arrival[begun], kind="mergesort")]
+        started = np.argsort(place[src[rows]], kind="mergesort")
+        ranked = started[np.argsort(arrival[started], kind="mergesort")]
         for k in range(min(rows.size, out_indptr[v + 1] - out_indptr[v])):
             arriving = rows[ranked[k]]
             released = out_rows[out_indptr[v] + k]

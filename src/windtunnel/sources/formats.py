@@ -31,24 +31,24 @@ def format_of(path: Path) -> registry.Plugin | None:
     InputError
         Two sources claim it.
     """
-    found = known_by_content(path)
-    if found is not None or not path.is_file():
-        return found
+    result = known_by_content(path)
+    if result is not None or not path.is_file():
+        return result
     sources = registry.all("source").values()
-    return _only(path, [one for one in sources if one.suffixes and path.name.endswith(one.suffixes)])
+    return _only(path, [source for source in sources if source.suffixes and path.name.endswith(source.suffixes)])
 
 
 def known_by_content(path: Path) -> registry.Plugin | None:
     """Find the source whose sniff knows this file or folder; None where none does."""
     sources = registry.all("source").values()
-    return _only(path, [one for one in sources if one.sniff is not None and one.sniff(path)])
+    return _only(path, [source for source in sources if source.sniff is not None and source.sniff(path)])
 
 
 def _only(path: Path, found: list[registry.Plugin]) -> registry.Plugin | None:
     if len(found) > 1:
         raise InputError(
-            f"{len(found)} sources claim to read {path}: {', '.join(one.name for one in found)}",
-            where=", ".join(one.module for one in found),
+            f"{len(found)} sources claim to read {path}: {', '.join(item.name for item in found)}",
+            where=", ".join(item.module for item in found),
             fix="uninstall the package of the wrong one, or make its sniff stricter",
         )
     return found[0] if found else None

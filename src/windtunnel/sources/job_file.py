@@ -61,14 +61,14 @@ def made_by(text: str, kind: type[Made]) -> Made:
             fix=f"define one that returns a {kind.__module__}.{kind.__qualname__}; a training script as it is goes "
             "to windtunnel capture",
         )
-    made = _run(path, function, argv)
-    if not isinstance(made, kind):
+    created = _run(path, function, argv)
+    if not isinstance(created, kind):
         raise InputError(
-            f"{function} returned a {type(made).__name__}",
+            f"{function} returned a {type(created).__name__}",
             where=str(path),
             fix=f"return a {kind.__module__}.{kind.__qualname__}",
         )
-    return made
+    return created
 
 
 def _defines(path: Path, function: str) -> bool:

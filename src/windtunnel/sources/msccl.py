@@ -111,7 +111,7 @@ def load_msccl(path: str | Path, *, message_bytes: int = _MIB, read_limit: int |
     names = [f"rank {block.gpu} block {block.number}" for block in blocks]
     return Graph.from_columns(
         tasks={name: [row[name] for row in rows] for name in rows[0]},
-        edges={name: [edge[place] for edge in edges] for place, name in enumerate(_EDGE)},
+        edges={name: [edge[index] for edge in edges] for index, name in enumerate(_EDGE)},
         resources={
             "name": names, "kind": [int(ResourceKind.STREAM)] * len(names), "discipline": [0] * len(names),
             "slots": [1] * len(names), "machine": [block.gpu for block in blocks],
@@ -159,9 +159,9 @@ def _blocks(root: ElementTree.Element, where: str) -> Iterator[_Block]:
             if (gpu_id, number) in seen:
                 raise TraceError(f"gpu {gpu_id} has two blocks {number}", where=where, fix="number blocks apart")
             seen.add((gpu_id, number))
-            place = f"{where}: gpu {gpu_id}, tb {number}"
-            steps = tuple(_step(one, gpu_id, number, place) for one in block.iter("step"))
-            send, recv, channel = (_number(block, name, place) for name in ("send", "recv", "chan"))
+            location = f"{where}: gpu {gpu_id}, tb {number}"
+            steps = tuple(_step(item, gpu_id, number, location) for item in block.iter("step"))
+            send, recv, channel = (_number(block, name, location) for name in ("send", "recv", "chan"))
             yield _Block(gpu_id, number, send, recv, channel, steps)
     if not seen:
         raise TraceError("no gpu has a thread block", where=where, fix="name an MSCCL file")
@@ -249,11 +249,11 @@ def _messages(rows: list[dict[str, Any]], where: str) -> Iterator[tuple[int, int
                 where=where,
                 fix="write the algorithm again; it would hang",
             )
-        for one, other in zip(sent, received, strict=True):
-            if rows[one]["message_bytes"] != rows[other]["message_bytes"]:
+        for item, other in zip(sent, received, strict=True):
+            if rows[item]["message_bytes"] != rows[other]["message_bytes"]:
                 raise TraceError(
-                    f"{rows[one]['name']} of gpu {src} and {rows[other]['name']} of gpu {dst} differ in cnt",
+                    f"{rows[item]['name']} of gpu {src} and {rows[other]['name']} of gpu {dst} differ in cnt",
                     where=where,
                     fix="write the algorithm again",
                 )
-            yield one, other, int(EdgeKind.MESSAGE), True
+            yield item, other, int(EdgeKind.MESSAGE), True

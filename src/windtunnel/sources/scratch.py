@@ -88,8 +88,8 @@ class ScratchFolder:
 
     def written(self) -> list[Path]:
         """All files that were written, at the paths that they would have had."""
-        found = [path for path in Path(self.folder).rglob("*") if path.is_file()]
-        return sorted(Path(os.sep) / path.relative_to(self.folder) for path in found)
+        result = [path for path in Path(self.folder).rglob("*") if path.is_file()]
+        return sorted(Path(os.sep) / path.relative_to(self.folder) for path in result)
 
     def _full(self, path: Any) -> str | None:
         """The absolute path; None of what is written where it is: files by number, devices, temporary files."""
@@ -183,8 +183,8 @@ def _opening_by_flags(scratch: ScratchFolder) -> Wrapper:
             if kwargs.get("dir_fd") is not None:
                 return original(path, flags, *args, **kwargs)
             writes = flags & WRITE_FLAGS
-            found = scratch.to_write(path, keeps_content=not flags & os.O_TRUNC) if writes else scratch.to_read(path)
-            return original(found, flags, *args, **kwargs)
+            result = scratch.to_write(path, keeps_content=not flags & os.O_TRUNC) if writes else scratch.to_read(path)
+            return original(result, flags, *args, **kwargs)
 
         return open_
 
@@ -221,8 +221,8 @@ def _removing(scratch: ScratchFolder) -> Wrapper:
         def remove(path: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("dir_fd") is not None:
                 return original(path, *args, **kwargs)
-            found = scratch.forget(path)
-            return None if found is None else original(found, *args, **kwargs)
+            result = scratch.forget(path)
+            return None if result is None else original(result, *args, **kwargs)
 
         return remove
 

@@ -50,7 +50,11 @@ def _saves(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if name == "open":
         arguments = [*call.args[:2], *(word.value for word in call.keywords if word.arg == "mode")]
-        modes = [one.value for one in arguments if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        modes = [
+            argument.value
+            for argument in arguments
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        ]
         return any(0 < len(mode) <= 3 and set(mode) <= set("wax+bt") and set(mode) & set("wax+") for mode in modes)
     return name in _SAVERS | _WRITERS
 

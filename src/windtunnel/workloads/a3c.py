@@ -121,8 +121,8 @@ def _loss(model: torch.nn.Module, rollouts: Rollouts) -> torch.Tensor:
     returns = n_step_returns(rewards, goes_on, values[-1].detach())
     log_chances = scores[:-1].log_softmax(dim=-1)
     advantages = returns - values[:-1]
-    taken = log_chances.gather(-1, actions[..., None]).squeeze(-1)
-    policy_loss = -(taken * advantages.detach()).mean()
+    used = log_chances.gather(-1, actions[..., None]).squeeze(-1)
+    policy_loss = -(used * advantages.detach()).mean()
     entropy = -(log_chances.exp() * log_chances).sum(dim=-1).mean()
     value_loss = nn.functional.mse_loss(values[:-1], returns)
     return policy_loss + VALUE_WEIGHT * value_loss - ENTROPY_WEIGHT * entropy  # type: ignore[no-any-return]

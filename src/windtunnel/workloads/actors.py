@@ -117,7 +117,7 @@ class Actors:
         if not self._end.alive:
             raise InputError("the actors of this workload have ended", fix="make a new workload")
         ready = wait(list(self._waiting))
-        connection = next(each for each in self._waiting if each in ready)
+        connection = next(item for item in self._waiting if item in ready)
         self._waiting.remove(connection)
         self._waiting.append(connection)
         try:

@@ -68,8 +68,8 @@ def bert(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
         nonlocal num_tokens
         words = data.draw(num_windows, preset.length, random)
         num_tokens += words.size
-        drawn = masked_words(words, preset.vocabulary, random)
-        masked, labels = (placed(array, training.device) for array in drawn)
+        sampled = masked_words(words, preset.vocabulary, random)
+        masked, labels = (placed(array, training.device) for array in sampled)
         optimizer.zero_grad()
         loss: torch.Tensor = model(input_ids=masked, labels=labels).loss
         loss.backward()

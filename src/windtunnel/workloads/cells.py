@@ -66,12 +66,14 @@ class Cell:
         if not 0 <= index < NUM_CELLS:
             raise InputError(f"no cell has the number {index}", where="index", fix=f"use 0 to {NUM_CELLS - 1}")
         base = len(OPERATIONS)
-        return cls(tuple(OPERATIONS[index // base**place % base] for place in range(len(EDGES))))
+        return cls(tuple(OPERATIONS[index // base**position % base] for position in range(len(EDGES))))
 
     @property
     def index(self) -> int:
         """Its number."""
-        return sum(OPERATIONS.index(name) * len(OPERATIONS) ** place for place, name in enumerate(self.operations))
+        return sum(
+            OPERATIONS.index(name) * len(OPERATIONS) ** position for position, name in enumerate(self.operations)
+        )
 
     @property
     def name(self) -> str:
@@ -203,8 +205,8 @@ def _cell_module(cell: Cell, channels: int) -> torch.nn.Module:
         def forward(self, features: torch.Tensor) -> torch.Tensor:
             nodes: dict[int, Any] = {0: features}
             for (dst, src, _), module in zip(edges, self.edges, strict=True):
-                made = module(nodes[src])
-                nodes[dst] = nodes[dst] + made if dst in nodes else made
+                created = module(nodes[src])
+                nodes[dst] = nodes[dst] + created if dst in nodes else created
             return nodes[3] if 3 in nodes else torch.zeros_like(features)
 
     return Nodes()

@@ -85,11 +85,11 @@ class Proposer(nn.Module):
         is_object = within & (is_best | (overlap >= 0.7))
         objects = sample(is_object, limit // 2)
         others = sample(within & ~is_object & (overlap < 0.3), limit - objects.sum(-1, keepdim=True))
-        chosen = (objects | others).float()
-        class_loss = functional.binary_cross_entropy_with_logits(scores, objects.float(), chosen, reduction="sum")
+        selected = (objects | others).float()
+        class_loss = functional.binary_cross_entropy_with_logits(scores, objects.float(), selected, reduction="sum")
         targets = encode(batch.boxes.gather(1, which[..., None].expand(-1, -1, 4)), places_A4)
         box_loss = functional.smooth_l1_loss(codes, targets, reduction="none", beta=1 / 9).sum(-1)
-        return (class_loss + (box_loss * objects).sum()) / chosen.sum().clamp_min(1)
+        return (class_loss + (box_loss * objects).sum()) / selected.sum().clamp_min(1)
 
     @torch.no_grad()
     def proposals(
@@ -159,13 +159,13 @@ class FasterRcnn(nn.Module):
     def forward(self, batch: SceneBatch) -> torch.Tensor:
         """The loss of both stages, trained together (section 3.2, approximate joint training)."""
         features = self.backbone(batch.images)
-        places, scores, codes = self.proposer(features)
+        indices, scores, codes = self.proposer(features)
         height, width = batch.images.shape[-2:]
-        proposals, is_real = self.proposer.proposals(places, scores, codes, (height, width))
-        regions, labels, targets, chosen = self._regions(proposals, is_real, batch)
+        proposals, is_real = self.proposer.proposals(indices, scores, codes, (height, width))
+        regions, labels, targets, selected = self._regions(proposals, is_real, batch)
         pooled = roi_align(features, regions, 1 / STRIDE, self.rules.pooled)
-        second: torch.Tensor = self.head.losses(pooled, labels.flatten(), targets.flatten(0, 1), chosen.flatten())
-        return self.proposer.losses(places, scores, codes, batch) + second
+        second: torch.Tensor = self.head.losses(pooled, labels.flatten(), targets.flatten(0, 1), selected.flatten())
+        return self.proposer.losses(indices, scores, codes, batch) + second
 
     @torch.no_grad()
     def _regions(
@@ -178,13 +178,13 @@ class FasterRcnn(nn.Module):
         overlap, which, _ = match(iou(boxes, batch.boxes), batch.present)
         objects = sample(is_real & (overlap >= 0.5), limit // 4)
         others = sample(is_real & (overlap < 0.5), limit - objects.sum(-1, keepdim=True))
-        index, chosen = first_true(objects | others, limit)
+        index, selected = first_true(objects | others, limit)
         which, is_object = which.gather(1, index), objects.gather(1, index)
         regions = boxes.gather(1, index[..., None].expand(-1, -1, 4))
         labels = (batch.classes.gather(1, which) + 1) * is_object
         true_boxes = batch.boxes.gather(1, which[..., None].expand(-1, -1, 4))
         targets = encode(true_boxes, regions) * torch.tensor(CODE_SCALES, device=regions.device)
-        return regions, labels, targets.where(is_object[..., None], 0.0), chosen.float()
+        return regions, labels, targets.where(is_object[..., None], 0.0), selected.float()
 
 
 def roi_align(features: torch.Tensor, boxes: torch.Tensor, scale: float, size: int, samples: int = 2) -> torch.Tensor:
@@ -210,15 +210,15 @@ def roi_align(features: torch.Tensor, boxes: torch.Tensor, scale: float, size: i
     points = size * samples
     shares = (torch.arange(points, device=boxes.device) + 0.5) / points
     corner, extent = boxes[..., None, :2] * scale, (boxes[..., None, 2:] - boxes[..., None, :2]) * scale
-    places = corner + extent * shares[:, None]  # [B, R, points, 2] in cells
+    indices = corner + extent * shares[:, None]  # [B, R, points, 2] in cells
     extents = torch.tensor([float(features.shape[-1]), float(features.shape[-2])], device=boxes.device)
-    places = 2 * places / extents - 1
-    across = places[:, :, None, :, 0].expand(-1, -1, points, -1)
-    down = places[:, :, :, None, 1].expand(-1, -1, -1, points)
+    indices = 2 * indices / extents - 1
+    across = indices[:, :, None, :, 0].expand(-1, -1, points, -1)
+    down = indices[:, :, :, None, 1].expand(-1, -1, -1, points)
     grid = torch.stack([across, down], dim=-1).flatten(1, 2)  # [B, R * points, points, 2]
-    found = functional.grid_sample(features, grid, padding_mode="border", align_corners=False)
-    found = found.unflatten(2, (-1, points)).transpose(1, 2).flatten(0, 1)
-    return functional.avg_pool2d(found, samples)
+    result = functional.grid_sample(features, grid, padding_mode="border", align_corners=False)
+    result = result.unflatten(2, (-1, points)).transpose(1, 2).flatten(0, 1)
+    return functional.avg_pool2d(result, samples)
 
 
 def _small(*layers: nn.Conv2d | nn.Linear, std: float) -> None:

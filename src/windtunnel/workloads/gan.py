@@ -33,13 +33,13 @@ def gan(*, batch_size: int = 32, width: int = 16, latent: int = 64, seed: int = 
     is_real, is_made = torch.ones(batch_size, 1), torch.zeros(batch_size, 1)
 
     def step() -> torch.Tensor:
-        made = generator(torch.randn(batch_size, latent, 1, 1, device=images.device))
+        created = generator(torch.randn(batch_size, latent, 1, 1, device=images.device))
         critic_optimizer.zero_grad()
-        critic_loss = loss_function(critic(images), is_real) + loss_function(critic(made.detach()), is_made)
+        critic_loss = loss_function(critic(images), is_real) + loss_function(critic(created.detach()), is_made)
         critic_loss.backward()
         critic_optimizer.step()
         generator_optimizer.zero_grad()
-        loss: torch.Tensor = loss_function(critic(made), is_real)
+        loss: torch.Tensor = loss_function(critic(created), is_real)
         loss.backward()
         generator_optimizer.step()
         return loss.detach()

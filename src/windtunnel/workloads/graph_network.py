@@ -64,8 +64,8 @@ class Citations:
         """``fanout`` neighbors of each node, with replacement: int64 [len(nodes) * fanout]."""
         degrees = np.diff(self.starts)[nodes]
         offsets = (random.random((len(nodes), fanout)) * degrees[:, None]).astype(np.int64)
-        drawn: Numbers = self.neighbors[self.starts[nodes][:, None] + offsets].ravel()
-        return drawn
+        sampled: Numbers = self.neighbors[self.starts[nodes][:, None] + offsets].ravel()
+        return sampled
 
 
 @registry.workload("graph-network", source="Hamilton et al., GraphSAGE, NeurIPS 2017", domain="graphs")

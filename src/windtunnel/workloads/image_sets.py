@@ -81,9 +81,9 @@ def _mnist(path: Path) -> ImageSet:
             images, labels = torch.tensor(stored["x"]).unsqueeze(1), torch.tensor(stored["y"], dtype=torch.int64)
     except (OSError, KeyError, ValueError) as error:
         raise InputError(f"the images cannot be read: {error}", where=str(path), fix="copy the file anew") from error
-    at = len(labels) - _MNIST_TEST
-    words = f"MNIST ({at:,} images, {_MNIST_TEST:,} to test)"
-    return ImageSet(words, _scaled(images[:at]), labels[:at], _scaled(images[at:]), labels[at:])
+    index = len(labels) - _MNIST_TEST
+    words = f"MNIST ({index:,} images, {_MNIST_TEST:,} to test)"
+    return ImageSet(words, _scaled(images[:index]), labels[:index], _scaled(images[index:]), labels[index:])
 
 
 def _gratings(pixels: int, channels: int, seed: int) -> ImageSet:
@@ -93,8 +93,8 @@ def _gratings(pixels: int, channels: int, seed: int) -> ImageSet:
     batches = image_batches(pixels=pixels, batch_size=num, num_classes=_CLASSES, seed=seed, is_drawn=True)
     images, labels = batches.draw()
     images = images[:, :channels] if channels == 3 else images.mean(1, keepdim=True)
-    at = _DRAWN_TRAIN
-    return ImageSet(batches.data, images[:at], labels[:at], images[at:], labels[at:])
+    index = _DRAWN_TRAIN
+    return ImageSet(batches.data, images[:index], labels[:index], images[index:], labels[index:])
 
 
 def _scaled(images: torch.Tensor) -> torch.Tensor:

@@ -85,11 +85,11 @@ def _photographs(path: Path, pixels: int, batch_size: int, seed: int) -> ImageBa
     generator = seeded(seed)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.randint(0, len(labels_N), (batch_size,), generator=generator, device=generator.device)
-        images = images_NCHW[chosen].float().div(127.5).sub(1.0)
+        selected = torch.randint(0, len(labels_N), (batch_size,), generator=generator, device=generator.device)
+        images = images_NCHW[selected].float().div(127.5).sub(1.0)
         if pixels != CIFAR_PIXELS:
             images = functional.interpolate(images, size=(pixels, pixels), mode="bilinear", antialias=False)
-        return images, labels_N[chosen]
+        return images, labels_N[selected]
 
     scaled = "" if pixels == CIFAR_PIXELS else f", scaled to {pixels} x {pixels}"
     return ImageBatches(f"CIFAR-10 ({len(labels_N):,} images{scaled})", draw)

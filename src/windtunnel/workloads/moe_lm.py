@@ -101,8 +101,8 @@ def experts(preset: Preset) -> torch.nn.Module:
         def ask(self, words_NW: torch.Tensor, seats_NK: torch.Tensor, capacity: int) -> torch.Tensor:
             """Answers by seat, with a row of zeros for those who found none: [E * C + 1, W]."""
             seated = words_NW.new_zeros(num_experts * capacity + 1, width)
-            asked = words_NW.repeat_interleave(NUM_CHOICES, 0)
-            rows = seated.index_copy(0, seats_NK.flatten(), asked)[:-1].view(num_experts, capacity, width)
+            requested = words_NW.repeat_interleave(NUM_CHOICES, 0)
+            rows = seated.index_copy(0, seats_NK.flatten(), requested)[:-1].view(num_experts, capacity, width)
             opened = nn.functional.silu(torch.bmm(rows, self.gate)) * torch.bmm(rows, self.up)
             answers = torch.bmm(opened, self.down).flatten(0, 1)
             return torch.cat([answers, answers.new_zeros(1, width)])
@@ -124,8 +124,8 @@ def assign_seats(chosen_NK: torch.Tensor, num_experts: int, capacity: int) -> to
 
     by_choice = chosen_NK.T.flatten()
     is_of_KNE = one_hot(by_choice, num_experts)
-    place = ((is_of_KNE.cumsum(dim=0) - 1) * is_of_KNE).sum(dim=1)
-    seats = (by_choice * capacity + place).masked_fill(place >= capacity, num_experts * capacity)
+    index = ((is_of_KNE.cumsum(dim=0) - 1) * is_of_KNE).sum(dim=1)
+    seats = (by_choice * capacity + index).masked_fill(index >= capacity, num_experts * capacity)
     return seats.view(chosen_NK.shape[1], chosen_NK.shape[0]).T
 
 

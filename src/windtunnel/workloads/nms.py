@@ -20,10 +20,10 @@ def nms(boxes: torch.Tensor, eligible: torch.Tensor, threshold: float, limit: in
 
     A box stays if it is eligible [B, N] and overlaps no better one that stays by more than ``threshold`` (IoU).
     """
-    places, allowed = boxes.detach().cpu().numpy(), eligible.cpu().numpy()
+    indices, allowed = boxes.detach().cpu().numpy(), eligible.cpu().numpy()
     keep = np.zeros(allowed.shape, np.bool_)
-    for picture in range(len(places)):
-        suppress(places[picture], allowed[picture], threshold, limit, keep[picture])
+    for picture in range(len(indices)):
+        suppress(indices[picture], allowed[picture], threshold, limit, keep[picture])
     return torch.from_numpy(keep).to(boxes.device)
 
 

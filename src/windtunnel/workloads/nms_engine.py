@@ -16,11 +16,11 @@ def suppress(boxes_N4: np.ndarray, eligible_N: np.ndarray, threshold: float, lim
     """Keep a box unless it overlaps a kept one by more than ``threshold``; stop when ``limit`` are kept."""
     kept = np.empty(limit, np.int64)
     count = 0
-    for at in range(len(boxes_N4)):
+    for index in range(len(boxes_N4)):
         if count == limit:
             return
-        left, top, right, bottom = boxes_N4[at]
-        stays = eligible_N[at]
+        left, top, right, bottom = boxes_N4[index]
+        stays = eligible_N[index]
         for better in range(count):
             if not stays:
                 break
@@ -32,6 +32,6 @@ def suppress(boxes_N4: np.ndarray, eligible_N: np.ndarray, threshold: float, lim
                 both = (right - left) * (bottom - top) + (other[2] - other[0]) * (other[3] - other[1]) - common
                 stays = common <= threshold * both
         if stays:
-            keep_N[at] = True
-            kept[count] = at
+            keep_N[index] = True
+            kept[count] = index
             count += 1

@@ -75,9 +75,9 @@ def _network(family: str, *, has_norm: bool) -> nn.Module:
     }[family]
     features, channels = build(has_norm)
     model = nn.Sequential(*features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, _CLASSES))
-    for one in model.modules():
-        if isinstance(one, nn.Conv2d):
-            nn.init.kaiming_normal_(one.weight, mode="fan_out", nonlinearity="relu")
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model
 
 
@@ -93,14 +93,14 @@ def _unit(inputs: int, outputs: int, kernel: int, has_norm: bool, stride: int = 
 def _vgg(has_norm: bool) -> tuple[list[nn.Module], int]:
     from torch import nn
 
-    found: list[nn.Module] = []
+    result: list[nn.Module] = []
     inputs = 3
     for width in (32, 64, 128):
         for _ in range(2):
-            found.append(_unit(inputs, width, 3, has_norm))
+            result.append(_unit(inputs, width, 3, has_norm))
             inputs = width
-        found.append(nn.MaxPool2d(2))
-    return [*found, _unit(inputs, 128, 3, has_norm)], 128
+        result.append(nn.MaxPool2d(2))
+    return [*result, _unit(inputs, 128, 3, has_norm)], 128
 
 
 def _resnet(has_norm: bool) -> tuple[list[nn.Module], int]:
@@ -119,8 +119,8 @@ def _resnet(has_norm: bool) -> tuple[list[nn.Module], int]:
             self.relu = nn.ReLU()
 
         def forward(self, features: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.relu(self.second(self.first(features)) + self.shortcut(features))
-            return found
+            result: torch.Tensor = self.relu(self.second(self.first(features)) + self.shortcut(features))
+            return result
 
     blocks = [Block(32, 32, 1), Block(32, 32, 1), Block(32, 64, 2), Block(64, 64, 1), Block(64, 128, 2)]
     return [_unit(3, _STEM, 3, has_norm), *blocks, Block(128, 128, 1)], 128
@@ -146,7 +146,7 @@ def _googlenet(has_norm: bool) -> tuple[list[nn.Module], int]:
             )
 
         def forward(self, features: torch.Tensor) -> torch.Tensor:
-            return torch.cat([one(features) for one in self.branches], dim=1)
+            return torch.cat([branch(features) for branch in self.branches], dim=1)
 
     pool = nn.MaxPool2d(3, 2, 1)
     return [
@@ -180,22 +180,22 @@ def _densenet(has_norm: bool) -> tuple[list[nn.Module], int]:
         def forward(self, features: torch.Tensor) -> torch.Tensor:
             return torch.cat([features, self.made(features)], dim=1)
 
-    found: list[nn.Module] = [nn.Conv2d(3, _STEM, 3, 2, 1, bias=False)]
+    result: list[nn.Module] = [nn.Conv2d(3, _STEM, 3, 2, 1, bias=False)]
     channels = _STEM
     for stage in range(3):
         for _ in range(4):
-            found.append(Dense(channels))
+            result.append(Dense(channels))
             channels += growth
         if stage < 2:
-            found += [before(channels, channels // 2, 1), nn.AvgPool2d(2)]
+            result += [before(channels, channels // 2, 1), nn.AvgPool2d(2)]
             channels //= 2
     norm = [nn.BatchNorm2d(channels)] if has_norm else []
-    return [*found, *norm, nn.ReLU()], channels
+    return [*result, *norm, nn.ReLU()], channels
 
 
 def _mobilenet(has_norm: bool) -> tuple[list[nn.Module], int]:
-    found: list[nn.Module] = [_unit(3, _STEM, 3, has_norm)]
+    result: list[nn.Module] = [_unit(3, _STEM, 3, has_norm)]
     sizes = ((32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1))
     for inputs, outputs, stride in sizes:
-        found += [_unit(inputs, inputs, 3, has_norm, stride, groups=inputs), _unit(inputs, outputs, 1, has_norm)]
-    return found, 256
+        result += [_unit(inputs, inputs, 3, has_norm, stride, groups=inputs), _unit(inputs, outputs, 1, has_norm)]
+    return result, 256

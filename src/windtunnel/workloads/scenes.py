@@ -75,10 +75,12 @@ class Scenes:
 
     def _pictures(self, boxes: torch.Tensor, classes: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         images = torch.zeros(self.shape_BM[0], 3, self.height, self.width, device=boxes.device)
-        for at in range(self.shape_BM[1]):
-            inside = _inside(boxes[:, at], classes[:, at], self.height, self.width) & present[:, at].view(-1, 1, 1)
+        for index in range(self.shape_BM[1]):
+            inside = _inside(boxes[:, index], classes[:, index], self.height, self.width) & present[:, index].view(
+                -1, 1, 1
+            )
             phases = self._uniform(self.shape_BM[0])
-            painted = self.patterns.paint(classes[:, at], phases, self.height, self.width)
+            painted = self.patterns.paint(classes[:, index], phases, self.height, self.width)
             images = torch.where(inside.unsqueeze(1), painted, images)
         noise = torch.randn(images.shape, generator=self.generator, device=images.device)
         return (images + NOISE * noise).clamp(-1, 1)

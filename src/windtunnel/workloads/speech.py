@@ -98,9 +98,9 @@ class Voice:
         num_labels = [len(labels) for labels, _ in parts]
         spectra = np.zeros((batch_size, 1, self.spectrum.shape[1], longest), dtype=np.float32)
         labels = np.zeros((batch_size, longest // _MIN_FRAMES), dtype=np.int64)
-        for row, (said, heard) in enumerate(parts):
+        for row, (reported, heard) in enumerate(parts):
             spectra[row, 0, :, : len(heard)] = heard.T
-            labels[row, : len(said)] = said
+            labels[row, : len(reported)] = reported
         return Utterances(spectra, labels[:, : max(num_labels)], [len(heard) for _, heard in parts], num_labels)
 
     def _speak(self, num_frames: int, random: np.random.Generator) -> tuple[Labels, Floats]:

@@ -167,9 +167,9 @@ def _invented_text(vocabulary: int, seed: int, num_chains: int = 256, length: in
     successors = zipf(num_words, (num_words, 4), random)
     chains = np.empty((num_chains, length), dtype=np.int64)
     chains[:, 0] = zipf(num_words, num_chains, random)
-    for place in range(1, length):
-        called = successors[chains[:, place - 1], random.integers(0, 4, num_chains)]
-        chains[:, place] = np.where(random.random(num_chains) < 0.7, called, zipf(num_words, num_chains, random))
+    for index in range(1, length):
+        called = successors[chains[:, index - 1], random.integers(0, 4, num_chains)]
+        chains[:, index] = np.where(random.random(num_chains) < 0.7, called, zipf(num_words, num_chains, random))
     chains += NUM_SPECIAL
     return chains.ravel()
 

@@ -36,8 +36,8 @@ class Residual(nn.Module):
         inner = self.conv1(functional.silu(self.norm1(features)))
         inner = inner + self.time(functional.silu(times))[:, :, None, None]
         inner = self.conv2(self.dropout(functional.silu(self.norm2(inner))))
-        found: torch.Tensor = self.attention(self.shortcut(features) + inner)
-        return found
+        result: torch.Tensor = self.attention(self.shortcut(features) + inner)
+        return result
 
 
 class Attention(nn.Module):
@@ -118,8 +118,8 @@ class UNet(nn.Module):
                 features = layer(torch.cat([features, skips.pop()], dim=1), times)
             else:
                 features = layer(features)
-        found: torch.Tensor = self.end(features)
-        return found
+        result: torch.Tensor = self.end(features)
+        return result
 
 
 def sinusoids(times_B: torch.Tensor, width: int) -> torch.Tensor:

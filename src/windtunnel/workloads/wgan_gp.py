@@ -60,8 +60,8 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=preset.learning_rate, betas=(0.0, 0.9))
 
     def made() -> torch.Tensor:
-        found: torch.Tensor = generator(torch.randn(batch_size, LATENT, generator=noise, device=noise.device))
-        return found
+        result: torch.Tensor = generator(torch.randn(batch_size, LATENT, generator=noise, device=noise.device))
+        return result
 
     def train_critic() -> torch.Tensor:
         real, _ = images.draw()

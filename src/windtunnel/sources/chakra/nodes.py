@@ -100,7 +100,7 @@ def _from_scan(path: Path, data: bytearray, found: Scan) -> Nodes:
             fix="a Chakra .et file is a sequence of length-delimited messages; export or copy it again",
         )
     node = found.node
-    names = [data[at : at + size].decode("utf-8", "replace") for at, size in node[:, 4:6].tolist()]
+    names = [data[index : index + size].decode("utf-8", "replace") for index, size in node[:, 4:6].tolist()]
     return _assembled(
         path, node[:, 0], names, node[:, 1], node[:, 2] * 1000, node[:, 3] * 1000,
         found.data_deps, found.ctrl_deps, _attributes(data, found),
@@ -111,7 +111,7 @@ def _from_scan(path: Path, data: bytearray, found: Scan) -> Nodes:
 def _attributes(data: bytearray, found: Scan) -> dict[str, dict[int, Any]]:
     attrs: dict[str, dict[int, Any]] = {}
     _, first, group = np.unique(found.attrs[:, 1], return_index=True, return_inverse=True)
-    names = [data[at : at + size].decode("utf-8", "replace") for at, size in found.attrs[first, 2:4].tolist()]
+    names = [data[index : index + size].decode("utf-8", "replace") for index, size in found.attrs[first, 2:4].tolist()]
     for which, (node, _, _, _, number, value, extent) in zip(
         group.reshape(-1).tolist(), found.attrs.tolist(), strict=True
     ):
@@ -211,8 +211,8 @@ def _decoded(path: Path, data: bytearray, kind: Any, part: msgspec.Raw | None = 
     try:
         return msgspec.json.decode(data if part is None else part, type=kind)
     except msgspec.ValidationError as error:
-        place = str(error).replace("`$", "`workload_graph")
-        raise TraceError(f"there is no workload_graph: {place}", where=str(path), fix="export it again") from error
+        location = str(error).replace("`$", "`workload_graph")
+        raise TraceError(f"there is no workload_graph: {location}", where=str(path), fix="export it again") from error
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         parse_json(bytes(data), str(path), error=TraceError)  # says the line or the byte
         raise TraceError(f"the JSON is damaged: {error}", where=str(path), fix="export it again") from error
@@ -318,5 +318,5 @@ def _check(path: Path, ids: Ints, names: list[str], types: Ints, duration_ns: In
 
 def _rows_of(ids: Ints, deps: Ints) -> tuple[Ints, Ints]:
     """Rows of the nodes waited for, and which of them exist."""
-    at = np.minimum(np.searchsorted(ids, deps[:, 1]), len(ids) - 1)
-    return at, ids[at] == deps[:, 1]
+    index = np.minimum(np.searchsorted(ids, deps[:, 1]), len(ids) - 1)
+    return index, ids[index] == deps[:, 1]

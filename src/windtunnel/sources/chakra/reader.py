@@ -182,7 +182,7 @@ def _optional_columns(nodes: Nodes) -> dict[str, Any]:
         if name in nodes.attrs:
             columns[name] = _with_own(nodes, name, np.zeros(num_nodes))
     if groups := _groups(nodes):
-        number = {group.name: place for place, group in enumerate(groups)}
+        number = {group.name: index for index, group in enumerate(groups)}
         columns["group"] = np.full(num_nodes, -1, dtype=np.int32)
         for row, name in nodes.attrs["pg_name"].items():
             columns["group"][row] = number[str(name)]

@@ -93,27 +93,27 @@ def _scan(
 ) -> tuple[int, int, int, int, int, int, int]:
     """Count (``fill`` False) or store everything; returns the counts N, D, C, A, texts, then problem and its offset."""
     size = data.size
-    n, d, c, a, texts = 0, 0, 0, 0, 0
-    at = 0
+    n, d, c, a, strings = 0, 0, 0, 0, 0
+    index = 0
     is_first = True
-    while at < size:
-        message = at
-        length, at = _varint(data, at, size)
-        if at < 0 or length < 0 or length > size - at:
-            return n, d, c, a, texts, TRUNCATED, message
-        end = at + length
+    while index < size:
+        message = index
+        length, index = _varint(data, index, size)
+        if index < 0 or length < 0 or length > size - index:
+            return n, d, c, a, strings, TRUNCATED, message
+        end = index + length
         if is_first:
             is_first = False
-            at = end
+            index = end
             continue
         if fill:
             node[n, :] = 0
-            node[n, 4] = at
+            node[n, 4] = index
             node_at[n] = message
-        while at < end:
-            number, value, extent, behind = _field(data, at, end)
+        while index < end:
+            number, value, extent, behind = _field(data, index, end)
             if behind < 0:
-                return n, d, c, a, texts, -behind, at
+                return n, d, c, a, strings, -behind, index
             if number == 4 or number == 5:
                 inner = value
                 while True:
@@ -122,7 +122,7 @@ def _scan(
                             break
                         value, inner = _varint(data, inner, behind)
                         if inner < 0:
-                            return n, d, c, a, texts, OVERRUN, at
+                            return n, d, c, a, strings, OVERRUN, index
                     if number == 5:
                         if fill:
                             data_deps[d, 0], data_deps[d, 1] = n, value
@@ -134,7 +134,7 @@ def _scan(
                     if extent < 0:
                         break
             elif number == 8 or number == 9:
-                texts += 1
+                strings += 1
             elif number == 10 and extent >= 0:
                 if fill:
                     attrs[a, :] = 0
@@ -143,7 +143,7 @@ def _scan(
                 while inner < behind:
                     part, part_value, part_extent, inner_behind = _field(data, inner, behind)
                     if inner_behind < 0:
-                        return n, d, c, a, texts, -inner_behind, inner
+                        return n, d, c, a, strings, -inner_behind, inner
                     if fill and part == 1:
                         code = np.uint64(_HASH_START)
                         for i in range(part_value, part_value + part_extent):
@@ -165,9 +165,9 @@ def _scan(
                     node[n, 2] = value
                 elif number == 7:
                     node[n, 3] = value
-            at = behind
+            index = behind
         n += 1
-    return n, d, c, a, texts, OK, 0
+    return n, d, c, a, strings, OK, 0
 
 
 def scan(data: bytes | bytearray, check: Callable[[list[int]], None] = lambda _: None) -> Scan:
@@ -179,26 +179,26 @@ def scan(data: bytes | bytearray, check: Callable[[list[int]], None] = lambda _:
         node, node_at = np.zeros((num_nodes, 6), np.int64), np.zeros(num_nodes, np.int64)
         data_deps, ctrl_deps = np.zeros((num_data, 2), np.int64), np.zeros((num_ctrl, 2), np.int64)
         attrs = np.zeros((num_attrs, 7), np.int64)
-        *counts, texts, problem, problem_at = _scan(buffer, node, node_at, data_deps, ctrl_deps, attrs, fill)
+        *counts, strings, problem, problem_at = _scan(buffer, node, node_at, data_deps, ctrl_deps, attrs, fill)
         sizes = (counts[0], counts[1], counts[2], counts[3])
         if not fill:
             check(counts)
         if problem != OK:
             node = np.zeros((counts[0], 6), np.int64)
             break
-    return Scan(node, data_deps, ctrl_deps, attrs, node_at, texts, problem, problem_at)
+    return Scan(node, data_deps, ctrl_deps, attrs, node_at, strings, problem, problem_at)
 
 
 def first_texts(data: bytes | bytearray) -> dict[str, str]:
     """Attributes of the first message that are texts (of a file that ``scan`` accepted), by name."""
-    length, at = _varint(np.frombuffer(data, dtype=np.uint8), 0, len(data))
-    texts: dict[str, str] = {}
-    for number, value, extent in _fields(data, at, at + length):
+    length, index = _varint(np.frombuffer(data, dtype=np.uint8), 0, len(data))
+    strings: dict[str, str] = {}
+    for number, value, extent in _fields(data, index, index + length):
         if number == 2 and extent >= 0:
             parts = {part: data[where : where + size] for part, where, size in _fields(data, value, value + extent)}
             if 1 in parts and 29 in parts:
-                texts[parts[1].decode("utf-8", "replace")] = parts[29].decode("utf-8", "replace")
-    return texts
+                strings[parts[1].decode("utf-8", "replace")] = parts[29].decode("utf-8", "replace")
+    return strings
 
 
 def _fields(data: bytes | bytearray, at: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -236,26 +236,26 @@ def field_bytes(number: int, value: bytes) -> bytes:
 
 def unpack_varints(data: bytes | bytearray) -> list[int]:
     """Integers that were packed one behind the other (of a file that ``scan`` accepted)."""
-    buffer, at, values = np.frombuffer(data, dtype=np.uint8), 0, []
-    while 0 <= at < len(data):
-        value, at = _varint(buffer, at, len(data))
+    buffer, index, values = np.frombuffer(data, dtype=np.uint8), 0, []
+    while 0 <= index < len(data):
+        value, index = _varint(buffer, index, len(data))
         values.append(int(value))
     return values
 
 
 @njit(cache=True)
 def _encode(values: Ints, indptr: Ints, out: Ints, offsets: Ints) -> None:
-    at = 0
+    index = 0
     for n in range(indptr.size - 1):
         for i in range(indptr[n], indptr[n + 1]):
             value = np.uint64(values[i])
             while value > 127:
-                out[at] = np.uint8(value & np.uint64(127) | np.uint64(128))
+                out[index] = np.uint8(value & np.uint64(127) | np.uint64(128))
                 value >>= np.uint64(7)
-                at += 1
-            out[at] = np.uint8(value)
-            at += 1
-        offsets[n + 1] = at
+                index += 1
+            out[index] = np.uint8(value)
+            index += 1
+        offsets[n + 1] = index
 
 
 def encode_varints(values: Ints, indptr: Ints) -> list[bytes]:

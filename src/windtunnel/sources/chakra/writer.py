@@ -53,7 +53,7 @@ def paths_of(graph: Graph, path: str | Path) -> dict[int, Path]:
         The name ends in none of ``SUFFIXES``.
     """
     path = Path(path)
-    suffix = next((one for one in reversed(SUFFIXES) if path.name.endswith(one)), "")
+    suffix = next((item for item in reversed(SUFFIXES) if path.name.endswith(item)), "")
     if not suffix:
         raise InputError(f"{path.name} is no name of a Chakra trace", fix=f"let it end in {', '.join(SUFFIXES)}")
     ranks = np.unique(graph.tasks["rank"]).tolist() if "rank" in graph.tasks else [0]
@@ -110,9 +110,9 @@ def _of_rank(graph: Graph, rank: int) -> Graph:
     inside = (kept | is_hub)[src] & (kept | is_hub)[dst]
     alone = keep_rows(replace(graph, edges=graph.edges.take(inside)), kept | is_hub)
     alone = alone.remove(is_hub[kept | is_hub])
-    used, place = np.unique(alone.tasks["resource"], return_inverse=True)
+    used, index = np.unique(alone.tasks["resource"], return_inverse=True)
     placed = used[used != UNPLACED]
-    column = np.where(alone.tasks["resource"] == UNPLACED, UNPLACED, place - (len(used) - len(placed)))
+    column = np.where(alone.tasks["resource"] == UNPLACED, UNPLACED, index - (len(used) - len(placed)))
     tasks = alone.tasks.replace(resource=column.astype(np.int32))
     return replace(alone, tasks=tasks, resources=graph.resources.take(placed))
 
@@ -241,8 +241,8 @@ def _types(graph: Graph) -> Ints:
         given = tasks.strings(NODE_TYPE)
         codes = np.array([NODE_TYPES.index(text) if text in NODE_TYPES else 0 for text in given.values])[given.codes]
         types = np.where(codes > 0, codes, types)
-    found: Ints = types
-    return found
+    result: Ints = types
+    return result
 
 
 def _runs_on_host(graph: Graph) -> Ints:
@@ -269,26 +269,26 @@ def _attributes(graph: Graph, types: Ints, is_cpu: Ints) -> dict[str, list[Any]]
     """Attributes by name: one value per task, None where the task lacks it."""
     tasks = graph.tasks
     duration_ns, resource = tasks["duration_ns"], tasks["resource"]
-    found: dict[str, list[Any]] = {"duration_ns": _where(duration_ns % 1000 != 0, duration_ns)}
+    result: dict[str, list[Any]] = {"duration_ns": _where(duration_ns % 1000 != 0, duration_ns)}
     if "op" in tasks:
         operators = tasks.strings("op")
         codes = np.array([COMM_TYPES.index(op) if op in COMM_TYPES else -1 for op in operators.values])[operators.codes]
-        found["comm_type"] = _where((types == _COLL) & (codes >= 0), codes)
+        result["comm_type"] = _where((types == _COLL) & (codes >= 0), codes)
     for names, least in ((WORK, 1), (INTEGERS, 0)):
         for attribute, column in names.items():
             values = tasks.get(column)
             values = _derived(graph, attribute, types) if values is None else values
             if values is not None:
-                found[attribute] = _where(values >= least, values)
+                result[attribute] = _where(values >= least, values)
     if "group" in tasks and graph.meta.groups:
         named = [group.name or None for group in graph.meta.groups]
-        found["pg_name"] = [named[place] if place >= 0 else None for place in tasks["group"].tolist()]
-    found["kind"] = _where(kinds(types, is_cpu) != tasks["kind"], tasks["kind"])
-    found["resource"] = _where(resource != UNPLACED, resource)
+        result["pg_name"] = [named[task] if task >= 0 else None for task in tasks["group"].tolist()]
+    result["kind"] = _where(kinds(types, is_cpu) != tasks["kind"], tasks["kind"])
+    result["resource"] = _where(resource != UNPLACED, resource)
     for name in ("earliest_ns", "priority", "is_arrival_join"):
         if name in tasks:
-            found[name] = _where(tasks[name] != 0, tasks[name].astype(np.int64))
-    return found | {name: _edge_lists(graph, name) for name in ("lag_ns", "from_start") if name in graph.edges}
+            result[name] = _where(tasks[name] != 0, tasks[name].astype(np.int64))
+    return result | {name: _edge_lists(graph, name) for name in ("lag_ns", "from_start") if name in graph.edges}
 
 
 def _where(mask: Ints, values: Ints) -> list[int | None]:
@@ -304,7 +304,7 @@ def _derived(graph: Graph, attribute: str, types: Ints) -> Ints | None:
         return np.where(is_message, np.where(types == other, tasks["peer"], tasks["rank"]), -1)
     if attribute == "stream":
         ends = [re.search(r"stream (\d{1,9})$", name) for name in graph.resources.strings("name").to_numpy()]
-        number = np.array([-1 if found is None else int(found[1]) for found in ends] + [-1])
+        number = np.array([-1 if end is None else int(end[1]) for end in ends] + [-1])
         streams = np.append(graph.resources["kind"] == ResourceKind.STREAM, False)
         on_stream: Ints = np.where(streams, number, -1)[tasks["resource"]]
         return on_stream if (on_stream >= 0).any() else None

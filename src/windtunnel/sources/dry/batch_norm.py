@@ -38,7 +38,7 @@ def _sums(
 ) -> tuple[torch.Tensor, ...]:
     """Sums of the gradient, of it times the input, and the gradients of weight and bias."""
     reduces, weighs, is_biased = is_wanted
-    return tuple(_per_channel(x) if one else x.new_empty(0) for one in (reduces, reduces, weighs, is_biased))
+    return tuple(_per_channel(x) if item else x.new_empty(0) for item in (reduces, reduces, weighs, is_biased))
 
 
 _RESULTS: dict[str, Callable[..., Any]] = {

@@ -86,9 +86,9 @@ def _sent(call: Call, operator: Operator) -> Operator:
 
 
 def _spans(side: dict[str, Any], places: Iterable[int]) -> tuple[Span, ...]:
-    chosen = {name: [side[name][place] for place in places] for name in ("values", "shapes", "types", "strides")}
-    empty: dict[str, list[Any]] = {name: [] for name in chosen}
-    return describe({"schema": "spans() -> ()", "inputs": chosen, "outputs": empty}).reads
+    selected = {name: [side[name][index] for index in places] for name in ("values", "shapes", "types", "strides")}
+    empty: dict[str, list[Any]] = {name: [] for name in selected}
+    return describe({"schema": "spans() -> ()", "inputs": selected, "outputs": empty}).reads
 
 
 def _places(calls: list[Call], runs: list[bool]) -> Iterator[int]:
@@ -156,8 +156,11 @@ def _texts(operators: list[Operator], is_sent: Any) -> dict[str, Strings]:
         "input_strides": "strides",
         "input_args": "arguments",
     }
-    kept = [replace(one, arguments="[]") if sent else one for one, sent in zip(operators, is_sent, strict=True)]
-    return {column: Strings.of(blank + [getattr(one, name) for one in kept]) for column, name in fields.items()}
+    kept = [
+        replace(operator, arguments="[]") if sent else operator
+        for operator, sent in zip(operators, is_sent, strict=True)
+    ]
+    return {column: Strings.of(blank + [getattr(item, name) for item in kept]) for column, name in fields.items()}
 
 
 def _message_columns(calls: list[Call]) -> dict[str, Any]:
@@ -170,7 +173,8 @@ def _message_columns(calls: list[Call]) -> dict[str, Any]:
     }
     return {
         name: np.array(
-            [absent] * len(calls) + [absent if one.message is None else getattr(one.message, field) for one in calls],
+            [absent] * len(calls)
+            + [absent if call.message is None else getattr(call.message, field) for call in calls],
             dtype=kind,
         )
         for name, (field, absent, kind) in columns.items()
@@ -179,15 +183,15 @@ def _message_columns(calls: list[Call]) -> dict[str, Any]:
 
 def _phases(calls: list[Call]) -> list[Phase]:
     """What runs in no module between the backward pass and the update belongs to the update: clipping, unscaling."""
-    found, following, seen = [], -1, {row for row, call in enumerate(calls) if call.phase == BACKWARD}
+    result, following, seen = [], -1, {row for row, call in enumerate(calls) if call.phase == BACKWARD}
     first = min(seen, default=len(calls))
     for row in range(len(calls) - 1, -1, -1):
         call = calls[row]
         is_between = call.phase == FORWARD and not call.layer and row > first
         phase = following if is_between and following == UPDATE else call.phase
         following = phase
-        found.append(_PHASES.get(phase, Phase.OTHER))
-    return found[::-1]
+        result.append(_PHASES.get(phase, Phase.OTHER))
+    return result[::-1]
 
 
 def _bytes_of(operator: Operator, storages: frozenset[int]) -> int:
@@ -201,13 +205,13 @@ def _memory(calls: list[Call], runs: list[bool]) -> dict[str, Any]:
     born = 0
     for call, is_run in zip(calls, runs, strict=True):
         born += max(call.born_bytes, 0)
-        lost = call.freed_bytes + max(-call.born_bytes, 0)
+        missing = call.freed_bytes + max(-call.born_bytes, 0)
         if is_run:
             output.append(born)
-            freed.append(lost)
+            freed.append(missing)
             born = 0
         elif freed:
-            freed[-1] += lost
+            freed[-1] += missing
     if output:
         output[-1] += born
     return {"output_bytes": np.array(output, np.int64), "freed_bytes": np.array(freed, np.int64)}
@@ -218,8 +222,8 @@ def _memory(calls: list[Call], runs: list[bool]) -> dict[str, Any]:
 
 def _resources(trace: Trace, calls: list[Call]) -> tuple[dict[str, Any], Any]:
     streams = sorted({call.stream for call in calls})
-    row = {stream: place + 1 for place, stream in enumerate(streams)}
-    names = [f"rank {trace.rank} thread", *(f"rank {trace.rank} {_stream_name(trace, one)}" for one in streams)]
+    row = {stream: index + 1 for index, stream in enumerate(streams)}
+    names = [f"rank {trace.rank} thread", *(f"rank {trace.rank} {_stream_name(trace, stream)}" for stream in streams)]
     count = len(names)
     resources = {
         "name": names,
@@ -255,12 +259,12 @@ def _edges(calls: list[Call], work: _Work, flow: Flow) -> dict[str, Any]:
     ]
     pairs = np.array([pair for _, pairs in parts for pair in pairs], dtype=np.int32).reshape(-1, 2)
     size = np.zeros(len(pairs), np.int64)
-    begin = sum(len(found) for _, found in parts[:2])
+    begin = sum(len(result) for _, result in parts[:2])
     size[begin : begin + len(data)] = list(flow.data.values())
     return {
         "src": pairs[:, 0],
         "dst": pairs[:, 1],
-        "kind": np.repeat(np.array([kind for kind, _ in parts], np.int8), [len(found) for _, found in parts]),
+        "kind": np.repeat(np.array([kind for kind, _ in parts], np.int8), [len(result) for _, result in parts]),
         "size_bytes": size,
         "lag_ns": np.zeros(len(pairs), np.int64),
     }
@@ -277,18 +281,18 @@ def _waits(calls: list[Call], work: _Work, count: int) -> set[Edge]:
     """What streams and the program were told to wait for; a wait before a call that is no task is its successor's."""
     pending: dict[int, set[int]] = defaultdict(set)
     host: set[int] = set()
-    found: set[Edge] = set()
+    result: set[Edge] = set()
     before: dict[int, int] = {}
-    for call, place in zip(calls, work.place, strict=True):
-        pending[call.stream] |= {work.place[one] for one in call.waits}
-        host |= {work.place[one] for one in call.host_waits}
-        if place == before.get(call.stream, -1):
+    for call, index in zip(calls, work.place, strict=True):
+        pending[call.stream] |= {work.place[wait] for wait in call.waits}
+        host |= {work.place[host_wait] for host_wait in call.host_waits}
+        if index == before.get(call.stream, -1):
             continue
-        before[call.stream] = place
-        found |= {(count + one, count + place) for one in pending.pop(call.stream, ()) if 0 <= one != place}
-        found |= {(count + one, place) for one in host if 0 <= one != place}
+        before[call.stream] = index
+        result |= {(count + item, count + index) for item in pending.pop(call.stream, ()) if 0 <= item != index}
+        result |= {(count + item, index) for item in host if 0 <= item != index}
         host = set()
-    return found
+    return result
 
 
 def _meta(trace: Trace) -> dict[str, Any]:

@@ -106,8 +106,8 @@ def _copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 def _on_host(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if func in _TAKES_DEVICE:  # a number in its place is that of a device
-        place = _TAKES_DEVICE[func]
-        args = tuple(_HERE if place == i and type(value) is int else value for i, value in enumerate(args))
+        index = _TAKES_DEVICE[func]
+        args = tuple(_HERE if index == i and type(value) is int else value for i, value in enumerate(args))
     return tuple(_here(value) if isinstance(value, str | torch.device) else value for value in args)
 
 

@@ -82,14 +82,14 @@ class Groups:
         if namespace == "c10d" and name in OPS:
             op = OPS[name]
             output, given = _PLACES.get(op, (0, 1))
-            group = next(dist.ProcessGroup.unbox(one) for one in values if isinstance(one, torch.ScriptObject))
-            named = {one.name: value for one, value in zip(schema.arguments, values, strict=True)}
+            group = next(dist.ProcessGroup.unbox(value) for value in values if isinstance(value, torch.ScriptObject))
+            named = {argument.name: value for argument, value in zip(schema.arguments, values, strict=True)}
             blocks = not named.get("async_op", True)
-            places = (() if output < 0 else (output,)), (() if given < 0 else (given,))
-            return self._message(op, group, values, blocks, *places, named=named)
+            indices = (() if output < 0 else (output,)), (() if given < 0 else (given,))
+            return self._message(op, group, values, blocks, *indices, named=named)
         if namespace == "_c10d_functional" and name in FUNCTIONAL:
             op = FUNCTIONAL[name]
-            group = _group_of(values[[one.name for one in schema.arguments].index("group_name")])
+            group = _group_of(values[[argument.name for argument in schema.arguments].index("group_name")])
             size_ratio = group.size() if op == "all_gather" else 1
             return self._message(op, group, values, False, (), (0,), size_ratio=size_ratio)
         return None
@@ -108,11 +108,11 @@ class Groups:
     ) -> Message:
         ranks = tuple(dist.get_process_group_ranks(group))
         number = self._number(str(group.group_name), ranks)
-        size = size_ratio * max((size_of(values[place]) for place in (*outputs, *inputs)), default=0)
+        size = size_ratio * max((size_of(values[index]) for index in (*outputs, *inputs)), default=0)
         peer, tag = -1, -1
         if op in PEER_TO_PEER and named is not None:
-            told = named.get("dst", named.get("src"))
-            peer, tag = (-1 if told is None else ranks[told]), named["tag"]
+            reported = named.get("dst", named.get("src"))
+            peer, tag = (-1 if reported is None else ranks[reported]), named["tag"]
         sequence = self._counts[number] = self._counts.get(number, -1) + 1
         size = 0 if op == "barrier" else size
         return Message(op, number, size, sequence, peer, tag, blocks, outputs, inputs)
@@ -133,7 +133,7 @@ def completed(schema: Any, message: Message, values: list[Any]) -> Any:
     """What an operator of ``c10d`` would return once all is there."""
     filled = values[message.outputs[0]] if message.outputs else values[0]
     future: Any = torch.futures.Future()
-    future.set_result([one for one in tree_leaves(filled) if isinstance(one, torch.Tensor)])
+    future.set_result([tree_leaf for tree_leaf in tree_leaves(filled) if isinstance(tree_leaf, torch.Tensor)])
     binding: Any = torch._C._distributed_c10d
     work = binding._create_work_from_future(future).boxed()
     return (filled, work) if len(schema.returns) == 2 else work

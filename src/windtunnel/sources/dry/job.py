@@ -67,24 +67,24 @@ class Mailbox:
         InputError
             The sender has not been traced, and the receiver has sent nothing itself.
         """
-        place = self.taken.get((sender, receiver), 0)
-        own = [one for (origin, _), all_sent in self.kept.items() if origin == receiver for one in all_sent]
-        sent = self.kept.get((sender, receiver), []) or own[-1:] * (place + 1)
-        if place >= len(sent):
+        index = self.taken.get((sender, receiver), 0)
+        own = [item for (origin, _), all_sent in self.kept.items() if origin == receiver for item in all_sent]
+        sent = self.kept.get((sender, receiver), []) or own[-1:] * (index + 1)
+        if index >= len(sent):
             raise InputError(
                 f"rank {receiver} waits for an object of rank {sender}, which has sent none yet",
-                where=f"receive {place} of rank {receiver}",
+                where=f"receive {index} of rank {receiver}",
                 fix=f"trace the sender before: --ranks-to-trace {sender},{receiver}",
             )
-        self.taken[sender, receiver] = place + 1
-        objects[:] = sent[place]
+        self.taken[sender, receiver] = index + 1
+        objects[:] = sent[index]
 
 
 @contextmanager
 def rank_of_job(rank: int, num_ranks: int, devices_per_host: int, mailbox: Mailbox) -> Iterator[None]:
     """Be one rank of a job."""
     local = rank % devices_per_host
-    told = {
+    reported = {
         "RANK": rank,
         "WORLD_SIZE": num_ranks,
         "LOCAL_RANK": local,
@@ -97,7 +97,7 @@ def rank_of_job(rank: int, num_ranks: int, devices_per_host: int, mailbox: Mailb
     }
     mailbox.begin(rank)
     stands_in = replaced_everywhere(_functions(rank, local, num_ranks, mailbox))
-    with _environment({name: str(value) for name, value in told.items()}), stands_in, replaced(_methods()):
+    with _environment({name: str(value) for name, value in reported.items()}), stands_in, replaced(_methods()):
         try:
             yield
         finally:
@@ -234,16 +234,16 @@ def _of_one_rank(construct: Callable[..., None]) -> Callable[..., None]:
 
 def _mesh_methods() -> dict[str, Any]:
     """Those that make other meshes, or say where this rank is."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in _OF_MESHES:
         value: Any = vars(DeviceMesh)[name]
         if isinstance(value, property):
-            found[name] = property(_on_real_numbers(value.fget))  # type: ignore[arg-type]
+            result[name] = property(_on_real_numbers(value.fget))  # type: ignore[arg-type]
         elif isinstance(value, staticmethod | classmethod):
-            found[name] = type(value)(_on_real_numbers(value.__func__))
+            result[name] = type(value)(_on_real_numbers(value.__func__))
         else:
-            found[name] = _on_real_numbers(value)
-    return found
+            result[name] = _on_real_numbers(value)
+    return result
 
 
 _OF_MESHES = ("_unflatten", "_flatten", "_concatenate", "__getitem__", "_get_all_submeshes", "from_group", "mesh")
@@ -303,7 +303,7 @@ class _OnlyWholeNumbers(DispatchTracer):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if func.namespace == "c10d":
-            values = [*args, *(one.default_value for one in func._schema.arguments[len(args) :])]
+            values = [*args, *(argument.default_value for argument in func._schema.arguments[len(args) :])]
             message = self._groups.message_of(func._schema, values)
             assert message is not None
             return completed(func._schema, message, values)

@@ -110,12 +110,12 @@ def _stands_for(kept: Sequence[tuple[Trace, int]], num_ranks: int) -> dict[str, 
     """Ranks that nobody traced are taken to be like the traced ones, in equal parts."""
     seen = sum(count for _, count in kept)
     share, rest = divmod(num_ranks - seen, len(kept))
-    return {str(trace.rank): count + share + (place < rest) for place, (trace, count) in enumerate(kept)}
+    return {str(trace.rank): count + share + (index < rest) for index, (trace, count) in enumerate(kept)}
 
 
 def _with_groups(graph: Graph, groups: tuple[ProcessGroup, ...]) -> Graph:
-    place = np.array([groups.index(group) for group in graph.meta.groups] + [-1], dtype=np.int32)
-    return graph.with_columns(group=place[graph.tasks["group"]])
+    index = np.array([groups.index(group) for group in graph.meta.groups] + [-1], dtype=np.int32)
+    return graph.with_columns(group=index[graph.tasks["group"]])
 
 
 def _met(graph: Graph) -> Graph:
@@ -127,7 +127,7 @@ def _met(graph: Graph) -> Graph:
     shared = [(row, key) for row, key in zip(rows, keys, strict=True) if counts[key] > 1]
     if not shared:
         return graph
-    number = {key: place for place, key in enumerate(dict.fromkeys(key for _, key in shared))}
+    number = {key: index for index, key in enumerate(dict.fromkeys(key for _, key in shared))}
     return graph.meet([row for row, _ in shared], [number[key] for _, key in shared])
 
 

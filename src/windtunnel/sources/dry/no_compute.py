@@ -127,7 +127,7 @@ def _run_once(
 ) -> tuple[Ended, SomePilot, bool]:
     values = Values(guesses)
     pilot = make_pilot(values)
-    with _questions(is_missing) as asked:
+    with _questions(is_missing) as requested:
         ended = run_until_enough(
             script,
             argv,
@@ -135,21 +135,21 @@ def _run_once(
             surroundings=uncomputed(values, has_device=has_device, maps_devices=False),
             on_loader=on_loader,
         )
-    return ended, pilot, bool(asked)
+    return ended, pilot, bool(requested)
 
 
 @contextmanager
 def _questions(is_missing: bool) -> Iterator[list[str]]:
     """Note whether the script asks for a device, where there is none."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     def answer() -> bool:
-        asked.append(own_line())
+        requested.append(own_line())
         return False
 
     names: Mapping[Any, Mapping[str, Any]] = {torch.cuda: {"is_available": answer}} if is_missing else {}
     with replaced(names):
-        yield asked
+        yield requested
 
 
 def _needs_device(ended: Ended, has_asked: bool) -> bool:

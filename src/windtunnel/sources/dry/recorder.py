@@ -92,9 +92,9 @@ class _Storages:
     def grown(self, number: int, storage: Any) -> int:
         """By how many bytes it is larger than when it was last seen."""
         size = storage.nbytes()
-        grown = size - self.sizes.get(number, 0)
+        extended = size - self.sizes.get(number, 0)
         self.sizes[number] = size
-        return int(grown)
+        return int(extended)
 
     def _died(self, reference: weakref.ref[Any]) -> None:
         number = reference.number  # type: ignore[attr-defined]
@@ -166,7 +166,7 @@ class Recorder(DispatchTracer):
 
     def wait_for(self, values: Any) -> None:
         """The program waits for these tensors of a collective."""
-        tensors = [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+        tensors = [tree_leaf for tree_leaf in tree_leaves(values) if isinstance(tree_leaf, torch.Tensor)]
         self._streams.wait_for_storages(self.numbers(tensors))
 
     def _take(self, schema: Any, inputs: dict[str, Any], outputs: dict[str, Any], message: Message | None) -> None:
@@ -183,16 +183,16 @@ class Recorder(DispatchTracer):
         self.calls.append(Call(node, stream, phase, layer, waits, self._streams.host_waits(), message, born))
 
     def _side(self, values: Iterable[Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {"values": [], "shapes": [], "types": [], "strides": [], "grown": 0}
+        result: dict[str, Any] = {"values": [], "shapes": [], "types": [], "strides": [], "grown": 0}
         for value in values:
-            self._add(found, value)
-        return found
+            self._add(result, value)
+        return result
 
     def _add(self, side: dict[str, Any], value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            record, grown = self._record(value)
+            record, extended = self._record(value)
             row: tuple[Any, ...] = (record, list(value.shape), _type_of(value), list(value.stride()))
-            side["grown"] += grown
+            side["grown"] += extended
         elif isinstance(value, list | tuple):
             inner = self._side(value)
             side["grown"] += inner["grown"]
@@ -206,9 +206,9 @@ class Recorder(DispatchTracer):
     def _record(self, tensor: torch.Tensor) -> tuple[list[Any], int]:
         storage = tensor.untyped_storage()
         number = self._storages.number(storage)
-        grown = self._storages.grown(number, storage)
-        place = [id(tensor), number, tensor.storage_offset(), tensor.numel(), tensor.element_size(), "cpu"]
-        return place, grown
+        extended = self._storages.grown(number, storage)
+        index = [id(tensor), number, tensor.storage_offset(), tensor.numel(), tensor.element_size(), "cpu"]
+        return index, extended
 
 
 _NAMES = {bool: "Bool", int: "Int", float: "Double", str: "String"}
@@ -228,7 +228,7 @@ def _plain(value: Any) -> Any:
 
 def _values(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """All arguments in the order of the schema."""
-    rest = [kwargs.get(one.name, one.default_value) for one in schema.arguments[len(args) :]]
+    rest = [kwargs.get(argument.name, argument.default_value) for argument in schema.arguments[len(args) :]]
     return [*args, *rest]
 
 
@@ -248,14 +248,14 @@ def _filled(node: dict[str, Any], message: Message | None) -> list[int]:
         return []
     if not message.outputs:
         return _storages_in(node["outputs"])
-    return _storages_in({"values": [node["inputs"]["values"][place] for place in message.outputs]})
+    return _storages_in({"values": [node["inputs"]["values"][tensor] for tensor in message.outputs]})
 
 
 def _storages_in(side: dict[str, Any]) -> list[int]:
-    found: list[int] = []
+    result: list[int] = []
     for value in side["values"]:
         if isinstance(value, list) and len(value) == 6 and isinstance(value[5], str):
-            found.append(value[1])
+            result.append(value[1])
         elif isinstance(value, list):
-            found += _storages_in({"values": value})
-    return found
+            result += _storages_in({"values": value})
+    return result

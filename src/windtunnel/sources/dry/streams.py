@@ -84,12 +84,12 @@ class Streams:
 
     def host_waits(self) -> tuple[int, ...]:
         """What the program waited for since it was last asked."""
-        found, self._host_waits = tuple(sorted(self._host_waits)), set()
-        return found
+        result, self._host_waits = tuple(sorted(self._host_waits)), set()
+        return result
 
     def wait_for_storages(self, storages: Iterable[int]) -> None:
         """The current stream waits for the collectives that fill these storages."""
-        self._wait(self._stack[-1].number, *(self._made_by.get(one) for one in storages))
+        self._wait(self._stack[-1].number, *(self._made_by.get(storage) for storage in storages))
 
     def wait_for(self, stream: int, tail: Iterable[int]) -> None:
         """A stream waits for earlier calls."""

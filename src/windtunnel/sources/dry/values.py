@@ -83,7 +83,7 @@ class Values:
         if function in _NEVER or function in _ALWAYS:
             setattr(result, _MARK, function in _ALWAYS)
         elif function in _KEEPS or function in _TURNS:
-            known = [getattr(one, _MARK, None) for one in args if isinstance(one, torch.Tensor)]
+            known = [getattr(argument, _MARK, None) for argument in args if isinstance(argument, torch.Tensor)]
             if known and None not in known:
                 setattr(result, _MARK, any(known) != (function in _TURNS))
 
@@ -133,7 +133,7 @@ class Values:
             spans = [slice(*args)] if name == "arange" else _slices(args[1:])
             hangs = not all(map(_has_length, spans))
         else:
-            hangs = name in _SIZED and any(isinstance(one, WholeStandIn) for one in _flat(args))
+            hangs = name in _SIZED and any(isinstance(item, WholeStandIn) for item in _flat(args))
         if hangs:
             raise InputError(
                 f"the result of {function.__name__} has a size that hangs on values of a real run",
@@ -144,11 +144,11 @@ class Values:
     def with_bounds(self, index: Any) -> Any:
         """An index whose slices end at numbers, where they ended at tensors without values."""
         if isinstance(index, tuple):
-            return tuple(self.with_bounds(one) for one in index)
+            return tuple(self.with_bounds(item) for item in index)
         if not isinstance(index, slice):
             return index
         parts = (index.start, index.stop, index.step)
-        return slice(*(self.read(torch.Tensor.__index__, one) if has_no_value(one) else one for one in parts))
+        return slice(*(self.read(torch.Tensor.__index__, part) if has_no_value(part) else part for part in parts))
 
     def require_guesses(self) -> None:
         """Whoever decides here may do so.
@@ -213,8 +213,8 @@ def _number(value: Any) -> _Number | None:
         return None
     if not hasattr(value, _NUMBER):
         setattr(value, _NUMBER, _Number(object()))
-    found: _Number = getattr(value, _NUMBER)
-    return found
+    result: _Number = getattr(value, _NUMBER)
+    return result
 
 
 def _moved(name: str, args: Any) -> _Number | None:

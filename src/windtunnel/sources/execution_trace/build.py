@@ -87,28 +87,28 @@ def build(document: Document, measured: Measured | None, source: str) -> Graph:
 
 def _of_collectives(kernels: dict[int, Kernels], works: list[Work], parent: Int) -> dict[int, Kernels]:
     """Kernels by event; what a part of a collective launched belongs to the collective."""
-    found: dict[int, Kernels] = {}
+    result: dict[int, Kernels] = {}
     for event, own in sorted(kernels.items()):
         above = int(parent[event])
         whole = above if above >= 0 and works[above].collective is not None else event
-        before = found.get(whole, Kernels(0, own.stream))
-        found[whole] = Kernels(before.duration_ns + own.duration_ns, before.stream)
-    return found
+        before = result.get(whole, Kernels(0, own.stream))
+        result[whole] = Kernels(before.duration_ns + own.duration_ns, before.stream)
+    return result
 
 
 def _add_groups(columns: dict[str, Any], works: list[Work], tasks: _Tasks) -> list[str]:
     """Names of the process groups; columns of group and sequence number for tasks that communicate."""
-    told = [works[event].collective if on else None for event, on in zip(tasks.event, tasks.on_device, strict=True)]
-    groups = list(dict.fromkeys(one.group for one in told if one is not None))
+    reported = [works[event].collective if on else None for event, on in zip(tasks.event, tasks.on_device, strict=True)]
+    groups = list(dict.fromkeys(item.group for item in reported if item is not None))
     if groups:
-        columns["group"] = [-1 if one is None else groups.index(one.group) for one in told]
-        columns["sequence"] = [-1 if one is None else one.sequence for one in told]
-        columns["message_bytes"] = [0 if one is None else one.message_bytes for one in told]
+        columns["group"] = [-1 if item is None else groups.index(item.group) for item in reported]
+        columns["sequence"] = [-1 if item is None else item.sequence for item in reported]
+        columns["message_bytes"] = [0 if item is None else item.message_bytes for item in reported]
     return groups
 
 
 def _codes(texts: list[str], values: list[str]) -> Int:
-    code = {value: place for place, value in enumerate(values)}
+    code = {value: index for index, value in enumerate(values)}
     return np.array([code[text] for text in texts], np.int64)
 
 
@@ -302,7 +302,7 @@ def _callers(nodes: list[Node]) -> dict[int, int]:
 
 def _hand_off(edges: _Edges, callers: dict[int, int], last: dict[str, int], task: int, thread: int) -> None:
     """The calling thread and the autograd threads take turns: while one runs the other waits."""
-    others = [callers[thread]] if thread in callers else [one for one, caller in callers.items() if caller == thread]
+    others = [callers[thread]] if thread in callers else [key for key, caller in callers.items() if caller == thread]
     since = last.get(f"thread {thread}", -1)
     for other in others:
         if last.get(f"thread {other}", -1) > since:

@@ -106,15 +106,15 @@ def _by_order(trace: Trace, rows: Int, nodes: list[Node]) -> dict[int, int]:
     names = {thread: [trace.strings[code] for code in trace.name[its].tolist()] for thread, its in theirs.items()}
     pairs: dict[int, int] = {}
     for thread, count in Counter(node.thread for node in nodes).most_common():
-        mine = [event for event, node in enumerate(nodes) if node.thread == thread]
-        asked = [nodes[event].name for event in mine]
-        likeness = {other: (Counter(asked) & Counter(found)).total() for other, found in names.items()}
+        local = [event for event, node in enumerate(nodes) if node.thread == thread]
+        requested = [nodes[event].name for event in local]
+        likeness = {other: (Counter(requested) & Counter(name)).total() for other, name in names.items()}
         best = max(likeness, key=lambda other: (likeness[other], -len(names[other])), default=None)
-        matched = None if best is None else match_in_order(asked, names.pop(best))
+        matched = None if best is None else match_in_order(requested, names.pop(best))
         if best is None or matched is None or not count:
             continue
         pairs |= {
-            int(theirs[best][place]): event for event, place in zip(mine, matched.tolist(), strict=True) if place >= 0
+            int(theirs[best][index]): event for event, index in zip(local, matched.tolist(), strict=True) if index >= 0
         }
     return pairs
 

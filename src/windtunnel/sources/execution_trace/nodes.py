@@ -150,9 +150,9 @@ def _decoded(path: Path, data: bytearray, kind: Any, nodes: msgspec.Raw | None =
     try:
         return msgspec.json.decode(data if nodes is None else nodes, type=kind)
     except msgspec.ValidationError as error:
-        place = str(error).replace("`$", "`file" if nodes is None else "`nodes")
+        location = str(error).replace("`$", "`file" if nodes is None else "`nodes")
         raise TraceError(
-            f"this is no execution trace as ExecutionTraceObserver writes it: {place}", where=str(path), fix=_EXPORT
+            f"this is no execution trace as ExecutionTraceObserver writes it: {location}", where=str(path), fix=_EXPORT
         ) from error
     except msgspec.DecodeError as error:
         if "truncated" in str(error):
@@ -219,12 +219,12 @@ def _check_tensors(path: Path, node: Node) -> None:
         deepest = max(_depth(side.values), _depth(side.shapes), _depth(side.strides))
         if deepest > _DEEPEST:
             raise _broken(path, node, f"its inputs or outputs are nested {deepest} deep, at most {_DEEPEST} can be")
-        for place, (value, kind) in enumerate(zip(side.values, side.types, strict=True)):
-            found = tensors(value)
-            if found and "Tensor" not in kind:  # a list that only looks like one
-                side.values[place] = str(value)
+        for index, (value, kind) in enumerate(zip(side.values, side.types, strict=True)):
+            result = tensors(value)
+            if result and "Tensor" not in kind:  # a list that only looks like one
+                side.values[index] = str(value)
                 continue
-            for tensor in found:
+            for tensor in result:
                 if not all(isinstance(number, int) and 0 <= number < _LARGEST for number in tensor[:5]):
                     raise _broken(path, node, f"{str(tensor)[:80]} is no tensor (id, storage, offset, elements, bytes)")
 
@@ -235,9 +235,9 @@ def _depth(value: Any) -> int:
     while level:
         level = [
             item
-            for one in level
-            if isinstance(one, list | dict)
-            for item in (one.values() if isinstance(one, dict) else one)
+            for entry in level
+            if isinstance(entry, list | dict)
+            for item in (entry.values() if isinstance(entry, dict) else entry)
         ]
         depth += 1
     return depth
@@ -249,4 +249,4 @@ def tensors(value: Any) -> list[list[Any]]:
         return []
     if len(value) == 6 and isinstance(value[5], str):
         return [value]
-    return [found for item in value for found in tensors(item)]
+    return [tensor for item in value for tensor in tensors(item)]

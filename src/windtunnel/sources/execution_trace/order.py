@@ -50,14 +50,14 @@ def lay_out(nodes: list[Node], parent: Int) -> Points:
     # all enter in order; when the last inside has entered, the innermost leaves first
     begin = np.concatenate([np.arange(count), last])
     order = np.lexsort((np.concatenate([depth * 0, -depth]), np.repeat([0, 1], count), begin))
-    place = np.empty(2 * count, np.int64)
-    place[order] = np.arange(2 * count)
+    index = np.empty(2 * count, np.int64)
+    index[order] = np.arange(2 * count)
     owner = np.full(2 * count, -1, np.int64)
-    owner[place[:count]] = np.arange(count)
-    owner[place[count:]] = parent
+    owner[index[:count]] = np.arange(count)
+    owner[index[count:]] = parent
     tokens = np.empty(2 * count, object)
-    tokens[place] = [*(f"+{node.name}" for node in nodes), *(f"-{node.name}" for node in nodes)]
-    return Points(tokens, np.arange(2 * count), owner, np.arange(count), parent, place[:count], place[count:])
+    tokens[index] = [*(f"+{node.name}" for node in nodes), *(f"-{node.name}" for node in nodes)]
+    return Points(tokens, np.arange(2 * count), owner, np.arange(count), parent, index[:count], index[count:])
 
 
 def label_nodes(document: Document, parent: Int) -> Labels:

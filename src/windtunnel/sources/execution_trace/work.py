@@ -150,11 +150,11 @@ def _communicates(node: Node, above: Node | None) -> bool:
 
 
 def _collective_name(node: Node) -> str:
-    told = node.details.get("collective_name")
-    if isinstance(told, str):
-        return told
-    texts = [value for value, kind in zip(node.inputs.values, node.inputs.types, strict=True) if kind == "String"]
-    return str(texts[0]) if texts else node.name
+    reported = node.details.get("collective_name")
+    if isinstance(reported, str):
+        return reported
+    strings = [value for value, kind in zip(node.inputs.values, node.inputs.types, strict=True) if kind == "String"]
+    return str(strings[0]) if strings else node.name
 
 
 def _collective(node: Node, operator: Operator) -> Collective:
@@ -181,13 +181,13 @@ def _numbers(node: Node) -> list[Any]:
 
 
 def _group_of(node: Node) -> str:
-    told = node.details.get("pg_name")
-    if isinstance(told, str):
-        return told
-    found = _numbers(node)
-    if node.name != _RECORD or len(found) < 2:
+    reported = node.details.get("pg_name")
+    if isinstance(reported, str):
+        return reported
+    result = _numbers(node)
+    if node.name != _RECORD or len(result) < 2:
         return ""
-    return str(found[1][0] if isinstance(found[1], list) and found[1] else found[1])
+    return str(result[1][0] if isinstance(result[1], list) and result[1] else result[1])
 
 
 def is_wait(node: Node) -> bool:
@@ -197,11 +197,11 @@ def is_wait(node: Node) -> bool:
 
 def process_groups(nodes: list[Node], used: list[str]) -> tuple[ProcessGroup, ...]:
     """Name and ranks of the process groups ``used``, as the trace tells them."""
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     for node in nodes:
         if node.name.strip("# ") == "process_group:init" and node.inputs.values:
-            told |= _told_groups(node.inputs.values[0])
-    return tuple(ProcessGroup.read(name, told.get(name, "")) for name in used)
+            reported |= _told_groups(node.inputs.values[0])
+    return tuple(ProcessGroup.read(name, reported.get(name, "")) for name in used)
 
 
 def _told_groups(text: Any) -> dict[str, str]:
@@ -209,7 +209,7 @@ def _told_groups(text: Any) -> dict[str, str]:
         groups = msgspec.json.decode(text) if isinstance(text, str) else []
     except msgspec.DecodeError:
         return {}
-    found = [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
-    by_number = {str(group.get("backend_id")): group for group in found if "backend_id" in group}
-    by_name = {str(group.get("pg_name", "")): group for group in found}
+    result = [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+    by_number = {str(group.get("backend_id")): group for group in result if "backend_id" in group}
+    by_name = {str(group.get("pg_name", "")): group for group in result}
     return {name: str(group.get("ranks", "")) for name, group in {**by_number, **by_name}.items()}

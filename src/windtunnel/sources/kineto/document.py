@@ -51,7 +51,7 @@ def _read_object(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     keys: list[str] = []
     text.position += 1
-    found = False
+    result = False
     byte = _next(text)
     while byte != ord("}"):
         if byte != ord('"'):
@@ -62,7 +62,7 @@ def _read_object(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:
         text.position += 1
         if key == "traceEvents" and _next(text) == ord("["):
             text.position += 1
-            found = True
+            result = True
             read_events()
         else:
             value = text.value()
@@ -77,7 +77,7 @@ def _read_object(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:
         elif byte != ord("}"):
             raise text.broken("a comma is missing")
     text.position += 1
-    if not found:
+    if not result:
         named = ", ".join(keys[:8])[:200]
         raise TraceError(
             "the file holds no `traceEvents`",

@@ -117,7 +117,7 @@ def _find_streams(
     thread = np.where(is_unnamed, trace.thread, -1).astype(np.int64)
     awaited = np.stack([device[syncs], _values(trace, "wait_on_stream", syncs), np.full(len(syncs), -1)])
     keys = np.concatenate([np.stack([device[rows], number[rows], thread[rows]]), awaited], axis=1)
-    found, inverse = np.unique(keys, axis=1, return_inverse=True)
+    result, inverse = np.unique(keys, axis=1, return_inverse=True)
     codes = inverse.reshape(-1).astype(np.int32)
     stream = np.full(trace.num_rows, -1, np.int32)
     stream[rows] = codes[: len(rows)]
@@ -125,7 +125,7 @@ def _find_streams(
     def text(value: int) -> str:
         return "" if value == MISSING else trace.text(value)
 
-    streams = tuple(Stream(text(device), text(number), thread) for device, number, thread in found.T.tolist())
+    streams = tuple(Stream(text(device), text(number), thread) for device, number, thread in result.T.tolist())
     return stream, codes[len(rows) :], streams
 
 
@@ -145,10 +145,10 @@ def _stream_numbers(trace: Trace) -> Int64s:
 def _find_layers(trace: Trace) -> tuple[Sparse, tuple[str, ...]]:
     """Layers that operators of old profilers name."""
     rows, values = trace.rare("Module Hierarchy")
-    texts = {value: trace.text(value) for value in np.unique(values).tolist() if is_string(value)}
-    codes = {value: code for code, value in enumerate(value for value, text in texts.items() if text)}
+    strings = {value: trace.text(value) for value in np.unique(values).tolist() if is_string(value)}
+    codes = {value: code for code, value in enumerate(value for value, text in strings.items() if text)}
     layer = np.array([codes.get(value, -1) for value in values.tolist()], np.int64)
-    return Sparse(rows[layer >= 0], layer[layer >= 0]), tuple(texts[value] for value in codes)
+    return Sparse(rows[layer >= 0], layer[layer >= 0]), tuple(strings[value] for value in codes)
 
 
 def _find_syncs(trace: Trace, category: NDArray[np.uint8], awaited_stream: NDArray[np.int32]) -> Syncs:
@@ -160,10 +160,10 @@ def _find_syncs(trace: Trace, category: NDArray[np.uint8], awaited_stream: NDArr
 
 def _find_collectives(trace: Trace) -> CollectiveRecords:
     """What the arguments of `record_param_comms` and of kernels say of collectives."""
-    row, told = trace.rare("Collective name")
-    names_of = {value: collective_of(trace.text(value), is_collective=True) for value in np.unique(told).tolist()}
+    row, reported = trace.rare("Collective name")
+    names_of = {value: collective_of(trace.text(value), is_collective=True) for value in np.unique(reported).tolist()}
     names = tuple(dict.fromkeys(names_of.values()))
-    name = np.array([names.index(names_of[value]) for value in told.tolist()], np.int32)
+    name = np.array([names.index(names_of[value]) for value in reported.tolist()], np.int32)
     size = np.maximum(_values(trace, "In msg nelems", row), _values(trace, "Out msg nelems", row))
     group, groups = _find_groups(trace, row)
     is_send = np.array([text == "send" for text in names], bool)[name]
@@ -209,8 +209,8 @@ def _peers(
     groups: tuple[ProcessGroup, ...],
 ) -> list[int]:
     """The other rank of each message: profilers give its position in the group."""
-    told = np.where(is_send, _values(trace, "Dst Rank", rows), _values(trace, "Src Rank", rows))
-    positions = np.where((told >= 0) & (told < 2**31), told, -1).tolist()
+    reported = np.where(is_send, _values(trace, "Dst Rank", rows), _values(trace, "Src Rank", rows))
+    positions = np.where((reported >= 0) & (reported < 2**31), reported, -1).tolist()
     peers = []
     for position, number in zip(positions, group.tolist(), strict=True):
         members = groups[number].ranks if number >= 0 else ()

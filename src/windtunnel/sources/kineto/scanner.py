@@ -90,10 +90,10 @@ def _key_table() -> tuple[np.ndarray, np.ndarray]:
     for base, keys in ((0, TOP_KEYS), (_KEY_TABLE, ARG_KEYS)):
         for key, slot in keys.items():
             digest = fnv(key.encode())
-            place = digest % _KEY_TABLE
-            while slots[base + place] >= 0:
-                place = (place + 1) % _KEY_TABLE
-            hashes[base + place], slots[base + place] = digest, slot
+            index = digest % _KEY_TABLE
+            while slots[base + index] >= 0:
+                index = (index + 1) % _KEY_TABLE
+            hashes[base + index], slots[base + index] = digest, slot
     return hashes, slots
 
 
@@ -115,9 +115,9 @@ def intern(
 ) -> Int:
     """Code of the string text[begin : begin + length]; -1 if the tables must grow first."""
     mask = len(table) - 1
-    place = np.int64(digest & np.uint64(mask))
-    while table[place] >= 0:
-        code = table[place]
+    index = np.int64(digest & np.uint64(mask))
+    while table[index] >= 0:
+        code = table[index]
         if hashes[code] == digest and lengths[code] == length:
             same = True
             for i in range(length):
@@ -126,7 +126,7 @@ def intern(
                     break
             if same:
                 return np.int64(code)
-        place = (place + 1) & mask
+        index = (index + 1) & mask
     code = state[NUM_STRINGS]
     used = state[POOL_USED]
     if code >= len(hashes) or used + length > len(pool):
@@ -134,7 +134,7 @@ def intern(
     for i in range(length):  # a loop, as a copy of slices takes seconds to compile
         pool[used + i] = text[begin + i]
     hashes[code], offsets[code], lengths[code] = digest, used, length
-    table[place] = code
+    table[index] = code
     state[NUM_STRINGS] += 1
     state[POOL_USED] += length
     return code
@@ -145,10 +145,10 @@ def rehash(table: Ints, hashes: Ints, num_strings: Int) -> None:
     """Fill an empty hash table with the strings so far."""
     mask = len(table) - 1
     for code in range(num_strings):
-        place = np.int64(hashes[code] & np.uint64(mask))
-        while table[place] >= 0:
-            place = (place + 1) & mask
-        table[place] = code
+        index = np.int64(hashes[code] & np.uint64(mask))
+        while table[index] >= 0:
+            index = (index + 1) & mask
+        table[index] = code
 
 
 @njit(cache=True, nogil=True)
@@ -254,10 +254,10 @@ def scan_events(
             if pos >= end:
                 return NEED_TEXT, event_pos, 0
             base = _KEY_TABLE if in_args else 0
-            place = np.int64(digest & np.uint64(_KEY_TABLE - 1))
-            while key_slots[base + place] >= 0 and key_hashes[base + place] != digest:
-                place = (place + 1) & (_KEY_TABLE - 1)
-            slot = key_slots[base + place]
+            position = np.int64(digest & np.uint64(_KEY_TABLE - 1))
+            while key_slots[base + position] >= 0 and key_hashes[base + position] != digest:
+                position = (position + 1) & (_KEY_TABLE - 1)
+            slot = key_slots[base + position]
             byte = text[pos]
             if slot == ARGS and byte == 123:
                 in_args = True

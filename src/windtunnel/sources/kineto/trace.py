@@ -75,8 +75,8 @@ class Trace:
 
     def rare(self, key: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Rows that have the argument ``key``, and its values (a string is ``scan.STRING + code``)."""
-        found = self.rare_slot == scan.RARE[key]
-        return self.rare_row[found], self.rare_value[found]
+        result = self.rare_slot == scan.RARE[key]
+        return self.rare_row[result], self.rare_value[result]
 
     def argument(self, key: str) -> NDArray[np.int64]:
         """Column [N] of the argument ``key``, MISSING where an event lacks it."""
@@ -207,7 +207,7 @@ class _Reader:
 
     def read_events(self) -> None:
         """Read the events of an array whose `[` was just passed."""
-        text, first, begun = self._text, True, self.num_events
+        text, first, started = self._text, True, self.num_events
         while True:
             table, hashes, offsets, lengths, pool = self._tables()
             stopped, position, detail = scan.scan_events(
@@ -227,7 +227,7 @@ class _Reader:
                 self._rare,
                 self._phases,
             )
-            first = first and self.num_events == begun
+            first = first and self.num_events == started
             if stopped == scan.BAD_JSON:
                 deep = (
                     f", or nested more than {json_grammar.MAX_DEPTH:,} deep" if text.buffer[position] in b"[{" else ""

@@ -81,15 +81,17 @@ def _hurried(graph: Graph, share: float) -> Graph:
 
 def _share(step_ns: float, longest: float, step_of: Callable[[float], float], steps: str) -> float:
     typical, shortest = step_of(TYPICAL_SHARE), step_of(_LEAST_SHARE)
-    said = ""
+    reported = ""
     if step_ns > longest * (1 + _NEAR):
-        said = f"a step takes {format_duration(longest)} with the profiler, and {format_duration(step_ns)} without it?"
+        reported = (
+            f"a step takes {format_duration(longest)} with the profiler, and {format_duration(step_ns)} without it?"
+        )
     elif step_ns < shortest * (1 - _NEAR):
-        said = (
+        reported = (
             f"in this trace a step needs {format_duration(shortest)} at least, and {format_duration(step_ns)} was said"
         )
-    if said:
-        raise InputError(said, where=f"step time, {steps}",
+    if reported:
+        raise InputError(reported, where=f"step time, {steps}",
                          fix="give one step of this job; or all, where the trace has no ProfilerStep")  # fmt: skip
     if abs(typical / step_ns - 1) <= _NEAR:
         return TYPICAL_SHARE

@@ -62,7 +62,7 @@ class Log:
 
     def blocks(self) -> list[Block]:
         """Every block that came while the log was open."""
-        found: list[Block] = []
+        result: list[Block] = []
         live: dict[int, Block] = {}
         for change in self.changes:
             gone = live.pop(change.address, None)
@@ -71,8 +71,8 @@ class Log:
             if change.size_bytes > 0:
                 came = Block(*change[:3], change.operator, change.call, change.node)
                 live[change.address] = came
-                found.append(came)
-        return found
+                result.append(came)
+        return result
 
     def peak_bytes(self, since_ns: int = 0) -> int:
         """The most that was held at once, from that time on, of what came while the log was open."""

@@ -133,13 +133,13 @@ def lives_of(log: Log, sightings: Sightings, learned: Learned) -> list[Life]:
         Of an iteration before.
     """
     clock = _Clock(log, sightings)
-    lives = [_outside(one, clock) for one in sightings.outside]
+    lives = [_outside(item, clock) for item in sightings.outside]
     lives += [_inside(block, clock) for block in log.blocks()]
     lives.sort(key=lambda life: (not life.was_there, life.begin_ns))
     used = _recognize(lives, sightings, clock)
-    found = [life for life in lives if not life.was_there or id(life) in used]
-    _find_lines(found, clock, learned)
-    return found
+    result = [life for life in lives if not life.was_there or id(life) in used]
+    _find_lines(result, clock, learned)
+    return result
 
 
 def _outside(one: Outside, clock: _Clock) -> Life:

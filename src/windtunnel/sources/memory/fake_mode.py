@@ -92,7 +92,7 @@ def _converted(original: Callable[..., Any]) -> Callable[..., Any]:
     """``Module._apply`` that sets what a parameter holds; torch's own swaps fake tensors, which may be referred to."""
 
     def convert(module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
-        kept: dict[str, Any] = {name: one for name, one in module._parameters.items() if isinstance(one, FakeTensor)}
+        kept: dict[str, Any] = {name: item for name, item in module._parameters.items() if isinstance(item, FakeTensor)}
         for name in kept:
             module._parameters[name] = None
         try:

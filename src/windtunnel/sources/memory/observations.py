@@ -131,8 +131,8 @@ class Sightings:
             hook.remove()
         self._hooks = []
         self._patches.close()
-        for one in self.outside:
-            one.reference = None
+        for item in self.outside:
+            item.reference = None
 
     def next_iteration(self) -> None:
         """Another iteration begins."""

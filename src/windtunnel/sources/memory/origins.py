@@ -53,11 +53,11 @@ class Interned:
 
     def number(self, text: str) -> int:
         """The number of a text, a new one if it has none."""
-        found = self._numbers.get(text)
-        if found is None:
-            found = self._numbers[text] = len(self.texts)
+        result = self._numbers.get(text)
+        if result is None:
+            result = self._numbers[text] = len(self.texts)
             self.texts.append(text)
-        return found
+        return result
 
 
 class Lines(Interned):

@@ -111,8 +111,8 @@ class MemoryProfile:
         begin_ns, number = int(self.time_ns.min(initial=0)), int(self._numbers("storage").max(initial=-1)) + 1
         kept_bytes = cublas_bytes(chip.architecture)
         rows = [
-            (begin_ns, "birth", number + at, "workspace", kept_bytes, 0, "before", f"cuBLAS, {name}")
-            for at, name in enumerate(("forward", "backward"))
+            (begin_ns, "birth", number + index, "workspace", kept_bytes, 0, "before", f"cuBLAS, {name}")
+            for index, name in enumerate(("forward", "backward"))
             if name == "forward" or name in phases
         ]
         events = pa.concat_tables([MemoryProfile.of(rows).events, self.events])
@@ -239,7 +239,7 @@ class MemoryProfile:
 
     def _curve(self) -> dict[str, Any]:
         points = highest_points(self.time_ns, self.total_bytes)
-        held = {name: self.held_bytes[points, place] for place, name in enumerate(CATEGORIES)}
+        held = {name: self.held_bytes[points, index] for index, name in enumerate(CATEGORIES)}
         return {
             "time_ns": self.time_ns[points].tolist(),
             "by_category": {name: values.tolist() for name, values in held.items() if values.any()},
@@ -252,8 +252,8 @@ class MemoryProfile:
         code = np.where(is_birth, column.indices.to_numpy(), -1)
         last_birth = np.maximum.accumulate(np.where(is_birth, np.arange(len(code)), 0))
         names = [*column.dictionary.to_pylist(), ""]
-        found: NDArray[np.bool_] = (np.array(names) == "update")[code[last_birth]]
-        return found
+        result: NDArray[np.bool_] = (np.array(names) == "update")[code[last_birth]]
+        return result
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values with raw units."""
@@ -346,7 +346,7 @@ class MemoryProfile:
 
     def _grouped(self, names: list[str]) -> pa.Table:
         """Bytes of every combination at the peak and at most, those that are never any left out, largest first."""
-        code, texts = self._codes(names)
+        code, strings = self._codes(names)
         size = self._numbers("size_bytes")
         before, size_before = self._previous(code), self._previous(size)
         later = np.flatnonzero(before >= 0)
@@ -356,16 +356,16 @@ class MemoryProfile:
         order = np.lexsort((deltas, rows, groups))  # within an event what goes, then what comes
         groups, deltas, rows = groups[order], deltas[order], rows[order]
         running = np.cumsum(deltas)
-        at_peak = np.zeros(len(texts), dtype=np.int64)
+        at_peak = np.zeros(len(strings), dtype=np.int64)
         np.add.at(at_peak, groups[rows <= self.peak_event], deltas[rows <= self.peak_event])
         # every group ends where it began, or holds what is alive at the end: take off what the groups before left
-        ends = np.searchsorted(groups, np.arange(len(texts)), side="left")
+        ends = np.searchsorted(groups, np.arange(len(strings)), side="left")
         offset = np.where(ends > 0, running[ends - 1], 0)
-        most = np.zeros(len(texts), dtype=np.int64)
+        most = np.zeros(len(strings), dtype=np.int64)
         np.maximum.at(most, groups, running - offset[groups])
         ranked = np.lexsort((-most, -at_peak))
         ranked = ranked[most[ranked] > 0]
-        columns = {name: [texts[row][place] for row in ranked] for place, name in enumerate(names)}
+        columns = {name: [strings[row][index] for row in ranked] for index, name in enumerate(names)}
         return pa.table({**columns, "peak_bytes": at_peak[ranked], "most_bytes": most[ranked]})
 
 

@@ -37,11 +37,11 @@ def read_events(
     """
     table = read_parquet(path, limit, what="a memory profile", fix=_FIX)
     document = parse_json((table.schema.metadata or {}).get(b"windtunnel", b"{}"), f"{path}: its metadata")
-    found = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(found, str) or not found.startswith("windtunnel.memory/"):
+    result = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(result, str) or not result.startswith("windtunnel.memory/"):
         raise InputError(f"{path} is no memory profile", where=str(path), fix=_FIX)
-    if found != schema:
-        raise SchemaVersionError(f"{path} has the schema {found}", where=str(path), fix=f"this one reads {schema}")
+    if result != schema:
+        raise SchemaVersionError(f"{path} has the schema {result}", where=str(path), fix=f"this one reads {schema}")
     meta = document.get("meta")
     if not isinstance(meta, dict):
         raise InputError(f"meta of the profile is {shown(meta)} instead of a mapping", where=str(path), fix=_FIX)

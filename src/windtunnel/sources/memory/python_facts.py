@@ -48,19 +48,19 @@ class Learned:
 
     def lines(self, births: Sequence[Birth]) -> list[str]:
         """Lines of the births of one iteration, in order; empty where it cannot be said."""
-        found = [""] * len(births)
+        result = [""] * len(births)
         for key in (_by_size, _by_operator):  # whole operators last, as they are surer
             known: dict[Hashable, list[str]] = defaultdict(list)
             for birth, line in self.births:
                 known[key(birth)].append(line)
-            asked: dict[Hashable, list[int]] = defaultdict(list)
-            for place, birth in enumerate(births):
-                asked[key(birth)].append(place)
-            for group, places in asked.items():
-                if len(places) == len(known[group]):
-                    for place, line in zip(places, known[group], strict=True):
-                        found[place] = line
-        return found
+            requested: dict[Hashable, list[int]] = defaultdict(list)
+            for index, birth in enumerate(births):
+                requested[key(birth)].append(index)
+            for group, indices in requested.items():
+                if len(indices) == len(known[group]):
+                    for index, line in zip(indices, known[group], strict=True):
+                        result[index] = line
+        return result
 
 
 def _by_operator(birth: Birth) -> Hashable:

@@ -103,7 +103,9 @@ class StorageTracker(DispatchTracer):
     def start(self) -> None:
         """Take stock and begin to watch."""
         gc.collect()
-        self._there_before = {id(one): (weakref.ref(one), one.nbytes()) for one in all_storages()}
+        self._there_before = {
+            id(all_storage): (weakref.ref(all_storage), all_storage.nbytes()) for all_storage in all_storages()
+        }
         self._take_stock()
         self._saving = saved_tensors_hooks(self._pack, _unpack)
         self._patches.enter_context(hooks_watched(self._saved))
@@ -219,10 +221,10 @@ class StorageTracker(DispatchTracer):
         return number
 
     def _birth(self, storage: Any, func: Any) -> None:
-        places = self.places
-        phase, layer = places.now()
+        indices = self.places
+        phase, layer = indices.now()
         category = INPUT if phase == DATA else TEMPORARY
-        number = self._enrol(storage, func, layer, places.lines.here(), phase, category)
+        number = self._enrol(storage, func, layer, indices.lines.here(), phase, category)
         if phase == UPDATE:
             self._updated.append(number)
         self._note(BIRTH, number)

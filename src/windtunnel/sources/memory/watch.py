@@ -131,10 +131,10 @@ class Watch:
 
 def tracked_profile(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfile:
     """What a tracker of operators has seen."""
-    ledger, places = tracker.ledger, tracker.places
+    ledger, indices = tracker.ledger, tracker.places
     begin_ns = min([entry[0] for entry in ledger.entries[:1]], default=0)
     about = [
-        (PHASES[phase], _named(name), places.layers.texts[layer], places.lines.texts[line])
+        (PHASES[phase], _named(name), indices.layers.texts[layer], indices.lines.texts[line])
         for phase, name, layer, line in zip(ledger.phases, ledger.names, ledger.layers, ledger.lines, strict=True)
     ]
     first = [

@@ -76,5 +76,5 @@ def nearest(offset: Floats, limit_HH: Floats) -> Floats:
             if over > 0:
                 placed[one] -= over / 2
                 placed[other] += over / 2
-    found: Floats = placed - placed[0]
-    return found
+    result: Floats = placed - placed[0]
+    return result

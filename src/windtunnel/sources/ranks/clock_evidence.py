@@ -58,8 +58,8 @@ class Evidence:
     @property
     def told_ns(self) -> Floats:
         """The offsets [H] that leave the clocks as they are."""
-        told: Floats = (self.base_ns - self.base_ns[0]).astype(np.float64)
-        return told
+        reported: Floats = (self.base_ns - self.base_ns[0]).astype(np.float64)
+        return reported
 
     def limits(self, drift: Floats, *, by_collectives: bool) -> tuple[Floats, NDArray[np.int64]]:
         """How far each clock may be set after each other [H, H], and what says so: a collective, or K + a message."""
@@ -86,13 +86,13 @@ class Evidence:
             for block in np.array_split(rows, min(_BLOCKS, len(rows) // FEW) or 1)
             if len(block)
         ]
-        found = [
-            self._moment(one, other, float(np.nanmean(begin[:, one])), delay[one, other], delay[other, one], drift)
+        result = [
+            self._moment(item, other, float(np.nanmean(begin[:, item])), delay[item, other], delay[other, item], drift)
             for delay, begin in blocks
-            for one, other in self._pairs()
-            if np.isfinite(delay[one, other] + delay[other, one])
+            for item, other in self._pairs()
+            if np.isfinite(delay[item, other] + delay[other, item])
         ]
-        return np.array(found + self._message_midpoints(drift)).reshape(-1, self.num_hosts)
+        return np.array(result + self._message_midpoints(drift)).reshape(-1, self.num_hosts)
 
     def _moment(self, one: int, other: int, when: float, there: float, back: float, drift: Floats) -> Floats:
         """What both hosts show at one moment, from the least delays there and back on clocks without drift."""
@@ -107,17 +107,17 @@ class Evidence:
         return [(s, d) for s in hosts for d in hosts[s + 1 :] if few or s == 0 or d == s + 1]
 
     def _message_midpoints(self, drift: Floats) -> list[Floats]:
-        found = []
+        result = []
         delay = self.received * (1 + drift[self.target]) - self.sent * (1 + drift[self.source])
-        for one, other in sorted(set(zip(self.source.tolist(), self.target.tolist(), strict=True))):
-            ways = [np.flatnonzero((self.source == s) & (self.target == d)) for s, d in ((one, other), (other, one))]
+        for item, other in sorted(set(zip(self.source.tolist(), self.target.tolist(), strict=True))):
+            ways = [np.flatnonzero((self.source == s) & (self.target == d)) for s, d in ((item, other), (other, item))]
             count = min(_BLOCKS, *map(len, ways))
-            if one >= other or not count:
+            if item >= other or not count:
                 continue
             for there, back in zip(*(np.array_split(way, count) for way in ways), strict=True):
                 when = float(self.sent[there].mean())
-                found.append(self._moment(one, other, when, delay[there].min(), delay[back].min(), drift))
-        return found
+                result.append(self._moment(item, other, when, delay[there].min(), delay[back].min(), drift))
+        return result
 
 
 def _quickest(begin_KH: Floats, end_KH: Floats) -> tuple[Floats, NDArray[np.int64]]:
@@ -125,10 +125,10 @@ def _quickest(begin_KH: Floats, end_KH: Floats) -> tuple[Floats, NDArray[np.int6
     num_hosts = begin_KH.shape[1]
     least, number = np.full((num_hosts, num_hosts), np.inf), np.zeros((num_hosts, num_hosts), np.int64)
     elsewhere = ~np.eye(num_hosts, dtype=bool)
-    for place in range(len(begin_KH)):
-        delay = end_KH[place][None, :] - begin_KH[place][:, None]
+    for index in range(len(begin_KH)):
+        delay = end_KH[index][None, :] - begin_KH[index][:, None]
         closer = (delay < least) & elsewhere
-        least[closer], number[closer] = delay[closer], place
+        least[closer], number[closer] = delay[closer], index
     return least, number
 
 
@@ -176,5 +176,5 @@ def _families(
 ) -> NDArray[np.int64]:
     """Messages of one size on one way are one family."""
     size = tasks.get("message_bytes", np.zeros(tasks.num_rows, np.int64))[messages.send]
-    found: NDArray[np.int64] = np.unique(np.stack([source, target, size]), axis=1, return_inverse=True)[1]
-    return found.reshape(-1)
+    result: NDArray[np.int64] = np.unique(np.stack([source, target, size]), axis=1, return_inverse=True)[1]
+    return result.reshape(-1)

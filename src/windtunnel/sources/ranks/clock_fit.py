@@ -129,14 +129,14 @@ def _steadiness(residual: Floats, is_member: NDArray[np.bool_]) -> float:
 def _equations(end: Floats, time: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """Normal equations of offsets and drifts, [2 H, 2 H] and [2 H], with the common ends eliminated."""
     share = 1.0 / np.maximum(weight.sum(axis=1), 1e-30)  # [K]
-    drawn = weight * time
+    sampled = weight * time
 
     def block(one: Floats, other: Floats, diagonal: Floats) -> Floats:
-        found: Floats = np.diag(diagonal.sum(axis=0)) - (one * share[:, None]).T @ other
-        return found
+        result: Floats = np.diag(diagonal.sum(axis=0)) - (one * share[:, None]).T @ other
+        return result
 
-    cross = block(weight, drawn, drawn)
-    matrix = np.block([[block(weight, weight, weight), cross], [cross.T, block(drawn, drawn, drawn * time)]])
+    cross = block(weight, sampled, sampled)
+    matrix = np.block([[block(weight, weight, weight), cross], [cross.T, block(sampled, sampled, sampled * time)]])
     common = (weight * end).sum(axis=1) * share
     apart = weight * (common[:, None] - end)
     return matrix, np.concatenate([apart.sum(axis=0), (apart * time).sum(axis=0)])

@@ -149,22 +149,22 @@ def _steadiest(evidence: Evidence) -> tuple[Fit, float]:
     """
     nothing = np.zeros(evidence.num_hosts)
     midpoints = evidence.midpoints(nothing)
-    found: list[tuple[Fit, float]] = []
+    result: list[tuple[Fit, float]] = []
     if len(evidence.end_KH) >= FEW:
         own_ns = float(np.median(np.nanmin(evidence.end_KH - evidence.begin_KH, axis=1)))
-        found.append((fit_ends(evidence.end_KH, with_drift=_is_long(evidence.end_KH)), _OWN * own_ns))
-    if len(midpoints) >= FEW and (not found or _is_long(midpoints)):
+        result.append((fit_ends(evidence.end_KH, with_drift=_is_long(evidence.end_KH)), _OWN * own_ns))
+    if len(midpoints) >= FEW and (not result or _is_long(midpoints)):
         fit = fit_ends(midpoints, with_drift=_is_long(midpoints))
         for _ in range(_ROUNDS if fit.drift.any() else 0):  # a drift shifts what is quickest within a block
             midpoints = evidence.midpoints(fit.drift)
             fit = fit_ends(midpoints, with_drift=True)
         limit, _ = evidence.limits(fit.drift, by_collectives=len(evidence.end_KH) >= FEW)
         there_and_back = (limit + limit.T)[np.isfinite(limit + limit.T)]
-        found.append((fit, float(np.median(there_and_back)) / 4 if len(there_and_back) else 0.0))
-    if not found:
+        result.append((fit, float(np.median(there_and_back)) / 4 if len(there_and_back) else 0.0))
+    if not result:
         return Fit(_one_way(evidence), nothing, 0.0, 0.0, np.zeros(evidence.num_hosts, np.int64)), 0.0
-    fewest = min(len(set(fit.part.tolist())) for fit, _ in found)
-    tied = [one for one in found if len(set(one[0].part.tolist())) == fewest]
+    fewest = min(len(set(fit.part.tolist())) for fit, _ in result)
+    tied = [item for item in result if len(set(item[0].part.tolist())) == fewest]
     return min(tied, key=lambda one: one[0].steady_ns)
 
 
@@ -186,9 +186,9 @@ def _is_long(moments: Floats) -> bool:
 
 def _are_one(apart: Floats, fit: Fit, evidence: Evidence, doubt_ns: float) -> bool:
     """Whether the clocks are one as far as anybody can tell: causality allows it, and the evidence nearly says so."""
-    told = evidence.told_ns
+    reported = evidence.told_ns
     limit, _ = evidence.limits(np.zeros(evidence.num_hosts), by_collectives=len(evidence.end_KH) >= FEW)
-    is_allowed = bool((told[:, None] - told[None, :] <= limit).all())
+    is_allowed = bool((reported[:, None] - reported[None, :] <= limit).all())
     times = np.concatenate([evidence.end_KH.ravel(), evidence.received])
     at_end = apart + fit.drift * (float(np.nanmax(times)) if len(times) else 0.0)
     near_ns = max(_SAME_NS, doubt_ns, _SPREADS * fit.spread_ns)
@@ -208,46 +208,46 @@ def _odd_ranks(by_rank: Evidence, job: Job) -> dict[int, str]:
     usual = {host: float(np.median(apart[hosts == host])) for host in job.hosts}
     far_ns = max(_FAR_NS, _SPREADS * fit.spread_ns)
     odd = {}
-    for place in np.flatnonzero(np.abs(apart - [usual[host] for host in job.hosts]) > far_ns).tolist():
-        near = [host for host in usual if abs(usual[host] - apart[place]) <= far_ns]
-        odd[job.ranks[place]] = near[0] if near else ""
+    for index in np.flatnonzero(np.abs(apart - [usual[host] for host in job.hosts]) > far_ns).tolist():
+        near = [host for host in usual if abs(usual[host] - apart[index]) <= far_ns]
+        odd[job.ranks[index]] = near[0] if near else ""
     return odd
 
 
 def _not_of_its_host(odd: dict[int, str], job: Job) -> TraceError:
     own = dict(zip(job.ranks, job.hosts, strict=True))
-    told = [f"rank {rank} of {own[rank]} reads the clock of {host or 'no host here'}" for rank, host in odd.items()]
-    is_swap = len(odd) == 2 and all(odd[one] == own[other] for one, other in (tuple(odd), tuple(odd)[::-1]))
+    reported = [f"rank {rank} of {own[rank]} reads the clock of {host or 'no host here'}" for rank, host in odd.items()]
+    is_swap = len(odd) == 2 and all(odd[item] == own[other] for item, other in (tuple(odd), tuple(odd)[::-1]))
     names = " and ".join(str(rank) for rank in list(odd)[:8])
     return TraceError(
         f"the traces of ranks {names} are swapped" if is_swap else f"the clock of rank {names} is not that of its host",
-        where="; ".join(told[:8]) + f": {', '.join(job.named(rank) for rank in list(odd)[:8])}",
+        where="; ".join(reported[:8]) + f": {', '.join(job.named(rank) for rank in list(odd)[:8])}",
         fix="exchange the two traces" if is_swap else "give each trace its own host, or leave out hosts",
     )
 
 
 def clock_lines(graph: Graph) -> list[str]:
     """What a reader must know of the clocks of the ranks that were joined; empty for a graph of one trace."""
-    told = graph.meta.clocks
-    if not told:
+    reported = graph.meta.clocks
+    if not reported:
         return []
-    count = len(told["hosts"])
+    count = len(reported["hosts"])
     if not count:
-        return [f"note: {note}" for note in told["notes"]]
+        return [f"note: {note}" for note in reported["notes"]]
     if count == 1:
-        return ["all ranks read one clock", *(f"note: {note}" for note in told["notes"])]
-    set_ones = [one for one in told["hosts"] if one["offset_ns"] or one["drift_ppm"]]
-    spread = format_duration(told["spread_ns"])
+        return ["all ranks read one clock", *(f"note: {note}" for note in reported["notes"])]
+    set_ones = [item for item in reported["hosts"] if item["offset_ns"] or item["drift_ppm"]]
+    spread = format_duration(reported["spread_ns"])
     if set_ones:
         lines = [f"clocks of {count} hosts were set; what is left of their ends' differences: {spread}"]
-        lines += [_line(one) for one in set_ones[:_MOST_LINES]]
+        lines += [_line(set_one) for set_one in set_ones[:_MOST_LINES]]
         if len(set_ones) > _MOST_LINES:
             lines.append(f"  and {len(set_ones) - _MOST_LINES:,} more")
-    elif told["spread_ns"]:
+    elif reported["spread_ns"]:
         lines = [f"clocks of {count} hosts agree within {spread} and are as recorded"]
     else:
         lines = [f"clocks of {count} hosts are as recorded"]
-    return [*lines, *(f"note: {note}" for note in told["notes"])]
+    return [*lines, *(f"note: {note}" for note in reported["notes"])]
 
 
 def _line(clock: Mapping[str, Any]) -> str:
@@ -266,20 +266,20 @@ def _impossible(
     tasks: Table, meetings: Meetings, evidence: Evidence, cycle: list[int], cause: NDArray[np.int64], hosts: list[str]
 ) -> TraceError:
     """Name the hosts, and the collectives or messages, that contradict each other."""
-    names, told = tasks.strings("name"), []
-    for one, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
-        place = int(cause[one, other])
-        if place < len(evidence.end_KH):
-            number = int(evidence.number[place])
+    names, reported = tasks.strings("name"), []
+    for item, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        index = int(cause[item, other])
+        if index < len(evidence.end_KH):
+            number = int(evidence.number[index])
             row = int(meetings.row[np.flatnonzero(meetings.meeting == number)[0]])
             what = f"collective {int(meetings.place[number])} ({names.decode(row)[:40]!r})"
         else:
-            message = place - len(evidence.end_KH)
-            way = (evidence.source[:message] == one) & (evidence.target[:message] == other)
+            message = index - len(evidence.end_KH)
+            way = (evidence.source[:message] == item) & (evidence.target[:message] == other)
             what = f"message {int(way.sum())} ({names.decode(int(evidence.send_row[message]))[:40]!r})"
-        told.append(f"{what} ends on {hosts[other]} before it begins on {hosts[one]}")
+        reported.append(f"{what} ends on {hosts[other]} before it begins on {hosts[item]}")
     return TraceError(
         f"no setting of the clocks of {', '.join(hosts[h] for h in cycle)} lets every cause come before its effect",
-        where="; ".join(told),
+        where="; ".join(reported),
         fix="the tasks of these ranks are not the same ones: traces swapped, of other groups, or of another run",
     )

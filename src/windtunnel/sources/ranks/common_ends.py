@@ -48,16 +48,16 @@ def check_ends(
             _require_overlap(recorded, job)
         return []
     begin, end = tasks["start_ns"], tasks["start_ns"] + tasks["duration_ns"]
-    apart, begun, own = _range(end, meetings), _range(begin, meetings), _shortest(tasks, meetings)
+    apart, started, own = _range(end, meetings), _range(begin, meetings), _shortest(tasks, meetings)
     if refuse and (meetings.num_meetings < FEW or np.median(apart) > _APART_NS):
         _require_overlap(recorded, job)
     far_ns = _FAR_ON_DEVICE_NS if "start_cause" in tasks else _FAR_NS
     for group in np.unique(meetings.group).tolist():
-        mine = meetings.group == group
-        half_ns, begun_ns = float(np.median(apart[mine])), float(np.median(begun[mine]))
+        local = meetings.group == group
+        half_ns, begun_ns = float(np.median(apart[local])), float(np.median(started[local]))
         if half_ns > max(far_ns, _ALIKE * begun_ns) and refuse:
-            raise _strangers(meetings, job, group, apart, begun)
-        if half_ns > max(_NEAR_NS, 2 * np.median(own[mine]), _ALIKE * begun_ns):
+            raise _strangers(meetings, job, group, apart, started)
+        if half_ns > max(_NEAR_NS, 2 * np.median(own[local]), _ALIKE * begun_ns):
             return [
                 f"half of the collectives of {_group_name(job, group)} end more than {format_duration(half_ns)} apart: "
                 "clocks may differ, or these are not the same"
@@ -84,8 +84,8 @@ def _range(times: Int64s, meetings: Meetings) -> Int64s:
     most = np.full(meetings.num_meetings, np.iinfo(np.int64).min)
     np.minimum.at(least, meetings.meeting, times[meetings.row])
     np.maximum.at(most, meetings.meeting, times[meetings.row])
-    found: Int64s = most - least
-    return found
+    result: Int64s = most - least
+    return result
 
 
 def _shortest(tasks: Table, meetings: Meetings) -> Int64s:
@@ -96,15 +96,15 @@ def _shortest(tasks: Table, meetings: Meetings) -> Int64s:
 
 def _strangers(meetings: Meetings, job: Job, group: int, apart: Int64s, begun: Int64s) -> TraceError:
     """What was paired by order alone was of other groups, or of another run."""
-    mine = np.flatnonzero(meetings.group == group)
-    worst = int(mine[np.argmax(apart[mine])])
+    local = np.flatnonzero(meetings.group == group)
+    worst = int(local[np.argmax(apart[local])])
     untold = "" if group >= 0 else ", and the traces do not say of which group each is"
     return TraceError(
-        f"the {len(mine):,} collectives that these ranks seem to share end up to "
+        f"the {len(local):,} collectives that these ranks seem to share end up to "
         f"{format_duration(int(apart[worst]))} apart{untold}: they are not the same ones",
         where=f"{', '.join(job.names[:4])}: collective {int(meetings.place[worst])} of {_group_name(job, group)}; half "
-        f"of them end more than {format_duration(int(np.median(apart[mine])))} apart, and begin "
-        f"{format_duration(int(np.median(begun[mine])))}",
+        f"of them end more than {format_duration(int(np.median(apart[local])))} apart, and begin "
+        f"{format_duration(int(np.median(begun[local])))}",
         fix="load each trace by itself: ranks of other groups, sampled traces or traces of other runs have no "
         "collectives in common",
     )
@@ -115,9 +115,9 @@ def _require_overlap(tasks: Table, job: Job) -> None:
     rank, start = tasks["rank"], tasks["start_ns"]
     end = start + tasks["duration_ns"]
     spans = [
-        (int(start[rows].min()), int(end[rows].max()), job.named(one))
-        for one in job.ranks
-        if (rows := rank == one).any()
+        (int(start[rows].min()), int(end[rows].max()), job.named(item))
+        for item in job.ranks
+        if (rows := rank == item).any()
     ]
     spans.sort()
     latest_ns, before = spans[0][1:]

@@ -77,9 +77,9 @@ def job_of(graphs: Sequence[Graph], names: Sequence[str], hosts: Sequence[str] |
     """
     graphs, names = list(graphs), list(names)
     _require_one_job(graphs, names)
-    told = [_told_rank(graph) for graph in graphs]
-    says_ranks = all(rank is not None for rank in told)
-    ranks = [rank for rank in told if rank is not None] if says_ranks else _ranks_by_name(names)
+    reported = [_told_rank(graph) for graph in graphs]
+    says_ranks = all(rank is not None for rank in reported)
+    ranks = [rank for rank in reported if rank is not None] if says_ranks else _ranks_by_name(names)
     world_size = _world_size(graphs)
     _require_each_once(ranks, names, world_size, allow_missing)
     order = np.argsort(ranks).tolist()
@@ -100,12 +100,12 @@ def _require_one_job(graphs: list[Graph], names: list[str]) -> None:
         if graph.num_ranks > 1:
             raise TraceError(f"this graph holds {graph.num_ranks} ranks already", where=name, fix=ONE_JOB)
     for fact in _FACTS:
-        told = [graph.meta.distributed.get(fact) for graph in graphs]
-        known = [place for place, value in enumerate(told) if isinstance(value, int | str)]
-        other = next((place for place in known if told[place] != told[known[0]]), None)
+        reported = [graph.meta.distributed.get(fact) for graph in graphs]
+        known = [index for index, value in enumerate(reported) if isinstance(value, int | str)]
+        other = next((index for index in known if reported[index] != reported[known[0]]), None)
         if other is not None:
             raise TraceError(
-                f"the traces are of different jobs: {fact} {told[known[0]]} and {told[other]}",
+                f"the traces are of different jobs: {fact} {reported[known[0]]} and {reported[other]}",
                 where=f"{names[known[0]]}, {names[other]}: distributedInfo",
                 fix=ONE_JOB,
             )
@@ -131,7 +131,7 @@ def _ranks_by_name(names: list[str]) -> list[int]:
     """The one number in which all the names differ, else the place in the list."""
     parts = [re.split(r"(\d+)", re.split(r"[\\/]", name)[-1]) for name in names]
     if len({len(part) for part in parts}) == 1:
-        differing = [place for place in range(len(parts[0])) if len({part[place] for part in parts}) > 1]
+        differing = [index for index in range(len(parts[0])) if len({part[index] for part in parts}) > 1]
         if len(differing) == 1 and differing[0] % 2:
             numbers = [int(part[differing[0]]) for part in parts]
             if len(set(numbers)) == len(numbers) and max(numbers) < 2**31:
@@ -141,18 +141,18 @@ def _ranks_by_name(names: list[str]) -> list[int]:
 
 def _told_hosts(graphs: list[Graph], names: list[str], ranks: list[int]) -> list[str]:
     """The host that each trace names, or the name of its file as the profiler gives it; else one clock per rank."""
-    told = [graph.meta.distributed.get("host_name") for graph in graphs]
-    if all(isinstance(host, str) and host not in ("", "localhost") for host in told):
-        return [str(host) for host in told]
-    found = [_WORKER.match(re.split(r"[\\/]", name)[-1]) for name in names]
-    hosts = [match["host"] for match in found if match is not None]
+    reported = [graph.meta.distributed.get("host_name") for graph in graphs]
+    if all(isinstance(host, str) and host not in ("", "localhost") for host in reported):
+        return [str(host) for host in reported]
+    result = [_WORKER.match(re.split(r"[\\/]", name)[-1]) for name in names]
+    hosts = [match["host"] for match in result if match is not None]
     return hosts if len(hosts) == len(names) else [f"rank {rank}" for rank in ranks]
 
 
 def _world_size(graphs: list[Graph]) -> int:
     """Ranks that there were, as the profiler says, else as the groups' members do; 0 where nothing tells."""
-    told = [graph.meta.distributed.get("world_size", 0) for graph in graphs]
-    size = max((size for size in told if isinstance(size, int)), default=0)
+    reported = [graph.meta.distributed.get("world_size", 0) for graph in graphs]
+    size = max((size for size in reported if isinstance(size, int)), default=0)
     return size or max((rank + 1 for graph in graphs for group in graph.meta.groups for rank in group.ranks), default=0)
 
 
@@ -161,16 +161,16 @@ def _misnamed(ranks: list[int], names: list[str]) -> str:
     by_name = _ranks_by_name(names)
     if sorted(by_name) != sorted(ranks) or by_name == ranks:
         return ""
-    place = next(place for place, rank in enumerate(ranks) if by_name[place] != rank)
-    return f"{names[place]} is by its own word the trace of rank {ranks[place]}"
+    index = next(position for position, rank in enumerate(ranks) if by_name[position] != rank)
+    return f"{names[index]} is by its own word the trace of rank {ranks[index]}"
 
 
 def _require_each_once(ranks: list[int], names: list[str], world_size: int, allow_missing: bool) -> None:
-    for place, rank in enumerate(ranks):
-        if rank in ranks[:place]:
+    for index, rank in enumerate(ranks):
+        if rank in ranks[:index]:
             raise TraceError(
                 f"two traces claim to be rank {rank}",
-                where=f"{names[ranks.index(rank)]} and {names[place]}",
+                where=f"{names[ranks.index(rank)]} and {names[index]}",
                 fix="give one trace per rank",
             )
     extra = [rank for rank in ranks if world_size and rank >= world_size]
@@ -205,7 +205,7 @@ def _placed(graph: Graph, rank: int, origin_ns: int, groups: tuple[ProcessGroup,
     tasks, num_tasks = graph.tasks, graph.num_tasks
     columns: dict[str, Any] = {"rank": np.full(num_tasks, rank, np.int32)}
     if "group" in tasks:
-        number = {group: place for place, group in enumerate(groups)}
+        number = {group: index for index, group in enumerate(groups)}
         columns["group"] = np.array([*(number[group] for group in graph.meta.groups), -1], np.int32)[tasks["group"]]
     if has_times:
         shift = graph.meta.origin_ns - origin_ns

@@ -82,24 +82,24 @@ def find_meetings(tasks: Table, job: Job, allow_missing: bool) -> Meetings:
     comm, rows = _comm(tasks)
     rows = rows[~np.isin(comm.operator[rows], MESSAGES)]
     group = tasks["group"][rows] if "group" in tasks else np.full(len(rows), -1, np.int32)
-    found: list[tuple[Rows, int, int, bool]] = []
+    result: list[tuple[Rows, int, int, bool]] = []
     num_alone = 0
-    for one in np.unique(group).tolist():
-        lists = _by_rank(comm, rows[group == one])
-        whole = _check_members(lists, job, one, allow_missing)
+    for item in np.unique(group).tolist():
+        lists = _by_rank(comm, rows[group == item])
+        whole = _check_members(lists, job, item, allow_missing)
         num_alone += 0 if whole or len(lists) > 1 else sum(map(len, lists.values()))
         if len(lists) > 1:
-            found += [
-                (members, one, place, whole)
-                for place, members in enumerate(_matched(comm, lists, job, one, allow_missing))
+            result += [
+                (members, item, index, whole)
+                for index, members in enumerate(_matched(comm, lists, job, item, allow_missing))
             ]
-    counts = [len(members) for members, *_ in found]
+    counts = [len(members) for members, *_ in result]
     return Meetings(
-        row=np.concatenate([members for members, *_ in found]) if found else np.empty(0, np.int64),
-        meeting=np.repeat(np.arange(len(found)), counts),
-        group=np.array([one for _, one, _, _ in found], np.int64),
-        place=np.array([place for _, _, place, _ in found], np.int64),
-        is_whole=np.array([whole for *_, whole in found], bool),
+        row=np.concatenate([members for members, *_ in result]) if result else np.empty(0, np.int64),
+        meeting=np.repeat(np.arange(len(result)), counts),
+        group=np.array([entry for _, entry, _, _ in result], np.int64),
+        place=np.array([index for _, _, index, _ in result], np.int64),
+        is_whole=np.array([whole for *_, whole in result], bool),
         num_alone=num_alone,
     )
 
@@ -176,12 +176,12 @@ def _check_agreement(comm: _Comm, lists: dict[int, Rows], job: Job, group: int, 
         if is_numbered:
             differs |= comm.sequence[one] != comm.sequence[other]
         if differs.any() or len(first) != len(rows):
-            place = int(np.argmax(differs)) if differs.any() else common
-            raise _disagreement(comm, {first_rank: first, rank: rows}, place, job, _group_name(job, group))
+            index = int(np.argmax(differs)) if differs.any() else common
+            raise _disagreement(comm, {first_rank: first, rank: rows}, index, job, _group_name(job, group))
 
 
 def _disagreement(comm: _Comm, lists: dict[int, Rows], place: int, job: Job, group: str) -> TraceError:
-    told = [
+    reported = [
         f"rank {rank} has {comm.told(int(rows[place]))}{_numbered(comm, rows, place)}"
         if place < len(rows)
         else f"rank {rank} has no more"
@@ -189,7 +189,7 @@ def _disagreement(comm: _Comm, lists: dict[int, Rows], place: int, job: Job, gro
     ]
     names, counts = [job.named(rank) for rank in lists], [f"{len(rows):,}" for rows in lists.values()]
     return TraceError(
-        f"the ranks disagree about collective {place} of {group}: {' and '.join(told)}",
+        f"the ranks disagree about collective {place} of {group}: {' and '.join(reported)}",
         where=f"{', '.join(names)}: {' and '.join(counts)} collectives{_steps(job, list(lists))}",
         fix=_reason(comm, list(lists.values())),
     )

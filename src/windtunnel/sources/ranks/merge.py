@@ -124,13 +124,13 @@ def _without_circles(graph: Graph) -> Graph:
 def _circle(graph: Graph) -> list[str]:
     """Who arrives where, along a circle."""
     names, group = graph.tasks.strings("name"), graph.tasks.get("group")
-    told = []
+    reported = []
     for row in find_cycle(graph).tolist():
         if graph.tasks["kind"][row] == Kind.SYNC:
             number = -1 if group is None else int(group[row])
             of_group = f" of {graph.meta.groups[number]}" if number >= 0 else ""
-            told.append(f"rank {int(graph.tasks['rank'][row])}: {names.decode(row)}{of_group}")
-    return told[:8]
+            reported.append(f"rank {int(graph.tasks['rank'][row])}: {names.decode(row)}{of_group}")
+    return reported[:8]
 
 
 # --- one clock ----------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ def _corrected(graph: Graph, clock: Clock) -> Graph:
     if clock.drift_ppm:
         # as differences of times, so that the end of a task stays where the next begins
         columns["duration_ns"] = clock.corrected(start + duration) - columns["start_ns"]
-        begun = edges["from_start"] if "from_start" in edges else np.zeros(graph.num_edges, bool)
-        since = start[edges["src"]] + np.where(begun, 0, duration[edges["src"]])
+        started = edges["from_start"] if "from_start" in edges else np.zeros(graph.num_edges, bool)
+        since = start[edges["src"]] + np.where(started, 0, duration[edges["src"]])
         if "lag_ns" in edges:
             lag = clock.corrected(since + edges["lag_ns"]) - clock.corrected(since)
             edges = edges.replace(lag_ns=np.maximum(lag, 0))
@@ -228,8 +228,8 @@ def _own_durations(tasks: Table, meetings: Meetings) -> Int64s:
     duration = tasks["duration_ns"][row][order]
     shortest, count = duration[first], np.bincount(meeting)
     if "start_ns" not in tasks:
-        found: Int64s = shortest
-        return found
+        result: Int64s = shortest
+        return result
     second = duration[np.minimum(first + 1, len(duration) - 1)]
     start, end = tasks["start_ns"][row], tasks["start_ns"][row] + tasks["duration_ns"][row]
     latest = np.full(meetings.num_meetings, np.iinfo(np.int64).min)
@@ -263,11 +263,11 @@ def _untied(tasks: Table, meetings: Meetings, messages: Messages, job: Job, cloc
     """Hosts whose clocks nothing compares to that of the first."""
     hosts = list(dict.fromkeys(clock.host for clock in clocks))
     number = np.array([hosts.index(clock.host) for clock in clocks])
-    place = np.searchsorted(job.ranks, tasks["rank"])
+    index = np.searchsorted(job.ranks, tasks["rank"])
     meets = np.zeros((meetings.num_meetings + len(messages.send), len(hosts)), bool)
-    meets[meetings.meeting, number[place[meetings.row]]] = True
+    meets[meetings.meeting, number[index[meetings.row]]] = True
     for rows in (messages.send, messages.receive):
-        meets[meetings.num_meetings + np.arange(len(rows)), number[place[rows]]] = True
+        meets[meetings.num_meetings + np.arange(len(rows)), number[index[rows]]] = True
     apart = [host for host, part in zip(hosts, parts(meets), strict=True) if part]
     if not apart:
         return []
@@ -297,13 +297,13 @@ def _not_whole(meetings: Meetings, messages: Messages, job: Job) -> list[str]:
 
 def _meta(job: Job, clocks: list[Clock], spread_ns: float, notes: list[str], origin_ns: int) -> Any:
     hosts = {clock.host: clock.to_dict() for clock in clocks if job.has_times}
-    told = {"hosts": list(hosts.values()), "spread_ns": round(spread_ns), "notes": notes}
-    told["ranks"] = {str(rank): clock.host for rank, clock in zip(job.ranks, clocks, strict=True)}
+    reported = {"hosts": list(hosts.values()), "spread_ns": round(spread_ns), "notes": notes}
+    reported["ranks"] = {str(rank): clock.host for rank, clock in zip(job.ranks, clocks, strict=True)}
     return replace(
         job.graphs[0].meta,
         origin_ns=origin_ns,
         groups=job.groups,
         trace={f"rank {rank}": graph.meta.trace for rank, graph in zip(job.ranks, job.graphs, strict=True)},
         ranks=dict(zip([str(rank) for rank in job.ranks], job.names, strict=True)),
-        clocks=told,
+        clocks=reported,
     )

@@ -65,12 +65,12 @@ def _ways(tasks: Table, name: str) -> dict[Way, list[int]]:
     rows = np.flatnonzero((tasks["kind"] == Kind.COMM) & is_it & (tasks["peer"] >= 0))
     when = tasks.get("start_ns", tasks.get("order", np.arange(tasks.num_rows)))
     sequence, tag = (tasks.get(column, np.full(tasks.num_rows, -1)) for column in ("sequence", "tag"))
-    found: dict[Way, list[int]] = {}
+    result: dict[Way, list[int]] = {}
     for row in rows[np.lexsort((rows, when[rows], sequence[rows]))].tolist():
         own, other = int(tasks["rank"][row]), int(tasks["peer"][row])
         way = (own, other, int(tag[row])) if name == "send" else (other, own, int(tag[row]))
-        found.setdefault(way, []).append(row)
-    return found
+        result.setdefault(way, []).append(row)
+    return result
 
 
 def _unpaired(
@@ -80,9 +80,9 @@ def _unpaired(
     counts = [Counter({key: len(rows) for key, rows in some.items()}) for some in (sends, receives)]
     swapped = _swapped(counts[0], counts[1], job.ranks)
     about = f" with tag {tag}" if tag >= 0 else ""
-    told = f"rank {sender} sends {out:,} messages to rank {receiver}{about}, which receives {into:,}"
+    reported = f"rank {sender} sends {out:,} messages to rank {receiver}{about}, which receives {into:,}"
     return TraceError(
-        f"rank {sender} talks to itself" if sender == receiver else f"{told}: message {min(out, into)} has one end",
+        f"rank {sender} talks to itself" if sender == receiver else f"{reported}: message {min(out, into)} has one end",
         where=f"{job.named(sender)}, {job.named(receiver)}",
         fix=f"the traces of ranks {swapped[0]} and {swapped[1]} look swapped: exchange them"
         if swapped
@@ -96,17 +96,17 @@ def _swapped(sends: Counter[Way], receives: Counter[Way], ranks: list[int]) -> t
     def seen(way: Way, own: int, pair: tuple[int, int]) -> Way:
         # who recorded it is another; whom it named is as told
         true = {pair[0]: pair[1], pair[1]: pair[0]}
-        return tuple(true.get(one, one) if place == own else one for place, one in enumerate(way))  # type: ignore[return-value]
+        return tuple(true.get(item, item) if index == own else item for index, item in enumerate(way))  # type: ignore[return-value]
 
-    found = []
-    for first, one in enumerate(ranks):
+    result = []
+    for first, rank in enumerate(ranks):
         for other in ranks[first + 1 :]:
             out: Counter[Way] = Counter()
             into: Counter[Way] = Counter()
             for way, count in sends.items():
-                out[seen(way, 0, (one, other))] += count
+                out[seen(way, 0, (rank, other))] += count
             for way, count in receives.items():
-                into[seen(way, 1, (one, other))] += count
+                into[seen(way, 1, (rank, other))] += count
             if out == into:
-                found.append((one, other))
-    return found[0] if len(found) == 1 else None
+                result.append((rank, other))
+    return result[0] if len(result) == 1 else None

@@ -73,17 +73,17 @@ def load_ranks(
     InputError
         Their source takes no such option.
     """
-    paths = ranks_in(Path(path)) if isinstance(path, str | Path) else [Path(one) for one in path]
+    paths = ranks_in(Path(path)) if isinstance(path, str | Path) else [Path(item) for item in path]
     source = _one_source(paths)
     options: dict[str, Any] = {"window": window, "occurrence": occurrence, "partial": partial}
-    asked = {name: value for name, value in options.items() if value not in (None, False)}
-    unknown = sorted(set(asked) - set(source.parameters))
+    requested = {name: value for name, value in options.items() if value not in (None, False)}
+    unknown = sorted(set(requested) - set(source.parameters))
     if unknown:
         raise InputError(f"the source {source.name!r} takes no {unknown[0]}", where=str(path), fix="leave it out")
     others = {"read_limit": read_limit, "progress": progress}
-    used = asked | {name: value for name, value in others.items() if name in source.parameters}
-    graphs = [source.function(one, **used) for one in paths]
-    return merge(graphs, [str(one) for one in paths], align=align, allow_missing=allow_missing, hosts=hosts)
+    used = requested | {name: value for name, value in others.items() if name in source.parameters}
+    graphs = [source.function(item, **used) for item in paths]
+    return merge(graphs, [str(item) for item in paths], align=align, allow_missing=allow_missing, hosts=hosts)
 
 
 def ranks_in(folder: Path, source: str = "") -> list[Path]:
@@ -93,21 +93,21 @@ def ranks_in(folder: Path, source: str = "") -> list[Path]:
     traces of the same run, graphs that were stored.
     """
     known = {entry: plugin for entry in _entries(folder) if (plugin := _known(entry)) is not None}
-    found = [entry for entry, plugin in known.items() if source in ("", plugin.name)]
-    by_name = [entry for entry in found if known_by_content(entry) is None]
-    return by_name or found
+    result = [entry for entry, plugin in known.items() if source in ("", plugin.name)]
+    by_name = [entry for entry in result if known_by_content(entry) is None]
+    return by_name or result
 
 
 def _one_source(paths: list[Path]) -> registry.Plugin:
-    found = {path: _known(path) for path in paths}
-    for path, source in found.items():
+    result = {path: _known(path) for path in paths}
+    for path, source in result.items():
         if source is None:
             raise TraceError("no source knows this", where=str(path), fix="give one trace per rank")
-    kinds = {source.name: source for source in found.values() if source is not None}
+    kinds = {source.name: source for source in result.values() if source is not None}
     if not kinds:
         raise TraceError("no traces are given", fix="give the path of a trace, or one per rank")
     if len(kinds) > 1:
-        first = {name: next(str(p) for p, s in found.items() if s is not None and s.name == name) for name in kinds}
+        first = {name: next(str(p) for p, s in result.items() if s is not None and s.name == name) for name in kinds}
         raise TraceError(
             f"these traces are of {len(kinds)} formats: {', '.join(kinds)}",
             where=", ".join(first.values()),

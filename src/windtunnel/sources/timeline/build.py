@@ -93,10 +93,10 @@ def build_graph(
         There is nothing to run, or no such window.
     """
     rules = rules or TimelineRules()
-    found = [_find_parts(events, window, occurrence, rules)]
+    result = [_find_parts(events, window, occurrence, rules)]
     del events
     # each step consumes what it is given, so that its columns are gone when the next are made
-    columns = _assemble(_connect(found.pop(), rules))
+    columns = _assemble(_connect(result.pop(), rules))
     return Graph.from_columns(columns.tasks, columns.edges, columns.resources, columns.meta)
 
 
@@ -108,8 +108,8 @@ def _find_parts(events: Events, window: str | None, occurrence: int | None, rule
             where=f"{events.path}: {_events_found(events)}",
             fix="record operators or kernels, and let the profiler stop before it exports",
         )
-    events, lost = leave_out_lost(events)
-    chosen = find_window(events, window, occurrence)
+    events, missing = leave_out_lost(events)
+    selected = find_window(events, window, occurrence)
     device = find_device(events)
     stream_waits = find_stream_waits(events, device)
     host_waits = find_host_waits(events, device, rules)
@@ -119,12 +119,12 @@ def _find_parts(events: Events, window: str | None, occurrence: int | None, rule
     labels = label_events(events, host)
     collectives = find_collectives(events, host, device)
     counts = _counts(events, device, host, host_waits, stream_waits)
-    if warnings := [text for text in (lost, *device.warnings) if text]:
+    if warnings := [text for text in (missing, *device.warnings) if text]:
         counts["warnings"] = warnings
     return _Parts(
         events=events.without_numbers(),
-        window=chosen,
-        steps=find_steps(events, chosen),
+        window=selected,
+        steps=find_steps(events, selected),
         host=host,
         device=device,
         labels=labels,
@@ -175,8 +175,8 @@ def _find_hand_offs(events: Events, host: Host, device: Device, rules: TimelineR
 
 
 def _events_found(events: Events) -> str:
-    found = ", ".join(f"{number:,} {reason}" for reason, number in events.counts.items())
-    return found or "no events at all"
+    result = ", ".join(f"{number:,} {reason}" for reason, number in events.counts.items())
+    return result or "no events at all"
 
 
 def _settled(events: Events, device: Device, stream_waits: StreamWaits | None, host_waits: HostWaits) -> Device:
@@ -227,16 +227,16 @@ def _assemble(parts: _Parts) -> _Columns:
         Nothing runs inside the window.
     """
     host, window, edges = parts.host, parts.window, parts.edges
-    begun = _launch_times(parts)
-    inside = window.holds(begun)
+    started = _launch_times(parts)
+    inside = window.holds(started)
     if not inside.any():
         raise TraceError(
             f"nothing runs inside the window {window.name!r}",
             where=parts.events.path,
             fix="choose an annotation around the training step",
         )
-    columns: dict[str, Any] = {"iteration": parts.steps.of(begun)} if len(parts.steps.begin) else {}
-    del begun
+    columns: dict[str, Any] = {"iteration": parts.steps.of(started)} if len(parts.steps.begin) else {}
+    del started
     start, end = host.times(parts.device)
     origin = int(start.min() if window.is_whole else window.begin[0])
     unlaunched = host.num_slices + np.flatnonzero(parts.device.call < 0)
@@ -319,15 +319,15 @@ def _optional_columns(parts: _Parts, row: NDArray[np.int32]) -> dict[str, Any]:
         columns["start_cause"][num_slices:] = parts.starts.cause
         columns["unexplained_ns"] = np.zeros(len(row), np.int64)
         columns["unexplained_ns"][num_slices:] = parts.starts.unexplained_ns
-    found = parts.collectives
-    if found.message_bytes.any():
-        columns["message_bytes"] = found.spread(found.message_bytes, len(row), 0)
-    if found.groups:
-        columns["group"] = found.spread(found.group, len(row), -1)
-    if (found.sequence >= 0).any():
-        columns["sequence"] = found.spread(found.sequence, len(row), -1)
-    if (found.peer >= 0).any():
-        columns["peer"] = found.spread(found.peer, len(row), -1)
+    result = parts.collectives
+    if result.message_bytes.any():
+        columns["message_bytes"] = result.spread(result.message_bytes, len(row), 0)
+    if result.groups:
+        columns["group"] = result.spread(result.group, len(row), -1)
+    if (result.sequence >= 0).any():
+        columns["sequence"] = result.spread(result.sequence, len(row), -1)
+    if (result.peer >= 0).any():
+        columns["peer"] = result.spread(result.peer, len(row), -1)
     for name, held in parts.memory.columns.items():
         columns[name] = np.concatenate([held, np.zeros(parts.device.num_tasks, np.int64)])
     return columns

@@ -72,34 +72,34 @@ class Device:
 def match_calls(events: Events, rows: Int64s) -> Int64s:
     """Row of the call that each row belongs to, by correlation, else by external id; -1 for none."""
     calls = np.flatnonzero((events.category == Category.CALL) & (events.correlation != MISSING))
-    found = _match_by_process(events, calls, rows)
-    open_rows = found < 0
-    found[open_rows] = _match(events.correlation, events.start_ns, calls, rows[open_rows])
-    lost = (found < 0) & ((events.correlation[rows] == MISSING) | (events.correlation[rows] == 0))
-    lost &= events.external_id[rows] > 0
-    if lost.any():  # accelerators that tie their work to the operator only
+    result = _match_by_process(events, calls, rows)
+    open_rows = result < 0
+    result[open_rows] = _match(events.correlation, events.start_ns, calls, rows[open_rows])
+    missing = (result < 0) & ((events.correlation[rows] == MISSING) | (events.correlation[rows] == 0))
+    missing &= events.external_id[rows] > 0
+    if missing.any():  # accelerators that tie their work to the operator only
         may_launch = (events.category == Category.OPERATOR) | (events.category == Category.CALL)
         operators = np.flatnonzero(may_launch & (events.external_id > 0))
-        found[lost] = _match(events.external_id, events.start_ns, operators, rows[lost])
-    return found
+        result[missing] = _match(events.external_id, events.start_ns, operators, rows[missing])
+    return result
 
 
 def _match_by_process(events: Events, calls: Int64s, rows: Int64s) -> Int64s:
     """Match within one process per device, the best matching: where a file holds several, their ids overlap."""
-    found = np.full(len(rows), -1, np.int64)
+    result = np.full(len(rows), -1, np.int64)
     pid_of = {pid: code for code, pid in enumerate(dict.fromkeys(pid for pid, _ in events.threads))}
     process = np.array([pid_of[pid] for pid, _ in events.threads], np.int32)[events.thread[calls]]
     processes = np.unique(process)
     if len(processes) < 2 or len(processes) > _MOST_PROCESSES:
-        return found
+        return result
     device_codes: dict[str, int] = {}
     of_stream = [device_codes.setdefault(stream.device, len(device_codes)) for stream in events.streams]
     device = np.array([*of_stream, -1])[events.stream[rows]]
     for code in np.unique(device):
         members = np.flatnonzero(device == code)
         tries = [_match(events.correlation, events.start_ns, calls[process == p], rows[members]) for p in processes]
-        found[members] = max(tries, key=lambda calls_found: _fitness(events, calls_found, rows[members]))
-    return found
+        result[members] = max(tries, key=lambda calls_found: _fitness(events, calls_found, rows[members]))
+    return result
 
 
 def _fitness(events: Events, calls: Int64s, rows: Int64s) -> tuple[int, float]:
@@ -112,11 +112,11 @@ def _fitness(events: Events, calls: Int64s, rows: Int64s) -> tuple[int, float]:
 
 def _match(key: Int64s, ts: Int64s, among: Int64s, rows: Int64s) -> Int64s:
     order = among[np.lexsort((ts[among], key[among]))]
-    place = match_latest(key[order], ts[order], key[rows], ts[rows])
-    found = np.full(len(rows), -1, np.int64)
-    found[place >= 0] = order[place[place >= 0]]
-    found[key[rows] == MISSING] = -1
-    return found
+    index = match_latest(key[order], ts[order], key[rows], ts[rows])
+    result = np.full(len(rows), -1, np.int64)
+    result[index >= 0] = order[index[index >= 0]]
+    result[key[rows] == MISSING] = -1
+    return result
 
 
 def find_device(events: Events) -> Device:
@@ -284,7 +284,7 @@ def _inferred_waits(device: Device, bound_ns: Int64s, is_odd: NDArray[np.bool_],
         order = order[np.argsort(device.end[order], kind="stable")]
         asking = late[device.stream[late] == stream]
         since = np.maximum(device.start[asking] - seen_ns, bound_ns[asking])
-        found = latest_ended(
+        result = latest_ended(
             device.end[order],
             device.start[order],
             device.launch_ns[order],
@@ -292,5 +292,5 @@ def _inferred_waits(device: Device, bound_ns: Int64s, is_odd: NDArray[np.bool_],
             since,
             asked_ns[asking],
         )
-        awaited[asking[found >= 0]] = order[found[found >= 0]]
+        awaited[asking[result >= 0]] = order[result[result >= 0]]
     return awaited

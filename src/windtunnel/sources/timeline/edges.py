@@ -142,13 +142,13 @@ def _launches(host: Host, device: Device, starts: Starts) -> Edges:
 
 def _slice_at(host: Host, thread: NDArray[np.integer], time_ns: Int64s) -> Int64s:
     """The last slice of a thread that had begun at a time; -1 if there is none."""
-    found = np.full(len(thread), -1, np.int64)
-    for one in np.unique(thread):
-        begin, finish = np.searchsorted(host.thread, [one, one + 1])
-        mine = np.flatnonzero(thread == one)
-        place = np.searchsorted(host.start[begin:finish], time_ns[mine], side="right") - 1
-        found[mine] = np.where(place >= 0, place + begin, -1)
-    return found
+    result = np.full(len(thread), -1, np.int64)
+    for item in np.unique(thread):
+        begin, finish = np.searchsorted(host.thread, [item, item + 1])
+        local = np.flatnonzero(thread == item)
+        place = np.searchsorted(host.start[begin:finish], time_ns[local], side="right") - 1
+        result[local] = np.where(place >= 0, place + begin, -1)
+    return result
 
 
 def _streams(host: Host, device: Device, starts: Starts, waits: StreamWaits | None) -> list[Edges]:

@@ -130,9 +130,9 @@ def _forward_of(
     forward = forward[np.lexsort((ts[forward], sequence[forward]))]
     above = np.where(host.parent >= 0, sequence[host.parent], MISSING)
     backward = np.flatnonzero(has_sequence & is_backward & (above != sequence))
-    place = match_latest(sequence[forward], ts[forward], sequence[backward], ts[backward])
+    index = match_latest(sequence[forward], ts[forward], sequence[backward], ts[backward])
     forward_of = np.full(len(sequence), -1, np.int32)
-    forward_of[backward[place >= 0]] = forward[place[place >= 0]]
+    forward_of[backward[index >= 0]] = forward[index[index >= 0]]
     if not has_sequence.any():
         _pair_by_arrows(events, host, forward_of)
     return forward_of
@@ -170,9 +170,9 @@ _NO_LAYER = re.compile(
 def _layers(events: Events, host: Host) -> tuple[Int32s, list[str]]:
     """Layer of each event by the modules around it, else by the user's annotations around it; -1 for none."""
     if events.layers:
-        told = np.full(events.num_rows, -1, np.int32)
-        told[events.layer.row] = events.layer.value
-        return inherit(host.parent, told[host.row]), list(events.layers)
+        reported = np.full(events.num_rows, -1, np.int32)
+        reported[events.layer.row] = events.layer.value
+        return inherit(host.parent, reported[host.row]), list(events.layers)
     layers: list[str] = []
     is_layer = host.category == Category.MODULE
     if not is_layer.any():

@@ -34,8 +34,8 @@ def length_ns(span: Span) -> int:
 
 def shared_ns(spans: list[Span]) -> Int64s:
     """Time in which only certain sets of merged intervals run: entry ``m`` is for those of the bits of ``m``."""
-    bits = np.concatenate([np.repeat([1 << place, -(1 << place)], len(one.start)) for place, one in enumerate(spans)])
-    times = np.concatenate([np.concatenate(one) for one in spans])
+    bits = np.concatenate([np.repeat([1 << index, -(1 << index)], len(span.start)) for index, span in enumerate(spans)])
+    times = np.concatenate([np.concatenate(span) for span in spans])
     order = np.argsort(times, kind="stable")
     running, lasting = np.cumsum(bits[order])[:-1], np.diff(times[order])
     total = np.zeros(1 << len(spans), np.int64)

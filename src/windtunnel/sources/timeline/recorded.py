@@ -147,11 +147,11 @@ def _streams(events: Events, row: Int64s) -> tuple[NDArray[np.int32], tuple[str,
     keys = [(stream.device, stream.number) for stream in events.streams]
     codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
     code_of = np.array([codes[key] for key in keys], np.int64)
-    found, first, number = np.unique(code_of[events.stream[row]], return_index=True, return_inverse=True)
+    result, first, number = np.unique(code_of[events.stream[row]], return_index=True, return_inverse=True)
     order = np.argsort(first)
     position = np.empty(len(order), np.int32)
     position[order] = np.arange(len(order))
     key_of = list(codes)
-    labels = [key_of[code] for code in found[order].tolist()]
+    labels = [key_of[code] for code in result[order].tolist()]
     several = len({device for device, _ in labels}) > 1
     return position[number], tuple(f"{device}:{stream}" if several else stream for device, stream in labels)

@@ -149,7 +149,7 @@ def match_latest(keys: Ints, times: Ints, wanted: Ints, before: Ints) -> Ints:
     ``keys``, ``times`` are sorted by key, then time. Ids that are used twice (merged or repeated traces) are so
     told apart.
     """
-    found = np.full(len(wanted), -1, np.int64)
+    result = np.full(len(wanted), -1, np.int64)
     for query in range(len(wanted)):
         low, high = 0, len(keys)
         while low < high:  # first entry beyond (key, time)
@@ -159,10 +159,10 @@ def match_latest(keys: Ints, times: Ints, wanted: Ints, before: Ints) -> Ints:
             else:
                 high = middle
         if low > 0 and keys[low - 1] == wanted[query]:
-            found[query] = low - 1
+            result[query] = low - 1
         elif low < len(keys) and keys[low] == wanted[query]:
-            found[query] = low
-    return found
+            result[query] = low
+    return result
 
 
 @njit(cache=True)
@@ -183,23 +183,23 @@ def assign_lanes(stream: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints
     for task in range(num):
         if task == 0 or stream[task] != stream[task - 1]:
             used = 0
-        chosen = -1
+        selected = -1
         for candidate in range(used):
             busy_until = end[tails[candidate]]
             overlap = busy_until - start[task]
             if overlap <= 0 or (overlap <= TOLERANCE_NS and busy_until <= end[task]):
-                chosen = candidate
+                selected = candidate
                 break
-        if chosen < 0:
+        if selected < 0:
             if used == len(tails):
                 tails = np.concatenate((tails, tails))
-            chosen = used
+            selected = used
             used += 1
         else:
-            previous[task] = tails[chosen]
-            begin[task] = max(start[task], end[tails[chosen]])
-        tails[chosen] = task
-        lane[task] = chosen
+            previous[task] = tails[selected]
+            begin[task] = max(start[task], end[tails[selected]])
+        tails[selected] = task
+        lane[task] = selected
     return lane, begin, previous
 
 
@@ -210,7 +210,7 @@ def latest_ended(ends: Ints, starts: Ints, launches: Ints, until: Ints, since: I
     ``ends`` is sorted; ``starts`` are the tasks' own starts (a task never waits for one that began later than
     ``until``).
     """
-    found = np.full(len(until), -1, np.int64)
+    result = np.full(len(until), -1, np.int64)
     for query in range(len(until)):
         position, high = 0, len(ends)
         while position < high:  # first that ends later than `until`
@@ -222,10 +222,10 @@ def latest_ended(ends: Ints, starts: Ints, launches: Ints, until: Ints, since: I
         position -= 1
         while position >= 0 and ends[position] >= since[query]:
             if launches[position] < launched_before[query] and starts[position] <= until[query]:
-                found[query] = position
+                result[query] = position
                 break
             position -= 1
-    return found
+    return result
 
 
 @njit(cache=True)

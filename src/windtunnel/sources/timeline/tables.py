@@ -53,8 +53,8 @@ class TableRules:
 
 def make_tables(ranks: Sequence[Recorded], rules: TableRules) -> TraceTables:
     """The tables of some ranks, which are numbered in the given order where their files do not tell them apart."""
-    told = [recorded.rank for recorded in ranks]
-    if None in told or len(set(told)) < len(told):
+    reported = [recorded.rank for recorded in ranks]
+    if None in reported or len(set(reported)) < len(reported):
         ranks = [replace(recorded, rank=number) for number, recorded in enumerate(ranks)]
     return TraceTables(tuple(sorted(ranks, key=lambda recorded: recorded.rank or 0)), rules)
 
@@ -83,23 +83,23 @@ class TraceTables:
     @property
     def note(self) -> str:
         """What was left out, in a sentence; empty if nothing was."""
-        left_out = sum(one.left_out for one in self.ranks)
+        left_out = sum(rank.left_out for rank in self.ranks)
         if not left_out:
             return ""
-        steps = max(one.num_steps for one in self.ranks)
+        steps = max(rank.num_steps for rank in self.ranks)
         return f"without the last of {steps} profiler steps, which may be cut ({left_out:,} device events)"
 
 
 def _temporal(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
-    for one in ranks:
-        busy = merged(*one.span)
+    for rank in ranks:
+        busy = merged(*rank.span)
         span_ns = int(busy.end[-1] - busy.start[0]) if len(busy.start) else 0
         idle_ns = span_ns - length_ns(busy)
-        compute_ns = length_ns(_of_kind(one, KernelKind.COMPUTATION))
+        compute_ns = length_ns(_of_kind(rank, KernelKind.COMPUTATION))
         parts = {"idle": idle_ns, "compute": compute_ns, "non_compute": span_ns - idle_ns - compute_ns}
         shares = {f"{part}_ratio": _ratio(part_ns, span_ns) for part, part_ns in parts.items()}
         yield {
-            "rank": one.rank,
+            "rank": rank.rank,
             **{f"{part}_ns": value for part, value in parts.items()},
             "kernel_ns": span_ns,
             **shares,
@@ -107,8 +107,8 @@ def _temporal(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
 
 
 def _of_kind(one: Recorded, kind: KernelKind) -> Span:
-    chosen = one.kind == kind
-    return merged(one.span.start[chosen], one.span.end[chosen])
+    selected = one.kind == kind
+    return merged(one.span.start[selected], one.span.end[selected])
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -116,19 +116,19 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _idle(ranks: Sequence[Recorded], rules: TableRules) -> Iterator[Row]:
-    for one in ranks:
-        for stream, rows in _streams(one, ~one.is_sync):
-            begin, end, called = one.span.start[rows], one.span.end[rows], one.call.start[rows]
+    for rank in ranks:
+        for stream, rows in _streams(rank, ~rank.is_sync):
+            begin, end, called = rank.span.start[rows], rank.span.end[rows], rank.call.start[rows]
             gap = begin[1:] - end[:-1]
             by_host = (called[1:] != NO_CALL) & (called[1:] > end[:-1])
             by_kernel = ~by_host & (gap < rules.kernel_wait_ns)
             whole = int(gap.sum())
-            for cause, chosen in ((HOST_WAIT, by_host), (KERNEL_WAIT, by_kernel), (OTHER, ~by_host & ~by_kernel)):
+            for cause, selected in ((HOST_WAIT, by_host), (KERNEL_WAIT, by_kernel), (OTHER, ~by_host & ~by_kernel)):
                 spread = {
-                    f"{name}_ns" if name != "count" else "num_gaps": v for name, v in describe(gap[chosen]).items()
+                    f"{name}_ns" if name != "count" else "num_gaps": v for name, v in describe(gap[selected]).items()
                 }
-                idle_ns = int(gap[chosen].sum())
-                yield {"rank": one.rank, "stream": stream, "cause": cause, "idle_ns": idle_ns} | {
+                idle_ns = int(gap[selected].sum())
+                yield {"rank": rank.rank, "stream": stream, "cause": cause, "idle_ns": idle_ns} | {
                     "idle_ratio": _ratio(idle_ns, whole),
                     **spread,
                 }
@@ -144,10 +144,10 @@ def _streams(one: Recorded, among: NDArray[np.bool_]) -> Iterator[tuple[str, Int
 
 
 def _overlap(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
-    for one in ranks:
-        spans = [_of_kind(one, kind) for kind in (KernelKind.COMMUNICATION, KernelKind.COMPUTATION)]
+    for rank in ranks:
+        spans = [_of_kind(rank, kind) for kind in (KernelKind.COMMUNICATION, KernelKind.COMPUTATION)]
         communication_ns, overlapped_ns = length_ns(spans[0]), int(shared_ns(spans)[3])
-        row = {"rank": one.rank, "communication_ns": communication_ns, "overlapped_ns": overlapped_ns}
+        row = {"rank": rank.rank, "communication_ns": communication_ns, "overlapped_ns": overlapped_ns}
         yield {**row, "overlap_ratio": _ratio(overlapped_ns, communication_ns)}
 
 
@@ -161,11 +161,11 @@ def _queues(one: Recorded) -> Iterator[tuple[str, Int64s, Int64s]]:
 
 
 def _queue_series(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
-    origin = min(int(min(one.span.start.min(), _first_call(one))) for one in ranks if len(one.name))
-    for one in ranks:
-        for stream, times, lengths in _queues(one):
+    origin = min(int(min(item.span.start.min(), _first_call(item))) for item in ranks if len(item.name))
+    for rank in ranks:
+        for stream, times, lengths in _queues(rank):
             for time_ns, length in zip((times - origin).tolist(), lengths.tolist(), strict=True):
-                yield {"rank": one.rank, "stream": stream, "time_ns": time_ns, "queue_length": length}
+                yield {"rank": rank.rank, "stream": stream, "time_ns": time_ns, "queue_length": length}
 
 
 def _first_call(one: Recorded) -> int:
@@ -174,10 +174,10 @@ def _first_call(one: Recorded) -> int:
 
 
 def _queue(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
-    for one in ranks:
-        for stream, _times, lengths in _queues(one):
+    for rank in ranks:
+        for stream, _times, lengths in _queues(rank):
             spread = describe(lengths)
-            yield {"rank": one.rank, "stream": stream, "num_changes": spread.pop("count"), **spread}
+            yield {"rank": rank.rank, "stream": stream, "num_changes": spread.pop("count"), **spread}
 
 
 def _launched(one: Recorded) -> tuple[Int64s, Int64s, Int64s, Int64s]:
@@ -189,19 +189,19 @@ def _launched(one: Recorded) -> tuple[Int64s, Int64s, Int64s, Int64s]:
 
 
 def _launches(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
-    for one in ranks:
-        rows, *times = _launched(one)
+    for rank in ranks:
+        rows, *times = _launched(rank)
         for row, call_ns, device_ns, delay_ns in zip(rows.tolist(), *(t.tolist() for t in times), strict=True):
-            names = {"call": one.names[one.call_name[row]], "name": one.names[one.name[row]]}
+            names = {"call": rank.names[rank.call_name[row]], "name": rank.names[rank.name[row]]}
             times_of_one = {"call_ns": call_ns, "device_ns": device_ns, "delay_ns": delay_ns}
-            yield {"rank": one.rank, "correlation": int(one.correlation[row]), **names, **times_of_one}
+            yield {"rank": rank.rank, "correlation": int(rank.correlation[row]), **names, **times_of_one}
 
 
 def _launch(ranks: Sequence[Recorded], rules: TableRules) -> Iterator[Row]:
-    for one in ranks:
-        rows, call_ns, device_ns, delay_ns = _launched(one)
+    for rank in ranks:
+        rows, call_ns, device_ns, delay_ns = _launched(rank)
         yield {
-            "rank": one.rank,
+            "rank": rank.rank,
             "num_launches": len(rows),
             "num_short": int((device_ns < call_ns).sum()),
             "num_slow_calls": int((call_ns > rules.slow_call_ns).sum()),
@@ -214,23 +214,23 @@ def _launch(ranks: Sequence[Recorded], rules: TableRules) -> Iterator[Row]:
 
 
 def _kernels(ranks: Sequence[Recorded], rules: TableRules) -> Iterator[Row]:
-    for one in ranks:
-        duration = one.span.end - one.span.start
+    for rank in ranks:
+        duration = rank.span.end - rank.span.start
         for kind in KernelKind:
-            rows = np.flatnonzero((one.kind == kind) & ~one.is_sync)
-            names, number = np.unique(one.name[rows], return_inverse=True)
+            rows = np.flatnonzero((rank.kind == kind) & ~rank.is_sync)
+            names, number = np.unique(rank.name[rows], return_inverse=True)
             total = np.zeros(len(names), np.int64)
             np.add.at(total, number, duration[rows])
             order = np.argsort(-total, kind="stable")
-            place = np.empty(len(names), np.int64)
-            place[order] = np.arange(len(names))
-            place = np.minimum(place, rules.num_kernels)[number]
-            sorted_rows = rows[np.argsort(place, kind="stable")]
-            ends = np.cumsum(np.bincount(place)).tolist() if len(rows) else []
-            for at, (begin, end) in enumerate(pairwise([0, *ends])):
+            index = np.empty(len(names), np.int64)
+            index[order] = np.arange(len(names))
+            index = np.minimum(index, rules.num_kernels)[number]
+            sorted_rows = rows[np.argsort(index, kind="stable")]
+            ends = np.cumsum(np.bincount(index)).tolist() if len(rows) else []
+            for position, (begin, end) in enumerate(pairwise([0, *ends])):
                 same = sorted_rows[begin:end]
-                name = one.names[names[order[at]]] if at < rules.num_kernels else "others"
-                yield {"rank": one.rank, "kind": kind.name.lower(), "name": name, **_sums(duration[same])}
+                name = rank.names[names[order[position]]] if position < rules.num_kernels else "others"
+                yield {"rank": rank.rank, "kind": kind.name.lower(), "name": name, **_sums(duration[same])}
 
 
 def _sums(duration: Int64s) -> Row:
@@ -247,10 +247,10 @@ def _sums(duration: Int64s) -> Row:
 
 def _kinds(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
     kinds = (KernelKind.COMPUTATION, KernelKind.COMMUNICATION, KernelKind.MEMORY)
-    total = np.sum([shared_ns([_of_kind(one, kind) for kind in kinds]) for one in ranks], axis=0)
+    total = np.sum([shared_ns([_of_kind(rank, kind) for kind in kinds]) for rank in ranks], axis=0)
     for mask in np.argsort(-total, kind="stable").tolist():
         if total[mask]:
-            named = [kind.name.lower() for place, kind in enumerate(kinds) if mask >> place & 1]
+            named = [kind.name.lower() for index, kind in enumerate(kinds) if mask >> index & 1]
             row = {"kinds": " overlapping ".join(named), "sum_ns": int(total[mask])}
             yield {**row, "ratio": float(total[mask] / total.sum())}
 

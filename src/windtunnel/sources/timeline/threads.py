@@ -70,12 +70,12 @@ def find_hand_offs(
     threads = [_Thread(part, start[part], end[part], rules.shortest_gap_ns) for part in parts]
     edges: dict[tuple[int, int], tuple[int, bool]] = {}
     explained: set[int] = set()
-    for one in threads:
+    for item in threads:
         for other in threads:
-            if one is not other:
-                _blocks_inside_gaps(one, other, rules.cover_ratio, edges, explained)
-    for one in threads:
-        _returns_after_work(one, threads, collective, rules, edges, explained)
+            if item is not other:
+                _blocks_inside_gaps(item, other, rules.cover_ratio, edges, explained)
+    for item in threads:
+        _returns_after_work(item, threads, collective, rules, edges, explained)
     _issued_collectives(threads, issues, collective, edges, explained)
     _first_slices(threads, edges, explained)
     pairs = np.array(list(edges), np.int64).reshape(-1, 2)
@@ -123,12 +123,12 @@ def _returns_after_work(
     for other in threads:
         if other is one:
             continue
-        place = np.searchsorted(other.end, one.gap_end, side="right") - 1
-        found = np.maximum(place, 0)
-        ended = other.end[found]
-        seen = (place >= 0) & (ended > one.gap_begin) & (one.gap_end - ended <= rules.resume_ns) & (ended > latest)
-        seen &= (one.gap_end - one.gap_begin > rules.long_gap_ns) | collective[other.slices[found]]
-        source[seen], latest[seen] = other.slices[found][seen], ended[seen]
+        index = np.searchsorted(other.end, one.gap_end, side="right") - 1
+        result = np.maximum(index, 0)
+        ended = other.end[result]
+        seen = (index >= 0) & (ended > one.gap_begin) & (one.gap_end - ended <= rules.resume_ns) & (ended > latest)
+        seen &= (one.gap_end - one.gap_begin > rules.long_gap_ns) | collective[other.slices[result]]
+        source[seen], latest[seen] = other.slices[result][seen], ended[seen]
     for gap in np.flatnonzero(source >= 0).tolist():
         if int(after[gap]) not in explained:
             edges[int(source[gap]), int(after[gap])] = (int(one.gap_end[gap] - latest[gap]), False)
@@ -139,33 +139,33 @@ def _issued_collectives(
     threads: list[_Thread], issues: NDArray[np.bool_], collective: NDArray[np.bool_], edges: Edges, explained: set[int]
 ) -> None:
     """Each host collective starts after the operator of another thread that issued it."""
-    for one in threads:
-        rows = np.flatnonzero(collective[one.slices])
+    for thread in threads:
+        rows = np.flatnonzero(collective[thread.slices])
         for other in threads:
             issuing = other.slices[issues[other.slices]]
-            if other is one or not len(issuing) or not len(rows):
+            if other is thread or not len(issuing) or not len(rows):
                 continue
             starts = other.start[issues[other.slices]]
-            place = np.searchsorted(starts, one.start[rows], side="right") - 1
-            for row, found in zip(rows[place >= 0].tolist(), place[place >= 0].tolist(), strict=True):
-                target = int(one.slices[row])
-                before = int(one.end[row - 1]) if row else -(2**62)
-                is_bound = int(starts[found]) >= before
-                edges[int(issuing[found]), target] = (int(one.start[row] - starts[found]) if is_bound else 0, True)
+            index = np.searchsorted(starts, thread.start[rows], side="right") - 1
+            for row, result in zip(rows[index >= 0].tolist(), index[index >= 0].tolist(), strict=True):
+                target = int(thread.slices[row])
+                before = int(thread.end[row - 1]) if row else -(2**62)
+                is_bound = int(starts[result]) >= before
+                edges[int(issuing[result]), target] = (int(thread.start[row] - starts[result]) if is_bound else 0, True)
                 if is_bound:
                     explained.add(target)
 
 
 def _first_slices(threads: list[_Thread], edges: Edges, explained: set[int]) -> None:
     """A thread that begins later than another one was given its work by the thread that worked last before."""
-    for one in threads:
-        first, begin = int(one.slices[0]), int(one.start[0])
+    for thread in threads:
+        first, begin = int(thread.slices[0]), int(thread.start[0])
         if first in explained:
             continue
         ended = [
             (int(t.end[i]), int(t.slices[i]))
             for t in threads
-            if (i := int(np.searchsorted(t.end, begin, side="right")) - 1) >= 0 and t is not one
+            if (i := int(np.searchsorted(t.end, begin, side="right")) - 1) >= 0 and t is not thread
         ]
         if ended:
             latest, source = max(ended)
@@ -199,10 +199,10 @@ def follow_progress(
     borders = np.flatnonzero(np.diff(thread)) + 1
     threads = [part for part in np.split(np.arange(len(thread)), borders) if len(part) and not polls[part[0]]]
     for numbers, ends in [*((part, end[part]) for part in threads), *device_queues] if len(target) else []:
-        place = np.searchsorted(ends, start[target], side="right") - 1
-        found = np.maximum(place, 0)
-        later = (place >= 0) & (ends[found] > latest)
-        latest[later], source[later] = ends[found[later]], numbers[found[later]]
+        index = np.searchsorted(ends, start[target], side="right") - 1
+        result = np.maximum(index, 0)
+        later = (index >= 0) & (ends[result] > latest)
+        latest[later], source[later] = ends[result[later]], numbers[result[later]]
     known = source >= 0
     lag = start[target[known]] - latest[known]
     return HandOffs(source[known], target[known], lag, np.zeros(len(lag), bool), target[known])

@@ -83,9 +83,9 @@ class _Launched:
     def after(self, stream: int, time_ns: int, thread: int) -> int:
         """The first task of a stream launched at or after a time by a thread (-1: by any); -1 if there is none."""
         members = self._in_order[stream]
-        for place in range(int(np.searchsorted(self._by_stream[stream][0], time_ns)), len(members)):
-            if thread in (-1, self._thread[members[place]]):
-                return int(members[place])
+        for index in range(int(np.searchsorted(self._by_stream[stream][0], time_ns)), len(members)):
+            if thread in (-1, self._thread[members[index]]):
+                return int(members[index])
         return -1
 
 
@@ -111,8 +111,8 @@ class _Syncs:
         self.device_streams = [[n for (d, _), n in numbers.items() if o in (d, "")] for o in owner]
         self.stream = [resolve(code) for code in streams]
         self.awaited_stream = [resolve(code) for code in events.syncs.awaited_stream.tolist()]
-        at = np.array([row if call < 0 else call for row, call in zip(self.row, self.call, strict=True)], np.int64)
-        self.time = events.start_ns[at].tolist()
+        index = np.array([row if call < 0 else call for row, call in zip(self.row, self.call, strict=True)], np.int64)
+        self.time = events.start_ns[index].tolist()
         self.record_time = self._record_times(events)
 
     def _record_times(self, events: Events) -> list[int]:
@@ -157,7 +157,7 @@ def find_host_waits(events: Events, device: Device, rules: TimelineRules) -> Hos
         tasks_of.setdefault(call, []).extend(tasks)
     inferred = dict(_inferred_waits(events, device, set(tasks_of), return_ns))
     tasks_of |= inferred
-    room = [one for one in _waits_for_room(events, device, rules) if one[0] not in tasks_of]
+    room = [item for item in _waits_for_room(events, device, rules) if item[0] not in tasks_of]
     tasks_of |= {call: [task] for call, task, _ in room}
     return _reduced(events, device, tasks_of, set(inferred), {call: own_ns for call, _, own_ns in room}, return_ns)
 
@@ -179,11 +179,11 @@ def _waits_for_room(events: Events, device: Device, rules: TimelineRules) -> Ite
     usual_ns = {
         code: int(np.median(duration[(name == code) & ~is_full])) for code in np.unique(name[~is_full]).tolist()
     }
-    for at in np.flatnonzero(is_full & (duration > rules.return_ns)).tolist():
-        finish, own_ns = int(start[at] + duration[at]), usual_ns.get(int(name[at]), 0)
-        place = int(np.searchsorted(ends, finish, side="right")) - 1
-        if place >= 0 and ends[place] > start[at] + own_ns and finish - ends[place] <= rules.return_ns:
-            yield int(call[at]), int(by_end[place]), own_ns
+    for index in np.flatnonzero(is_full & (duration > rules.return_ns)).tolist():
+        finish, own_ns = int(start[index] + duration[index]), usual_ns.get(int(name[index]), 0)
+        position = int(np.searchsorted(ends, finish, side="right")) - 1
+        if position >= 0 and ends[position] > start[index] + own_ns and finish - ends[position] <= rules.return_ns:
+            yield int(call[index]), int(by_end[position]), own_ns
 
 
 def _copies(events: Events, device: Device, return_ns: int) -> Iterator[tuple[int, list[int]]]:
@@ -226,7 +226,7 @@ def _inferred_waits(events: Events, device: Device, known: set[int], return_ns: 
     calls = calls[~np.isin(calls, list(known))] if known else calls
     start, finish = events.start_ns[calls], events.start_ns[calls] + events.duration_ns[calls]
     order = np.argsort(device.end, kind="stable")
-    found = latest_ended(
+    result = latest_ended(
         device.end[order],
         device.start[order],
         device.launch_ns[order],
@@ -236,12 +236,14 @@ def _inferred_waits(events: Events, device: Device, known: set[int], return_ns: 
     )
     launched = _Launched(device, events.thread)
     all_streams = matching(events.names, _DEVICE_CALL)[events.name[calls]]
-    for call, at, place, waits_for_all in zip(calls.tolist(), start.tolist(), found.tolist(), all_streams, strict=True):
+    for call, index, position, waits_for_all in zip(
+        calls.tolist(), start.tolist(), result.tolist(), all_streams, strict=True
+    ):
         if waits_for_all:
-            tasks = [launched.before(stream, at) for stream in range(len(device.streams))]
+            tasks = [launched.before(stream, index) for stream in range(len(device.streams))]
             yield call, [task for task in tasks if task >= 0]
         else:
-            yield call, [int(order[place])] if place >= 0 else []
+            yield call, [int(order[position])] if position >= 0 else []
 
 
 def _reduced(

@@ -50,7 +50,7 @@ def find_window(events: Events, name: str | None, occurrence: int | None) -> Win
     exact = np.array([text == name for text in events.names], bool)
     part = np.array([name in text for text in events.names], bool)
     annotations = rows[events.category[rows] == Category.ANNOTATION]
-    found = next(
+    result = next(
         (
             r
             for r in (
@@ -62,12 +62,12 @@ def find_window(events: Events, name: str | None, occurrence: int | None) -> Win
         ),
         rows[:0],
     )
-    found = found[np.argsort(events.start_ns[found], kind="stable")]
-    chosen = found if occurrence is None else found[occurrence : occurrence + 1 or None]
-    if not len(chosen):
-        raise _no_window(events, annotations, name, occurrence, len(found))
-    ends = np.maximum.accumulate(events.start_ns[chosen] + events.duration_ns[chosen])
-    return Window(events.start_ns[chosen], ends, name)
+    result = result[np.argsort(events.start_ns[result], kind="stable")]
+    selected = result if occurrence is None else result[occurrence : occurrence + 1 or None]
+    if not len(selected):
+        raise _no_window(events, annotations, name, occurrence, len(result))
+    ends = np.maximum.accumulate(events.start_ns[selected] + events.duration_ns[selected])
+    return Window(events.start_ns[selected], ends, name)
 
 
 def _no_window(events: Events, annotations: Int64s, name: str, occurrence: int | None, num_found: int) -> TraceError:

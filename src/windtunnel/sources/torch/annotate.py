@@ -81,7 +81,9 @@ class Discovery:
     def _see_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         _add_once(self.optimizers, optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._sparse |= {id(one) for one in parameters if one.grad is not None and one.grad.is_sparse}
+        self._sparse |= {
+            id(parameter) for parameter in parameters if parameter.grad is not None and parameter.grad.is_sparse
+        }
 
     def has_sparse_gradient(self, parameter: torch.Tensor) -> bool:
         """Whether an optimizer was seen to step with a sparse gradient of it."""
@@ -97,18 +99,18 @@ class Discovery:
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Every parameter once, by its full name; those of no model are numbered by optimizer and place."""
-        found: dict[int, tuple[str, torch.nn.Parameter]] = {}
+        result: dict[int, tuple[str, torch.nn.Parameter]] = {}
         paths = module_paths(self.models)
         for model in self.models:
             for name, module in model.named_modules():
                 del name
                 for own, parameter in module.named_parameters(recurse=False):
-                    found.setdefault(id(parameter), (f"{paths[id(module)]}.{own}", parameter))
+                    result.setdefault(id(parameter), (f"{paths[id(module)]}.{own}", parameter))
         for number, optimizer in enumerate(self.optimizers):
             tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-            for place, parameter in enumerate(tensors):
-                found.setdefault(id(parameter), (f"optimizer{number}.{place}", parameter))
-        return dict(found.values())
+            for index, parameter in enumerate(tensors):
+                result.setdefault(id(parameter), (f"optimizer{number}.{index}", parameter))
+        return dict(result.values())
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor of optimizer state, by parameter name and its own."""
@@ -125,7 +127,7 @@ class Discovery:
         """Bytes that live through every iteration: parameters, buffers, optimizer state."""
         buffers = [buffer for model in self.models for buffer in model.buffers()]
         tensors = [*self.parameters().values(), *self.state().values(), *buffers]
-        storages = {one._cdata: one.nbytes() for tensor in tensors for one in (local(tensor).untyped_storage(),)}
+        storages = {item._cdata: item.nbytes() for tensor in tensors for item in (local(tensor).untyped_storage(),)}
         return sum(storages.values())
 
 
@@ -188,14 +190,14 @@ def outermost(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
         if issubclass(type(candidate), torch.nn.Module):
             for child in candidate.__dict__.get("_modules", {}).values():
                 holder.setdefault(id(child), candidate)
-    found: list[torch.nn.Module] = []
+    result: list[torch.nn.Module] = []
     for model in models:
         climbed = {id(model)}
         while (above := holder.get(id(model))) is not None and id(above) not in climbed:
             model = above
             climbed.add(id(model))
-        _add_once(found, model)
-    return found
+        _add_once(result, model)
+    return result
 
 
 def module_paths(models: Iterable[torch.nn.Module]) -> dict[int, str]:

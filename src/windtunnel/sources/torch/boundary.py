@@ -170,12 +170,12 @@ def _root(period: list[Token]) -> list[Token]:
 def _rotated(period: list[Token]) -> list[Token]:
     """The pattern from its natural beginning on."""
     count = Counter(period)
-    begins = [place for place, token in enumerate(period) if token.kind == "next" and period[place - 1].kind == "step"]
+    begins = [index for index, token in enumerate(period) if token.kind == "next" and period[index - 1].kind == "step"]
     if not begins:
-        begins = [place for place in range(len(period)) if period[place - 1].kind == "step"]
-    rarest = min(count[period[place - 1]] for place in begins)
+        begins = [index for index in range(len(period)) if period[index - 1].kind == "step"]
+    rarest = min(count[period[item - 1]] for item in begins)
     # among equals the latest, which for a GAN is the one after the generator's step
-    begin = next(place for place in reversed(begins) if count[period[place - 1]] == rarest)
+    begin = next(item for item in reversed(begins) if count[period[item - 1]] == rarest)
     if period[begin].kind != "next" and count[period[begin - 1]] == rarest:
         begin = 0 if count[period[-1]] == rarest else begin
     return period[begin:] + period[:begin]

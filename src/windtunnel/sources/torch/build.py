@@ -93,12 +93,12 @@ def build_graph(recording: Recording) -> Graph:
     if sent is not None or is_disturbed:  # what a bare iteration took contains waiting
         seen, parts = seen[:0], None
     corrected_IP, correction = correct(thread.points, slices_IP, seen, calibrated_ns=calibrate(), parts=parts)
-    chosen = central(corrected_IP.sum(axis=1).astype(np.float64))
+    selected = central(corrected_IP.sum(axis=1).astype(np.float64))
     if is_disturbed:  # a slice is short: even on a busy host it often runs from its begin to its end
         duration = _round_to_sum(quiet_rows(corrected_IP))
         corrected_IP = np.rint(corrected_IP * (duration.sum() / np.median(corrected_IP.sum(axis=1)))).astype(np.int64)
     else:
-        duration = _round_to_sum(corrected_IP[chosen].mean(axis=0))
+        duration = _round_to_sum(corrected_IP[selected].mean(axis=0))
     main_slice = _main_slices(thread, duration)
     duration, corrected_IP = _gathered(thread, main_slice, duration, corrected_IP)
     flow = trace_flow(thread.points, thread.operators, main_slice)
@@ -122,7 +122,7 @@ def build_graph(recording: Recording) -> Graph:
         tuple(recording.bare_waits_ns),
     )
     graph = with_workers(_assemble(columns, kept, flow, meta), loading)
-    return graph if sent is None else with_transfers(graph, sent, kept, chosen)
+    return graph if sent is None else with_transfers(graph, sent, kept, selected)
 
 
 # --- the template and the durations -----------------------------------------------------------------------
@@ -143,8 +143,8 @@ def _template(rich: Events, lines: dict[int, str]) -> _Thread:
     phases = phases_of(rich, marked)
     layers = layers_of(rich, marked, phases, listed, storages)
     points = walk(rich, rows, hidden=_MARKS)
-    place = {row: event for event, row in enumerate(marked.rows.tolist())}
-    kept = [place[row] for row in points.rows.tolist()]
+    index = {row: event for event, row in enumerate(marked.rows.tolist())}
+    kept = [index[row] for row in points.rows.tolist()]
     return _Thread(
         number,
         points,
@@ -179,7 +179,7 @@ def _times(recording: Recording, thread: _Thread) -> tuple[Int, list[tuple[Event
                 strange.append((other, (events, marker)))
     if len(strange) > len(rows) and not recording.messages:  # a message is waited for where it is, not as others are
         rows += [by_kind(thread.points, other) for other, _ in strange]
-        profiles += [place for _, place in strange]
+        profiles += [index for _, index in strange]
     if not rows:
         rows, profiles = [thread.points.times_ns], [(recording.rich, recording.rich.markers(ITERATION)[0])]
     return np.stack(rows), profiles, num_unlike
@@ -209,10 +209,10 @@ def _main_slices(thread: _Thread, duration: Int) -> list[int]:
     points = thread.points
     best: list[int] = points.enter.tolist()
     longest = duration[points.enter].tolist() if len(duration) else []
-    for place in range(points.num_slices):
-        event = int(points.owner[place])
-        if event >= 0 and duration[place] > longest[event]:
-            best[event], longest[event] = place, int(duration[place])
+    for index in range(points.num_slices):
+        event = int(points.owner[index])
+        if event >= 0 and duration[index] > longest[event]:
+            best[event], longest[event] = index, int(duration[index])
     return best
 
 
@@ -238,8 +238,8 @@ def _columns(
     points = thread.points
     count = points.num_slices
     owner = points.owner[:count].tolist()
-    shown = [_shown_event(points, place) for place in range(count)]
-    is_main = [main_slice[event] == place and event > 0 for place, event in enumerate(owner)]
+    shown = [_shown_event(points, index) for index in range(count)]
+    is_main = [main_slice[event] == index and event > 0 for index, event in enumerate(owner)]
     works = [main and _computes(thread, event) for event, main in zip(owner, is_main, strict=True)]
     details = [thread.operators[event] if main else _NOTHING for event, main in zip(owner, works, strict=True)]
     names = [thread.names[event] if event > 0 else PYTHON for event in owner]
@@ -253,8 +253,8 @@ def _columns(
         "iteration": np.zeros(count, dtype=np.int32),
         "rank": np.zeros(count, dtype=np.int32),
         "flops": [detail.flops for detail in details],
-        "bytes_read": [flow.bytes_read.get(place, 0) if work else 0 for place, work in enumerate(works)],
-        "bytes_written": [flow.bytes_written.get(place, 0) for place in range(count)],
+        "bytes_read": [flow.bytes_read.get(index, 0) if work else 0 for index, work in enumerate(works)],
+        "bytes_written": [flow.bytes_written.get(index, 0) for index in range(count)],
         "param_bytes": [_parameter_bytes(detail, thread.parameters) for detail in details],
         "output_bytes": np.maximum(memory.output, 0),
         "workspace_bytes": memory.workspace,

@@ -115,13 +115,13 @@ def _issued(name: str) -> str:
 def _require_same(profiled: list[str], noted: list[str]) -> None:
     if profiled == noted:
         return
-    place = next(
-        (row for row, (one, other) in enumerate(zip(profiled, noted, strict=False)) if one != other),
+    index = next(
+        (row for row, (item, other) in enumerate(zip(profiled, noted, strict=False)) if item != other),
         min(len(profiled), len(noted)),
     )
     raise InputError(
         f"iterations send different messages: {len(noted)} in one, {len(profiled)} in another",
-        where=f"message {place}: {noted[place : place + 1] or 'none'} and {profiled[place : place + 1] or 'none'}",
+        where=f"message {index}: {noted[index : index + 1] or 'none'} and {profiled[index : index + 1] or 'none'}",
         fix="let warm-up last longer (--warmup 10), or capture a part of the run in which all iterations are alike",
     )
 
@@ -135,10 +135,10 @@ def _ends(events: Events, marker: int, messages: Sequence[Message]) -> Int:
             rows.setdefault(_plain(events.names[row].removeprefix(_CARRIER)), []).append(row)
     ends = np.full(len(messages), _UNKNOWN_NS, dtype=np.int64)
     for op in dict.fromkeys(message.op for message in messages):
-        places = [place for place, message in enumerate(messages) if message.op == op]
+        indices = [index for index, message in enumerate(messages) if message.op == op]
         carried = rows.get(_plain(op), [])
-        if len(carried) == len(places):
-            ends[places] = events.end_ns[carried]
+        if len(carried) == len(indices):
+            ends[indices] = events.end_ns[carried]
     return ends
 
 
@@ -172,13 +172,13 @@ def _known_waits(names: Sequence[str], points: Points, events: Sequence[int], me
         if name.startswith(WAIT) or name == _WAIT_TENSOR:
             marks.setdefault(name.removeprefix(WAIT), []).append(int(points.enter[row]))
     waits, used = np.full(len(messages), -1, dtype=np.int64), dict.fromkeys(marks, 0)
-    for place, (event, message) in enumerate(zip(events, messages, strict=True)):
+    for index, (event, message) in enumerate(zip(events, messages, strict=True)):
         parent = int(points.parent[event])
         is_functional = parent >= 0 and names[parent].startswith(_FUNCTIONAL)
         kind = _WAIT_TENSOR if is_functional else message.op if message.op in PEER_TO_PEER else ""
         following = [point for point in marks.get(kind, [])[used.get(kind, 0) :] if point > points.leave[event]]
         if following:
-            waits[place] = following[0]
+            waits[index] = following[0]
             used[kind] = marks[kind].index(following[0]) + 1
     return waits
 
@@ -188,19 +188,19 @@ def _waiting_slices(times_IP: Int, end_IC: Int, leave: Int, works: NDArray[np.bo
     wait = np.full(end_IC.shape[1], -1, dtype=np.int64)
     last = times_IP.shape[1] - 2
     idle = np.flatnonzero(~works)
-    for place, first in enumerate(leave.tolist()):
+    for index, first in enumerate(leave.tolist()):
         own = idle[idle >= min(first, last)]
         if not len(own):
             continue
-        held = np.array([_held(row, own, end) for row, end in zip(times_IP, end_IC[:, place], strict=True)])
-        found, votes = np.unique(held[held >= 0], return_counts=True)
-        if not len(found) or votes.max() < _VOTES * len(held):
+        held = np.array([_held(row, own, end) for row, end in zip(times_IP, end_IC[:, index], strict=True)])
+        result, votes = np.unique(held[held >= 0], return_counts=True)
+        if not len(result) or votes.max() < _VOTES * len(held):
             continue
-        best = int(found[votes.argmax()])
-        left = times_IP[:, best + 1] - np.maximum(end_IC[:, place], times_IP[:, best])
+        best = int(result[votes.argmax()])
+        left = times_IP[:, best + 1] - np.maximum(end_IC[:, index], times_IP[:, best])
         length = np.median(times_IP[:, best + 1] - times_IP[:, best])
         if np.median(left) <= max(_RESIDUE_NS, _RESIDUE_RATIO * length):
-            wait[place] = best
+            wait[index] = best
     return wait
 
 
@@ -222,20 +222,20 @@ def _unseen(names: Sequence[str], points: Points, wait: Int, leave: Int) -> Int:
     """What never waited for a message: it would with the next message's waiter, or where its kind of program does."""
     marks = [[int(points.enter[row]) for row, name in enumerate(names) if name.startswith(mark)] for mark in _LATEST]
     filled, following, last = wait.copy(), -1, points.num_slices - 1
-    for place in reversed(range(len(wait))):
-        if wait[place] < 0:
-            later = [point for mark in marks for point in mark[:1] if point > leave[place]]
-            filled[place] = following if following >= leave[place] else min([*later, last])
-        following = filled[place]
+    for index in reversed(range(len(wait))):
+        if wait[index] < 0:
+            later = [point for mark in marks for point in mark[:1] if point > leave[index]]
+            filled[index] = following if following >= leave[index] else min([*later, last])
+        following = filled[index]
     return filled
 
 
 def _waits(times_IP: Int, end_IC: Int, wait: Int) -> Int:
     """What each slice waited in every iteration [I, P - 1]."""
     waits = np.zeros((len(times_IP), times_IP.shape[1] - 1), dtype=np.int64)
-    for place, waiter in enumerate(wait.tolist()):
+    for index, waiter in enumerate(wait.tolist()):
         begin, end = times_IP[:, waiter], times_IP[:, waiter + 1]
-        waited = np.clip(np.minimum(end_IC[:, place], end) - begin, 0, None)
+        waited = np.clip(np.minimum(end_IC[:, index], end) - begin, 0, None)
         waits[:, waiter] = np.maximum(waits[:, waiter], waited)
     return waits
 
@@ -257,7 +257,7 @@ def with_transfers(graph: Graph, found: Transfers, kept: NDArray[np.bool_], chos
     issue = np.clip(np.searchsorted(rows, found.issue, "right") - 1, 0, None)
     wait = np.searchsorted(rows, found.wait)
     message = graph.num_tasks + np.arange(len(found.messages))
-    groups = tuple(dict.fromkeys(one.group for one in found.messages))
+    groups = tuple(dict.fromkeys(item.group for item in found.messages))
     is_waited = wait < len(rows)
     alone = is_alone(found.messages)
     turn = message[~alone]
@@ -290,19 +290,19 @@ def _columns(
     graph: Graph, found: Transfers, issue: Int, groups: tuple[ProcessGroup, ...], chosen: NDArray[np.intp]
 ) -> dict[str, Any]:
     messages = found.messages
-    number = [groups.index(one.group) for one in messages]
-    sequence = [number[:place].count(group) for place, group in enumerate(number)]
+    number = [groups.index(message.group) for message in messages]
+    sequence = [number[:index].count(group) for index, group in enumerate(number)]
     return {
-        "name": [f"{one.op} {place}" for place, one in enumerate(messages)],
-        "op": [one.op for one in messages],
+        "name": [f"{message.op} {index}" for index, message in enumerate(messages)],
+        "op": [message.op for message in messages],
         "layer": graph.tasks.strings("layer").to_numpy()[issue].tolist(),
         "kind": np.full(len(messages), Kind.COMM),
         "phase": graph.tasks["phase"][issue],
-        "message_bytes": [one.size_bytes for one in messages],
+        "message_bytes": [message.size_bytes for message in messages],
         "group": number,
         "sequence": sequence,
-        "peer": [one.peer for one in messages],
-        "tag": [one.tag for one in messages],
+        "peer": [message.peer for message in messages],
+        "tag": [message.tag for message in messages],
         "resource": graph.num_resources + is_alone(messages),
         "order": graph.num_tasks + np.arange(len(messages)),
         "duration_ns": _mean(found.own_ns[chosen]),

@@ -78,7 +78,7 @@ def attention(
     mask = None if attn_mask is None else attn_mask.expand(*query.shape[:-1], key.size(-2))
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -torch.inf)
-    keeps = any(one.requires_grad for one in (query, key, value))
+    keeps = any(item.requires_grad for item in (query, key, value))
     run = aten._scaled_dot_product_cudnn_attention if is_grouped else aten._scaled_dot_product_efficient_attention
     return run(query, key, value, mask, keeps, dropout_p, is_causal, scale=scale)[0]
 

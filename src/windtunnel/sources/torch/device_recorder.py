@@ -40,7 +40,7 @@ class _Phase(Enum):
 
 def lies_on_device(discovery: Discovery) -> bool:
     """Whether the parameters that were found lie on a GPU."""
-    return any(one.device.type == "cuda" for one in discovery.parameters().values())
+    return any(parameter.device.type == "cuda" for parameter in discovery.parameters().values())
 
 
 class DeviceRecorder:
@@ -75,7 +75,7 @@ class DeviceRecorder:
         lengths = {_Phase.SETTLE: _SETTLING, _Phase.BARE: self._num_bare, _Phase.PRIME: _SETTLING}
         before = list(lengths)[: list(_Phase).index(self._phase)]
         total = sum(lengths.values()) + self._num_traced
-        return min(total, sum(lengths[one] for one in before) + self._turn), total
+        return min(total, sum(lengths[item] for item in before) + self._turn), total
 
     def boundary(self, *, is_regular: bool) -> None:
         """An iteration ended, and the next one begins."""
@@ -169,14 +169,14 @@ class DeviceRecorder:
 
         traced = load_kineto(self._path, window=_MARK)
         self._folder.cleanup()
-        found = _without_profiler(traced, float(np.median(self.bare_ns)))
+        result = _without_profiler(traced, float(np.median(self.bare_ns)))
         known = precision(self.bare_ns)
-        notes = [one["note"] for one in (found.meta.overhead, known) if "note" in one]
-        return found.with_meta(
-            trace={name: value for name, value in found.meta.trace.items() if name != "path"},
-            hardware={**host_facts(), **found.meta.hardware},
+        notes = [item["note"] for item in (result.meta.overhead, known) if "note" in item]
+        return result.with_meta(
+            trace={name: value for name, value in result.meta.trace.items() if name != "path"},
+            hardware={**host_facts(), **result.meta.hardware},
             iteration_ns=summary_ns(self.bare_ns),
-            overhead={**found.meta.overhead, **known, "note": "; ".join(notes)},
+            overhead={**result.meta.overhead, **known, "note": "; ".join(notes)},
             optimizers=_as_run(keep_optimizers(self._discovery)),
             models=keep_models(self._discovery),
             memory_base_bytes=self._discovery.resident_bytes(),
@@ -189,9 +189,9 @@ def _without_profiler(traced: Graph, step_ns: float) -> Graph:
     try:
         return without_profiler(traced, step_ns)
     except InputError as error:  # traced and bare iterations do not fit together
-        found = without_profiler(traced)
-        note = f"{found.meta.overhead['note']}: the machine was disturbed ({error.message})"
-        return found.with_meta(overhead={**found.meta.overhead, "note": note})
+        result = without_profiler(traced)
+        note = f"{result.meta.overhead['note']}: the machine was disturbed ({error.message})"
+        return result.with_meta(overhead={**result.meta.overhead, "note": note})
 
 
 def _as_run(optimizers: list[dict[str, Any]]) -> list[dict[str, Any]]:

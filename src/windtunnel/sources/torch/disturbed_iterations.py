@@ -67,16 +67,16 @@ def quiet_iterations(lost_ratios: Sequence[float]) -> NDArray[np.bool_]:
     >>> quiet_iterations([0.5, 0.4, 0.6, 0.7]).tolist()
     [True, True, False, False]
     """
-    lost = np.asarray(lost_ratios, dtype=np.float64)
-    quiet: NDArray[np.bool_] = lost <= MOST_WAITED
-    if quiet.sum() >= min(_FEWEST, len(lost)):
+    missing = np.asarray(lost_ratios, dtype=np.float64)
+    quiet: NDArray[np.bool_] = missing <= MOST_WAITED
+    if quiet.sum() >= min(_FEWEST, len(missing)):
         return quiet
-    least: NDArray[np.bool_] = lost <= np.median(lost)
+    least: NDArray[np.bool_] = missing <= np.median(missing)
     return least
 
 
 def disturbance_facts(bare: Sequence[float], light: Sequence[float], num_repeated: int) -> dict[str, Any]:
     """What ``meta`` says of the iterations that were kept: ``lost_ratio`` is 0 where they were quiet."""
-    median = max((float(np.median(lost)) for lost in (bare, light) if len(lost)), default=0.0)
-    found: dict[str, Any] = {"lost_ratio": median} if median > MOST_WAITED else {}
-    return found | ({"num_repeated": num_repeated} if num_repeated else {})
+    median = max((float(np.median(missing)) for missing in (bare, light) if len(missing)), default=0.0)
+    result: dict[str, Any] = {"lost_ratio": median} if median > MOST_WAITED else {}
+    return result | ({"num_repeated": num_repeated} if num_repeated else {})

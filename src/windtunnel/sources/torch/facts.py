@@ -55,8 +55,10 @@ def facts_of(
         overhead["held_out_ns"] = aside
         overhead["held_out_error_ratio"] = replayed_ns / float(np.median(aside)) - 1.0
     measured = summary_ns(bare) or profiled
-    if lost := disturbance.get("lost_ratio"):  # what a quiet machine is estimated to take, and how well that is known
-        factor = math.exp(disturbed_reach(lost))
+    if missing := disturbance.get(
+        "lost_ratio"
+    ):  # what a quiet machine is estimated to take, and how well that is known
+        factor = math.exp(disturbed_reach(missing))
         ends = {"low": int(replayed_ns / factor), "high": int(replayed_ns * factor)}
         measured = {**measured, "median": replayed_ns, **ends}
     return {

@@ -33,7 +33,7 @@ def as_if_real(events: Events) -> Events:
     columns = ("start_ns", "end_ns", "thread", "sequence", "forward_thread", "record_id")
     named = {name: getattr(events, name)[kept] for name in columns}
     seen = replace(events, names=[events.names[row] for row in kept.tolist()], **named, nodes={})
-    nodes = {one: events.nodes[one] for one in seen.record_id.tolist() if one in events.nodes}
+    nodes = {item: events.nodes[item] for item in seen.record_id.tolist() if item in events.nodes}
     seen = replace(seen, nodes=_nested(seen, nodes))
     _Storages().assign(seen)
     return seen
@@ -53,7 +53,7 @@ def _inside_dispatch(events: Events) -> NDArray[np.bool_]:
 
 def _nested(events: Events, nodes: dict[int, Node]) -> dict[int, Node]:
     """The nodes, each below the nearest one that is still there."""
-    found: dict[int, Node] = {}
+    result: dict[int, Node] = {}
     open_rows: dict[int, list[tuple[int, int]]] = {}  # by thread: (end, node id)
     for row, record_id in enumerate(events.record_id.tolist()):
         stack = open_rows.setdefault(int(events.thread[row]), [])
@@ -61,9 +61,9 @@ def _nested(events: Events, nodes: dict[int, Node]) -> dict[int, Node]:
             stack.pop()
         node = nodes.get(record_id)
         if node is not None:
-            found[record_id] = {**node, "ctrl_deps": stack[-1][1]} if stack else node
+            result[record_id] = {**node, "ctrl_deps": stack[-1][1]} if stack else node
             stack.append((int(events.end_ns[row]), node["id"]))
-    return found
+    return result
 
 
 class _Storages:
@@ -76,10 +76,10 @@ class _Storages:
 
     def assign(self, events: Events) -> None:
         """Write the storages into the nodes of the events."""
-        begin = {one: row for row, one in enumerate(events.record_id.tolist())}
+        begin = {item: row for row, item in enumerate(events.record_id.tolist())}
         points = sorted(
-            [(int(events.start_ns[row]), 1, row, one) for one, row in begin.items()]
-            + [(int(events.end_ns[row]), 0, -row, one) for one, row in begin.items()]
+            [(int(events.start_ns[row]), 1, row, key) for key, row in begin.items()]
+            + [(int(events.end_ns[row]), 0, -row, key) for key, row in begin.items()]
         )
         for _, is_begin, _, record_id in points:
             node = events.nodes.get(record_id)
@@ -110,11 +110,11 @@ def _make_in_place(node: Node) -> bool:
     """Let an operator that returned an argument be the one that changes its first argument; False of any other."""
     changed = next((tensor[0] for tensor in _tensors(node["outputs"]["values"])), None)
     inputs = node["inputs"]
-    places = [place for place, value in enumerate(inputs["values"]) if is_tensor_record(value) and value[0] == changed]
-    if not places or node["schema"] not in IN_PLACE_SCHEMAS:
+    indices = [index for index, value in enumerate(inputs["values"]) if is_tensor_record(value) and value[0] == changed]
+    if not indices or node["schema"] not in IN_PLACE_SCHEMAS:
         return False
     for column in inputs.values():  # a sum may lie in its second term
-        column[0], column[places[0]] = column[places[0]], column[0]
+        column[0], column[indices[0]] = column[indices[0]], column[0]
     node["schema"], node["name"] = IN_PLACE_SCHEMAS[node["schema"]], f"{node['name']}_"
     return True
 

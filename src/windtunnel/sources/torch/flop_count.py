@@ -135,21 +135,26 @@ def _counter() -> _Counter:
             name = str(func_packet).replace(".", "::", 1)
             if func_packet in self.flop_registry:
                 flops = int(self.flop_registry[func_packet](*args, **kwargs, out_val=out))
-                found.contractions[name, _dtype(args), _innermost(self.mod_tracker.parents)] += flops
+                results.contractions[name, _dtype(args), _innermost(self.mod_tracker.parents)] += flops
             elif _computes(func_packet):
-                found.elementwise += operator_flops(name, _shapes(args), [], _output_shapes(out))
+                results.elementwise += operator_flops(name, _shapes(args), [], _output_shapes(out))
             return result
 
     extended = {packet: _formula(name) for name in CONTRACTIONS if (packet := getattr(torch.ops.aten, name, None))}
-    found = _Counter(Counter(), 0, Following(display=False, custom_mapping=extended))
-    return found
+    results = _Counter(Counter(), 0, Following(display=False, custom_mapping=extended))
+    return results
 
 
 def _formula(name: str) -> Callable[..., int]:
     def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         arguments = (*args, *kwargs.values())
         shapes, outputs = _shapes(arguments), _output_shapes(out_val)
-        return contraction_flops(name, shapes, [None if _is_tensor(one) else one for one in arguments], outputs) or 0
+        return (
+            contraction_flops(
+                name, shapes, [None if _is_tensor(argument) else argument for argument in arguments], outputs
+            )
+            or 0
+        )
 
     formula._get_raw = True  # type: ignore[attr-defined]
     return formula
@@ -166,12 +171,12 @@ def _shapes(values: Any) -> list[Any]:
     if not isinstance(values, (list, tuple)):
         values = (values,)
     return [
-        list(one.shape)
-        if _is_tensor(one)
-        else [list(item.shape) for item in one if _is_tensor(item)]
-        if isinstance(one, (list, tuple)) and any(map(_is_tensor, one))
+        list(value.shape)
+        if _is_tensor(value)
+        else [list(item.shape) for item in value if _is_tensor(item)]
+        if isinstance(value, (list, tuple)) and any(map(_is_tensor, value))
         else []
-        for one in values
+        for value in values
     ]
 
 
@@ -180,7 +185,7 @@ def _output_shapes(out: Any) -> list[Any]:
 
 
 def _dtype(args: Sequence[Any]) -> str:
-    first = next((one for one in args if _is_tensor(one)), None)
+    first = next((argument for argument in args if _is_tensor(argument)), None)
     return str(first.dtype).removeprefix("torch.") if first is not None else ""
 
 
@@ -252,8 +257,8 @@ def conv_flops(
     236027904
     """
     products = math.prod(kernel) * (num_inputs // groups) * (num_outputs // groups) * groups
-    places = [
-        one if transposed else conv_output_size(one, width, stride, padding, dilation)
-        for one, width in zip(size, kernel, strict=True)
+    indices = [
+        item if transposed else conv_output_size(item, width, stride, padding, dilation)
+        for item, width in zip(size, kernel, strict=True)
     ]
-    return 2 * batch_size * math.prod(places) * products
+    return 2 * batch_size * math.prod(indices) * products

@@ -207,7 +207,7 @@ class StepHooks:
                 self._on_optimizer(optimizer)
 
     def _key(self, optimizer: Any) -> str:
-        place = next(place for place, known in enumerate(self.optimizers) if known is optimizer)
+        place = next(index for index, known in enumerate(self.optimizers) if known is optimizer)
         return f"{type(optimizer).__name__}#{place}"
 
     # --- loaders ------------------------------------------------------------------------------------------
@@ -296,10 +296,10 @@ class StepHooks:
     # --- boundaries ---------------------------------------------------------------------------------------
 
     def _feed(self, token: Token) -> None:
-        found = self.finder.feed(token)
-        if found is Found.NOTHING:
+        result = self.finder.feed(token)
+        if result is Found.NOTHING:
             return
-        is_regular = found is Found.REGULAR
+        is_regular = result is Found.REGULAR
         if self._depth["backward"]:
             # updated within the backward pass: no instrument can be changed in the middle of an operator
             self._is_pending_regular = is_regular and self._is_pending_regular is not False
@@ -342,7 +342,7 @@ class StepHooks:
 
 def _subclasses(cls: type) -> list[type]:
     children: list[type] = list(cls.__subclasses__())
-    return children + [found for child in children for found in _subclasses(child)]
+    return children + [subclass for child in children for subclass in _subclasses(child)]
 
 
 _LOADER_ARGUMENTS = (

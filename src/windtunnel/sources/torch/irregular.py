@@ -168,7 +168,7 @@ class IrregularWatch:
 
     def _num_trusted(self, kind: str) -> int:
         """How many of the least disturbed iterations with this kind tell its cost: all under the best instrument."""
-        ranks = sorted(_disturbance(one) for one in self.iterations if kind in self._costs_ns(one))
+        ranks = sorted(_disturbance(iteration) for iteration in self.iterations if kind in self._costs_ns(iteration))
         return ranks.count(ranks[0])
 
     def _costs_ns(self, iteration: _Iteration) -> dict[str, float]:

@@ -62,7 +62,7 @@ def _shortest(graphs: Sequence[Graph]) -> tuple[dict[Key, Int], dict[Key, int]]:
     for graph in graphs:
         for row, key in _collectives(graph):
             samples.setdefault(key, []).append(graph.tasks["samples_ns"][row])
-    if len({len(one) for several in samples.values() for one in several}) > 1:
+    if len({len(item) for several in samples.values() for item in several}) > 1:
         return {}, {}  # a rank measured other iterations than its peers
     least = {key: np.min(several, axis=0) for key, several in samples.items()}
     late_ns = {key: max(0, min(map(_typical, several)) - _typical(least[key])) for key, several in samples.items()}
@@ -76,8 +76,8 @@ def _typical(samples: Int) -> int:
 
 def _waited_by_chance(graph: Graph, late_ns: dict[Key, int]) -> Int:
     """Durations in which the meeting of each collective takes what its ranks are late by chance."""
-    duration, key_of, found = graph.duration_ns.copy(), dict(_collectives(graph)), meetings(graph)
-    for hub, member in zip(found.hub.tolist(), found.member.tolist(), strict=True):
+    duration, key_of, result = graph.duration_ns.copy(), dict(_collectives(graph)), meetings(graph)
+    for hub, member in zip(result.hub.tolist(), result.member.tolist(), strict=True):
         duration[hub] = late_ns.get(key_of.get(member, ("", -1)), 0)
     return duration
 
@@ -103,11 +103,11 @@ def _with_least(graph: Graph, least: dict[Key, Int]) -> Graph:
 
 def _with_calls_of(first: Graph, graph: Graph) -> Graph:
     """The graph of another rank, whose tasks name calls of the program of ``first``; -1 where that has no such call."""
-    theirs, mine = ([_text(call) for call in one.meta.program.get("calls", ())] for one in (first, graph))
-    if mine == theirs or "call" not in graph.tasks:
+    theirs, local = ([_text(call) for call in item.meta.program.get("calls", ())] for item in (first, graph))
+    if local == theirs or "call" not in graph.tasks:
         return graph
-    matched = match_in_order(mine, theirs)
-    row = np.full(len(mine) + 1, -1, dtype=np.int32)  # the last for what belongs to no call
+    matched = match_in_order(local, theirs)
+    row = np.full(len(local) + 1, -1, dtype=np.int32)  # the last for what belongs to no call
     if matched is not None:
         row[:-1] = matched
     return replace(graph, tasks=graph.tasks.replace(call=row[graph.tasks["call"]]))
@@ -119,11 +119,11 @@ def _text(call: dict[str, Any]) -> str:
 
 def _as_long_as_the_step(graph: Graph, graphs: Sequence[Graph]) -> Graph:
     """Spread over the main threads what replay and bare iterations differ; half of these are held out to check it."""
-    bare = [np.array(one.meta.iteration_ns.get("samples", ()), dtype=np.int64) for one in graphs]
-    if any(len(one) < 2 for one in bare):
+    bare = [np.array(item.meta.iteration_ns.get("samples", ()), dtype=np.int64) for item in graphs]
+    if any(len(item) < 2 for item in bare):
         return graph
-    seen_ns = float(np.median([np.median(one[~held_out(len(one))]) for one in bare]))
-    aside_ns = float(np.median([np.median(one[held_out(len(one))]) for one in bare]))
+    seen_ns = float(np.median([np.median(item[~held_out(len(item))]) for item in bare]))
+    aside_ns = float(np.median([np.median(item[held_out(len(item))]) for item in bare]))
     is_host = np.isin(graph.tasks["resource"], np.flatnonzero(graph.resources["kind"] == ResourceKind.HOST_THREAD))
     ratio, settled, replayed_ns = 1.0, graph, float(replay(graph).makespan_ns)
     for _ in range(_ROUNDS):

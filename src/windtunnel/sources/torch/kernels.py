@@ -85,8 +85,8 @@ def kernel_accesses(source: str) -> dict[str, str]:
     {'cpp_fused_add_0': 'brw-'}
     """
     return {
-        found["name"]: "".join(_access(parameter) for parameter in found["parameters"].split(","))
-        for found in _DEFINITION.finditer(source)
+        result["name"]: "".join(_access(parameter) for parameter in result["parameters"].split(","))
+        for result in _DEFINITION.finditer(source)
     }
 
 

@@ -106,8 +106,8 @@ def without_lines(events: Events) -> Events:
     }
     columns = ["start_ns", "end_ns", "thread", "sequence", "forward_thread"]
     columns += ["record_id"] * bool(len(events.record_id))
-    chosen = {name: getattr(events, name)[kept] for name in columns}
-    return replace(events, names=[events.names[row] for row in kept.tolist()], nodes=nodes, **chosen)
+    selected = {name: getattr(events, name)[kept] for name in columns}
+    return replace(events, names=[events.names[row] for row in kept.tolist()], nodes=nodes, **selected)
 
 
 def _nearest(node: int, above: dict[int, int]) -> int:

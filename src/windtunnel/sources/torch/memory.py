@@ -51,12 +51,12 @@ def account(
     use = MemoryUse(*(np.zeros(points.num_slices, dtype=np.int64) for _ in range(3)))
     if len(events.memory_address) != len(events.memory_ns):
         return use
-    mine = (events.memory_thread == thread) & (events.memory_ns >= points.times_ns[0])
-    mine &= events.memory_ns < points.times_ns[-1]
+    local = (events.memory_thread == thread) & (events.memory_ns >= points.times_ns[0])
+    local &= events.memory_ns < points.times_ns[-1]
     compiled = _CompiledBuffers(points, operators, main_slice, names)
     live: dict[int, _Block] = {}
     held: dict[int, int] = {}  # operator -> bytes of its own that it holds now
-    for row in np.flatnonzero(mine).tolist():
+    for row in np.flatnonzero(local).tolist():
         place = int(np.searchsorted(points.times_ns, events.memory_ns[row], side="right")) - 1
         place = min(max(place, 0), points.num_slices - 1)
         num_bytes, address = int(events.memory_bytes[row]), int(events.memory_address[row])

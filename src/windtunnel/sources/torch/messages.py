@@ -113,9 +113,9 @@ class MessageLog(TorchDispatchMode):
         """Let the call pass, and note it."""
         del types
         op = _TABLES.get(func.namespace, {}).get(func.overloadpacket.__name__)
-        place = len(self.messages)
+        index = len(self.messages)
         result = func(*args, **(kwargs or {}))
-        if op and len(self.messages) == place:  # what calls another of these is noted there
+        if op and len(self.messages) == index:  # what calls another of these is noted there
             self.messages.append(_noted(op, args, result))
         return result
 

@@ -164,11 +164,11 @@ def _parse(text: str) -> _Schema:
 
 def _split(arguments: str) -> list[str]:
     parts, depth, begin = [], 0, 0
-    for place, letter in enumerate(arguments):
+    for index, letter in enumerate(arguments):
         depth += (letter in "([") - (letter in ")]")
         if letter == "," and depth == 0:
-            parts.append(arguments[begin:place])
-            begin = place + 1
+            parts.append(arguments[begin:index])
+            begin = index + 1
     return [*parts, arguments[begin:]] if arguments.strip() else []
 
 
@@ -198,7 +198,10 @@ def resolve_recipes(operators: list[Operator], parents: list[int]) -> list[Opera
     A recipe of products whose calls make none makes them itself, whatever else it calls: a convolution's backward pass
     leaves only the sum for the bias to others.
     """
-    sums = [one.role in (Role.COMPUTE, Role.RECIPE) and sums_products(_parse(one.schema).name) for one in operators]
+    sums = [
+        operator.role in (Role.COMPUTE, Role.RECIPE) and sums_products(_parse(operator.schema).name)
+        for operator in operators
+    ]
     calls_compute, calls_sums = [False] * len(operators), [False] * len(operators)
     for event in range(len(operators) - 1, -1, -1):
         parent = parents[event]
@@ -207,7 +210,7 @@ def resolve_recipes(operators: list[Operator], parents: list[int]) -> list[Opera
             calls_compute[parent] |= computes
             calls_sums[parent] |= sums[event] or calls_sums[event]
     computes_itself = [
-        not calls or (made and not called) for calls, made, called in zip(calls_compute, sums, calls_sums, strict=True)
+        not calls or (sum_ and not called) for calls, sum_, called in zip(calls_compute, sums, calls_sums, strict=True)
     ]
     return [
         replace(operator, role=Role.COMPUTE if itself else Role.COMPOSITE) if operator.role is Role.RECIPE else operator
@@ -236,11 +239,11 @@ def spans_of(value: Any, shape: Any, stride: Any) -> list[Span]:
         return [Span(storage, low, low + reach * element_bytes, num_elements * element_bytes)] if num_elements else []
     if not isinstance(value, list):
         return []
-    found = []
+    result = []
     for row, item in enumerate(value):
         inner = stride[row] if isinstance(stride, list) and row < len(stride) else None
-        found += spans_of(item, shape[row] if isinstance(shape, list) and row < len(shape) else None, inner)
-    return found
+        result += spans_of(item, shape[row] if isinstance(shape, list) and row < len(shape) else None, inner)
+    return result
 
 
 def _reach(shape: Any, stride: Any, num_elements: int) -> int:

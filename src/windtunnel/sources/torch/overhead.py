@@ -164,11 +164,11 @@ def _positive_mean(mean: float, std: float) -> float:
     """Mean of a normal variable that is known to be positive: an event costs something, whatever noise shows."""
     if std <= 0 or mean > 8 * std:
         return max(mean, 0.0)
-    at = mean / std
-    if at < -8:
-        return -std / at
-    density = math.exp(-0.5 * at * at) / math.sqrt(2 * math.pi)
-    return mean + std * density / (0.5 * math.erfc(-at / math.sqrt(2)))
+    index = mean / std
+    if index < -8:
+        return -std / index
+    density = math.exp(-0.5 * index * index) / math.sqrt(2 * math.pi)
+    return mean + std * density / (0.5 * math.erfc(-index / math.sqrt(2)))
 
 
 def _median_variance(samples: NDArray[np.float64]) -> float:

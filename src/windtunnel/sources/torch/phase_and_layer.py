@@ -52,16 +52,16 @@ def phases_of(events: Events, points: Points) -> list[Phase]:
 
 def _zeroes_gradients(events: Events, points: Points) -> list[bool]:
     """Events of setting gradients to zero: a loop may do it anywhere before its backward pass."""
-    found: list[bool] = []
+    result: list[bool] = []
     for event, row in enumerate(points.rows.tolist()):
         parent = int(points.parent[event])
-        found.append((parent >= 0 and found[parent]) or events.names[row].startswith(_ZERO_GRADIENTS))
-    return found
+        result.append((parent >= 0 and result[parent]) or events.names[row].startswith(_ZERO_GRADIENTS))
+    return result
 
 
 def _losses_in_steps(events: Events, points: Points) -> set[int]:
     """Operators right within an optimizer's step that lead to a backward pass: a closure computes its loss there."""
-    found: set[int] = set()
+    result: set[int] = set()
     following: dict[int, Phase] = {}  # by step: what comes next in it
     for event in range(len(points.rows) - 1, -1, -1):
         parent = int(points.parent[event])
@@ -71,8 +71,8 @@ def _losses_in_steps(events: Events, points: Points) -> set[int]:
         if own is not None:
             following[parent] = own
         elif following.get(parent) is Phase.BACKWARD:
-            found.add(event)
-    return found
+            result.add(event)
+    return result
 
 
 def _phase_of_name(name: str) -> Phase | None:
@@ -122,24 +122,24 @@ def layers_of(
 
 def _compiled_events(events: Events, points: Points) -> set[int]:
     """Events within compiled code."""
-    found: set[int] = set()
+    result: set[int] = set()
     for event, row in enumerate(points.rows.tolist()):
-        if int(points.parent[event]) in found or events.names[row].startswith(COMPILED):
-            found.add(event)
-    return found
+        if int(points.parent[event]) in result or events.names[row].startswith(COMPILED):
+            result.add(event)
+    return result
 
 
 def _gradient_writers(events: Events, points: Points, phases: list[Phase], operators: list[Operator]) -> dict[int, str]:
     """Layer whose gradient an event of a backward pass was the last to write, by event."""
     gradients = _storages_of(events, (GRADIENT,))
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     for event in range(len(points.rows) - 1, -1, -1):
         if phases[event] is Phase.BACKWARD:
             written = {span.storage for span in (*operators[event].writes, *operators[event].mutates)} & set(gradients)
             owners = {gradients.pop(storage).rpartition(".")[0] for storage in written}
             if owners:
-                found[event] = _common(owners)
-    return found
+                result[event] = _common(owners)
+    return result
 
 
 def labels_within(events: Events, points: Points, mark: str, *, also_around: bool = False) -> list[str]:
@@ -189,7 +189,7 @@ def _node_makers(events: Events, points: Points, labels: list[str]) -> dict[int,
 def _is_of_engine(events: Events, points: Points, event: int) -> bool:
     """Whether an event is a backward node, or the engine's call of it: those repeat the number of their forward."""
     parent = int(points.parent[event])
-    names = [events.names[int(points.rows[place])] for place in (event, parent) if place >= 0]
+    names = [events.names[int(points.rows[index])] for index in (event, parent) if index >= 0]
     return any(name.startswith(_BACKWARD) for name in names)
 
 

@@ -48,14 +48,14 @@ def precision(bare_ns: Sequence[int]) -> dict[str, Any]:
     num_aside = int(held_out(len(durations)).sum())
     resamples = np.random.default_rng(0).choice(durations, size=(_NUM_RESAMPLES, num_aside))
     error_ratio = float(np.median(resamples, axis=1).std() / np.median(durations))
-    wanted = math.ceil(len(durations) * (error_ratio / WANTED) ** 2 / 10) * 10
-    found: dict[str, Any] = {"standard_error_ratio": error_ratio, "iterations_wanted": wanted}
+    requested = math.ceil(len(durations) * (error_ratio / WANTED) ** 2 / 10) * 10
+    result: dict[str, Any] = {"standard_error_ratio": error_ratio, "iterations_wanted": requested}
     if error_ratio > TOLERATED:
-        advice = f"--iterations {wanted} would make that ±{format_ratio(WANTED)}"
-        if wanted > _MOST_TIMES * len(durations):
+        advice = f"--iterations {requested} would make that ±{format_ratio(WANTED)}"
+        if requested > _MOST_TIMES * len(durations):
             advice = "capture again on a quiet machine, as no number of iterations makes up for what disturbs them"
-        found["note"] = (
+        result["note"] = (
             f"iterations vary: after {len(durations)} of them the step's time is known to "
             f"±{format_ratio(error_ratio)}; {advice}"
         )
-    return found
+    return result

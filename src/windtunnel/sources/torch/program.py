@@ -65,16 +65,16 @@ def keep_program(
 def _same_calls(calls: list[dict[str, Any]], opened: dict[str, Any]) -> dict[int, int] | None:
     """Call by call, where it is in the program whose compiled code was opened; None where they are not the same."""
     last_of = dict(opened["compiled"])
-    tokens, places, place = [], [], 0
+    tokens, indices, index = [], [], 0
     rows = opened["calls"]
-    while place < len(rows):
-        places.append(place)
-        tokens.append(COMPILED if place in last_of else rows[place].get("mark") or rows[place]["schema"])
-        place = last_of.get(place, place + 1)
-    mine = [call.get("mark") or call["schema"] for call in calls]
-    if mine != tokens:
+    while index < len(rows):
+        indices.append(index)
+        tokens.append(COMPILED if index in last_of else rows[index].get("mark") or rows[index]["schema"])
+        index = last_of.get(index, index + 1)
+    local = [call.get("mark") or call["schema"] for call in calls]
+    if local != tokens:
         return None
-    return dict(enumerate(places))
+    return dict(enumerate(indices))
 
 
 def _traced(
@@ -136,8 +136,8 @@ def repeats_of_slices(rich: Events, points: Points, repeated: set[int]) -> list[
         inherited = engine[parent] if parent >= 0 else NO_CALL
         engine.append(event if rich.names[row].startswith(_EVALUATE) else inherited)
     owners = points.owner[: points.num_slices].tolist()
-    last = {engine[owner]: place for place, owner in enumerate(owners) if owner >= 0 and record_ids[owner] in repeated}
-    return [owner >= 0 and place <= last.get(engine[owner], NO_CALL) for place, owner in enumerate(owners)]
+    last = {engine[owner]: index for index, owner in enumerate(owners) if owner >= 0 and record_ids[owner] in repeated}
+    return [owner >= 0 and index <= last.get(engine[owner], NO_CALL) for index, owner in enumerate(owners)]
 
 
 def keep_models(discovery: Discovery) -> list[str]:

@@ -54,5 +54,5 @@ def main(place: Place) -> int:
 
 def _failure(error: WindtunnelError) -> dict[str, Any]:
     # what a rank raises once its peers are gone came second
-    told = {"error": error.message, "where": error.where, "fix": error.fix, "at_ns": time.monotonic_ns()}
-    return told | {"is_incomplete": isinstance(error, IncompleteCaptureError)}
+    reported = {"error": error.message, "where": error.where, "fix": error.fix, "at_ns": time.monotonic_ns()}
+    return reported | {"is_incomplete": isinstance(error, IncompleteCaptureError)}

@@ -56,27 +56,27 @@ class Repeats:
 
     def _next(self, node: Mapping[str, Any]) -> int:
         """One of the calls behind the one that was repeated last."""
-        wanted = self._form(node["schema"], node["inputs"]["shapes"], node["inputs"]["values"])
-        for place in range(self._last + 1, min(self._last + 1 + _MAX_SKIPPED, len(self._calls))):
-            call = self._calls[place]
+        requested = self._form(node["schema"], node["inputs"]["shapes"], node["inputs"]["values"])
+        for index in range(self._last + 1, min(self._last + 1 + _MAX_SKIPPED, len(self._calls))):
+            call = self._calls[index]
             if "mark" in call:
                 break
-            if place not in self._done and wanted == self._form(call["schema"], call["shapes"], call["inputs"]):
-                return place
+            if index not in self._done and requested == self._form(call["schema"], call["shapes"], call["inputs"]):
+                return index
         return NO_CALL
 
     def _anywhere(self, node: Mapping[str, Any]) -> int:
         """The latest call of this form that read the same parameters, or the same storages where it read none."""
         values = node["inputs"]["values"]
-        wanted = self._form(node["schema"], node["inputs"]["shapes"], values)
-        for place in range(len(self._calls) - 1, -1, -1):
-            call = self._calls[place]
-            if "mark" in call or place in self._done:
+        requested = self._form(node["schema"], node["inputs"]["shapes"], values)
+        for index in range(len(self._calls) - 1, -1, -1):
+            call = self._calls[index]
+            if "mark" in call or index in self._done:
                 continue
-            if wanted != self._form(call["schema"], call["shapes"], call["inputs"]):
+            if requested != self._form(call["schema"], call["shapes"], call["inputs"]):
                 continue
-            if wanted[-1] or _storages(values) == _storages(call["inputs"]):
-                return place
+            if requested[-1] or _storages(values) == _storages(call["inputs"]):
+                return index
         return NO_CALL
 
     def _form(self, schema: str, shapes: Any, values: Any) -> tuple[str, str, tuple[int, ...]]:
@@ -86,12 +86,12 @@ class Repeats:
 
 def _tensors(values: Any) -> list[list[Any]]:
     """Tensors among recorded values: lists of their ids, storage, offset, size and device."""
-    found = []
+    result = []
     for value in values:
         if isinstance(value, list):
             is_tensor = len(value) == 6 and isinstance(value[-1], str)
-            found += [value] if is_tensor else _tensors(value)
-    return found
+            result += [value] if is_tensor else _tensors(value)
+    return result
 
 
 def _storages(values: Any) -> list[int]:

@@ -174,15 +174,15 @@ class Ended:
     def _exited(self, failure: SystemExit, seen: str, longer: str) -> tuple[str, str]:
         """It ended itself: over its arguments, before it trained, or while it trained."""
         call = "os._exit" if isinstance(failure, LeftProcess) else "sys.exit"
-        said = f"{self.script.name} called {call}({failure.code!r}) {seen}"
+        reported = f"{self.script.name} called {call}({failure.code!r}) {seen}"
         if self.hooks.num_steps or failure.code in (None, 0):
-            return said, longer
+            return reported, longer
         if failure.code == _BAD_USAGE and call == "sys.exit":
             return (
                 f"{self.script.name} refused its arguments ({' '.join(self.argv) or 'none'}) and ended",
                 "its own words stand above; its options come behind it: SCRIPT.py --epochs 3",
             )
-        return said, self._by_itself()
+        return reported, self._by_itself()
 
     def _by_itself(self) -> str:
         return f"make it run by itself first: {shlex.join(['python', str(self.script), *self.argv])}"

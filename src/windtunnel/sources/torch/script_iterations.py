@@ -74,10 +74,10 @@ class RankPilot(RecorderPilot):
 
         if not (distributed.is_available() and distributed.is_initialized()):
             raise EndOfScript
-        told = int(not self._has_told)
+        reported = int(not self._has_told)
         self._has_told = True
         try:
-            num_complete = distributed.distributed_c10d._get_default_store().add(self._KEY, told)
+            num_complete = distributed.distributed_c10d._get_default_store().add(self._KEY, reported)
         except (RuntimeError, ValueError):  # the store's host has ended
             raise EndOfScript from None
         if num_complete >= distributed.get_world_size():

@@ -87,7 +87,7 @@ class Stretches:
 
     def titles(self) -> list[str]:
         """The names, numbered where one comes again."""
-        return [f"{place} {name}" for place, name in enumerate(self.names)]
+        return [f"{index} {name}" for index, name in enumerate(self.names)]
 
     def ratios(self, corrected_IP: NDArray[np.float64], overall: float) -> NDArray[np.float64]:
         """Bare over profiled time of each stretch [K]; the less sure, the nearer to the overall ratio."""
@@ -98,8 +98,8 @@ class Stretches:
         ratio = np.where(known, bare / np.maximum(light, 1), overall)
         doubt = _relative_error(self.bare_ns, bare) + _relative_error(light_IK, light) + _SEAM_NS / np.maximum(bare, 1)
         weight = np.where(known, 1 / (1 + (doubt / _BELIEVABLE_RATIO) ** 2), 0.0)
-        drawn: NDArray[np.float64] = overall + weight * (ratio - overall)
-        return drawn
+        sampled: NDArray[np.float64] = overall + weight * (ratio - overall)
+        return sampled
 
 
 def _relative_error(samples: NDArray[Any], median: NDArray[Any]) -> NDArray[np.float64]:

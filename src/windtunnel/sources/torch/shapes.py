@@ -67,10 +67,10 @@ class ShapeSorter:
 
     def end(self) -> Shapes:
         """The form of the iteration that ends."""
-        found = tuple(self._calls)
+        result = tuple(self._calls)
         if self._hooks:
-            self._seen[found] += 1
-        return found
+            self._seen[result] += 1
+        return result
 
     def is_common(self, shapes: Shapes) -> bool:
         """Whether this is the form to measure; the first that is accepted stays so."""
@@ -104,15 +104,15 @@ class ShapeSorter:
         """For ``graph.meta``: empty where all iterations had one form."""
         if len(self._seen) < 2:
             return {}
-        chosen = self.commonest if self._chosen is None else self._chosen
+        selected = self.commonest if self._chosen is None else self._chosen
         others = [
             {"inputs": [list(shape) for shape in form], "count": count, "median_ns": self._median_ns(form)}
             for form, count in self._seen.most_common()
-            if form != chosen
+            if form != selected
         ]
         return {
-            "inputs": [list(shape) for shape in chosen],
-            "share": self._seen[chosen] / self._seen.total(),
+            "inputs": [list(shape) for shape in selected],
+            "share": self._seen[selected] / self._seen.total(),
             "is_mixed": self._is_mixed,
             "others": others,
         }

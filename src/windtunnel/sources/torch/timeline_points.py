@@ -122,10 +122,10 @@ def _kinds(points: Points) -> list[str]:
 
 def _mean_by_kind(points: Points) -> dict[str, float]:
     """Ns that slices of each kind take on average."""
-    taken: dict[str, list[int]] = {}
+    used: dict[str, list[int]] = {}
     for kind, length in zip(_kinds(points), np.diff(points.times_ns).tolist(), strict=True):
-        taken.setdefault(kind, []).append(length)
-    return {kind: float(np.mean(lengths)) for kind, lengths in taken.items()}
+        used.setdefault(kind, []).append(length)
+    return {kind: float(np.mean(lengths)) for kind, lengths in used.items()}
 
 
 def match_in_order(mine: list[str], theirs: list[str]) -> Int | None:

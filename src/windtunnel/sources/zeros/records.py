@@ -86,21 +86,21 @@ class LayerRecord:
 
     def summary(self) -> dict[str, Any]:
         """What a graph keeps of it: sizes, and densities overall, by eighths of channels and of pixels, by density."""
-        found = self.about()
+        result = self.about()
         for name, words, shape in (("input", self.X_bits, self.inputs), ("gradient", self.dY_bits, self.outputs)):
             bits = bitmaps.unpack(words, shape[1])
-            found[name] = {
+            result[name] = {
                 "density": round(float(bits.mean()), 6),
                 "of_channels": _eighths(bits.mean(axis=0)),
                 "of_pixels": _eighths(bits.mean(axis=1)),
             }
-        return found
+        return result
 
 
 def _eighths(densities: NDArray[np.float64]) -> list[float]:
     """Mean of each eighth of them, from the least on; as many as there are where those are fewer."""
     parts = np.array_split(np.sort(densities), min(_EIGHTHS, len(densities)))
-    return [round(float(one.mean()), 6) for one in parts]
+    return [round(float(part.mean()), 6) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class ZeroRecords:
     @property
     def iterations(self) -> tuple[int, ...]:
         """In which there are records."""
-        return tuple(sorted({one.iteration for one in self.records}))
+        return tuple(sorted({record.iteration for record in self.records}))
 
     def at(self, iteration: int | None = None) -> tuple[LayerRecord, ...]:
         """Records of an iteration; of the last by default.
@@ -134,26 +134,26 @@ class ZeroRecords:
         InputError
             There are none.
         """
-        wanted = self.iterations[-1:] if iteration is None else (iteration,)
-        found = tuple(one for one in self.records if one.iteration in wanted)
-        if not found:
+        requested = self.iterations[-1:] if iteration is None else (iteration,)
+        result = tuple(record for record in self.records if record.iteration in requested)
+        if not result:
             raise InputError(
                 f"no masks of iteration {iteration} were kept", where=self.program, fix=f"kept: {self.iterations}"
             )
-        return found
+        return result
 
     def summary(self) -> dict[str, Any]:
         """Of the last iteration, by layer, as a graph keeps it."""
-        return {one.layer: one.summary() for one in self.at()}
+        return {item.layer: item.summary() for item in self.at()}
 
     def save(self, path: Path) -> None:
         """Write one file, whole or not at all."""
         arrays: dict[str, Any] = {}
-        for number, one in enumerate(self.records):
+        for number, record in enumerate(self.records):
             for name in ("X_bits", "dY_bits"):
-                words = getattr(one, name)
+                words = getattr(record, name)
                 arrays[f"{number}/{name}"] = np.ascontiguousarray(words).astype("<u4", copy=False).view(np.uint8)
-        layers = [one.about() for one in self.records]
+        layers = [item.about() for item in self.records]
         header = {"schema": SCHEMA, "program": self.program, "skipped": dict(self.skipped), "layers": layers}
         with whole(path) as scratch, scratch.open("wb") as file:
             np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
@@ -205,8 +205,10 @@ def _checked_schema(header: Any, path: Path) -> None:
 
 
 def _records(layers: Sequence[Any], stored: Any, path: Path) -> Iterator[LayerRecord]:
-    for number, one in enumerate(layers):
-        given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
+    for number, layer in enumerate(layers):
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in layer.items()
+        }
         for name, shape in (("X_bits", given["inputs"]), ("dY_bits", given["outputs"])):
             bits = stored[f"{number}/{name}"]
             pixels = int(np.prod(shape)) // shape[1]

@@ -55,7 +55,7 @@ class ZeroWatch:
         if not self._layers:
             raise NotApplicableError(
                 "there is no convolution and no linear layer whose zeros could be watched",
-                where=", ".join(type(one).__name__ for one in models) or "no model",
+                where=", ".join(type(model).__name__ for model in models) or "no model",
             )
 
     def begin(self) -> None:
@@ -70,9 +70,9 @@ class ZeroWatch:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        for path, one in self._seen.items():
-            if "dY_bits" in one:
-                self._done.append(LayerRecord(layer=path, iteration=iteration, **one))
+        for path, item in self._seen.items():
+            if "dY_bits" in item:
+                self._done.append(LayerRecord(layer=path, iteration=iteration, **item))
             else:
                 self._skipped["no gradient came"] += 1
         self._skipped["not called"] += len(self._layers) - len(self._seen)
@@ -143,8 +143,8 @@ def _sizes(module: Any) -> dict[str, Any]:
     if isinstance(padding, str):
         sides = zip(module.kernel_size, module.dilation, strict=True)
         padding = tuple(far * (side - 1) // 2 for side, far in sides) if padding == "same" else (0, 0)
-    found = {"stride": module.stride, "padding": padding, "dilation": module.dilation}
-    return {**{key: (int(one[0]), int(one[1])) for key, one in found.items()}, "groups": int(module.groups)}
+    result = {"stride": module.stride, "padding": padding, "dilation": module.dilation}
+    return {**{key: (int(item[0]), int(item[1])) for key, item in result.items()}, "groups": int(module.groups)}
 
 
 def _bits(tensor: Any) -> Any:

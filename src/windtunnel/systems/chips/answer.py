@@ -152,21 +152,21 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in raw units."""
-        found = self.found
-        proof = {} if found is None else {
-            "bound_samples_per_s": found.bound_samples_per_s,
-            "num_planned": found.num_planned,
-            "num_possible": found.num_possible,
-            "front": [choice_dict(one, self.templates["both"]) for one in found.front],
+        result = self.found
+        proof = {} if result is None else {
+            "bound_samples_per_s": result.bound_samples_per_s,
+            "num_planned": result.num_planned,
+            "num_possible": result.num_possible,
+            "front": [choice_dict(item, self.templates["both"]) for item in result.front],
         }  # fmt: skip
         return {
             "model": self.name,
-            "searches": {part: choice_dict(one, self.templates[part]) for part, one in self.choices.items()},
+            "searches": {part: choice_dict(choice, self.templates[part]) for part, choice in self.choices.items()},
             "refused": dict(self.refused),
             f"gain_over_{self.base}": {part: self.gain(part) for part in self.choices},
             "cheapest": {
-                part: {"num_planned": one.num_planned, "num_possible": one.num_possible}
-                for part, one in self.cheapest.items()
+                part: {"num_planned": item.num_planned, "num_possible": item.num_possible}
+                for part, item in self.cheapest.items()
             },
             **proof,
         }
@@ -180,7 +180,9 @@ def chip_name(templates: Templates, row: int) -> str:
     >>> chip_name(Templates.of(8, 128, 128, 2, 128, 2**27), 0)
     'phaze:8x128x128+2x128+128MiB'
     """
-    cores, width, depth, vectors, lanes, sram = (int(getattr(templates, one.name)[row]) for one in fields(templates))
+    cores, width, depth, vectors, lanes, sram = (
+        int(getattr(templates, field_.name)[row]) for field_ in fields(templates)
+    )
     return f"phaze:{cores}x{width}x{depth}+{vectors}x{lanes}+{sram >> 20}MiB"
 
 
@@ -201,13 +203,13 @@ def choice_dict(choice: Choice, templates: Templates) -> dict[str, Any]:
         "num_devices": plan.num_devices,
         "stages": [
             {
-                "num_layers": len(one.layers),
-                "first_layer": one.layers[0],
-                "tensor_degree": one.degree,
-                "load_s": one.load_s,
-                "memory_bytes": one.memory_bytes,
+                "num_layers": len(stage.layers),
+                "first_layer": stage.layers[0],
+                "tensor_degree": stage.degree,
+                "load_s": stage.load_s,
+                "memory_bytes": stage.memory_bytes,
             }
-            for one in plan.stages
+            for stage in plan.stages
         ],
     }
 
@@ -222,7 +224,7 @@ def codesign(name: str, options: Options, parts: Sequence[str] = PARTS, progress
     """
     checked_network(name)
     template_space(options.area_limit_um2)  # an area that cannot be is refused before anything is traced
-    models = {one: traced(name, one, progress) for one in dict.fromkeys(options.microbatches)}
+    models = {microbatch: traced(name, microbatch, progress) for microbatch in dict.fromkeys(options.microbatches)}
     return codesign_models(models, options, parts, expert=EXPERTS[name], progress=progress)
 
 
@@ -270,14 +272,14 @@ def codesign_models(
 
     on_given, on_all = over(given), over(space)
     choices, refused = dict[str, Choice](), dict[str, str]()
-    found: Codesign | None = None
+    result: Codesign | None = None
     cheap: dict[str, Cheapest] = {}
     failed: InfeasibleError | None = None
     for part in parts:
         try:
             if part == "both":
-                found = on_all.run(tolerance=options.tolerance)
-                choices[part] = found.best
+                result = on_all.run(tolerance=options.tolerance)
+                choices[part] = result.best
             elif part == "plan":
                 choices[part] = on_given.plans_of(0)
             elif part in GOALS:
@@ -296,7 +298,7 @@ def codesign_models(
         raise failed or InputError(next(iter(refused.values())), where="plan")
     templates = {part: given if part in ("given", "plan") else space for part in (*PARTS, *GOALS)}
     name = next(iter(models.values())).name
-    return Answer(name, choices, refused, found, on_all, templates, cheap)
+    return Answer(name, choices, refused, result, on_all, templates, cheap)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -332,21 +334,21 @@ def shared_chip(answers: Sequence[Answer]) -> Shared:
         A network fits on no chip.
     """
     best = [answer.choices["both"].samples_per_s for answer in answers]
-    found: Shared | None = None
+    result: Shared | None = None
     tried = np.zeros(len(answers[0].search.space), np.bool_)
     while True:
         uppers = [answer.search.upper / value for answer, value in zip(answers, best, strict=True)]
         share = np.exp(np.mean(np.log(np.minimum(np.stack(uppers), 1.0)), axis=0))
         share[tried] = 0.0
         chip = int(share.argmax())
-        if found is not None and share[chip] <= found.share * (1 + 1e-9):
-            return found
+        if result is not None and share[chip] <= result.share * (1 + 1e-9):
+            return result
         tried[chip] = True
         choices = {answer.name: answer.search.plans_of(chip) for answer in answers}
-        yields = [one.samples_per_s / value for one, value in zip(choices.values(), best, strict=True)]
+        yields = [choice.samples_per_s / value for choice, value in zip(choices.values(), best, strict=True)]
         mean = geometric_mean(yields)
-        if found is None or mean > found.share:
-            found = Shared(chip, choices, mean)
+        if result is None or mean > result.share:
+            result = Shared(chip, choices, mean)
 
 
 def template_of(text: str) -> tuple[int, ...]:

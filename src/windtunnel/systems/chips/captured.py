@@ -50,14 +50,14 @@ def captured_models(name: str, graph: Graph, num_samples: int, microbatches: Seq
     """
     if num_samples < 1:
         raise InputError("the graph does not show how many samples its step has", where=name, fix="say it: --samples N")
-    wrong = [one for one in microbatches if one < 1]
+    wrong = [microbatch for microbatch in microbatches if microbatch < 1]
     if wrong:
         raise InputError(f"a microbatch cannot be {wrong[0]}", where="microbatch", fix="give a whole number above 0")
-    found = {}
+    result = {}
     for size in microbatches:
         resized = graph if size == num_samples else with_batch(graph, num_samples, size)
-        found[size] = _model(name, resized, num_samples, size)
-    return found
+        result[size] = _model(name, resized, num_samples, size)
+    return result
 
 
 def _model(name: str, graph: Graph, num_samples: int, microbatch: int) -> Model:
@@ -65,14 +65,14 @@ def _model(name: str, graph: Graph, num_samples: int, microbatch: int) -> Model:
     work = np.asarray(step.tasks.get("flops", np.ones(step.num_tasks, np.int64)))  # blocks are those with most of it
     blocks = blocks_of(step.set_duration(step.all_tasks, work), num_samples).resized(microbatch)
     ratio = microbatch / num_samples
-    sizes = {one: np.round(step.tasks[one] * ratio).astype(np.int64) for one in _SIZES if one in step.tasks}
+    sizes = {item: np.round(step.tasks[item] * ratio).astype(np.int64) for item in _SIZES if item in step.tasks}
     messages = step.tasks.get("message_bytes", np.zeros(step.num_tasks, np.int64))
     parted = step.with_columns(**sizes, layer=_parts(step, blocks), message_bytes=messages)
-    made = layers_of(parted, names=_PARTS)
+    created = layers_of(parted, names=_PARTS)
     weights_U = blocks.weight_bytes
     weights = (weights_U[0], weights_U[1], weights_U[blocks.num_blocks + 1 :].sum())
     layers = tuple(
-        dataclasses.replace(one, param_bytes=int(size)) for one, size in zip(made.layers, weights, strict=True)
+        dataclasses.replace(layer, param_bytes=int(size)) for layer, size in zip(created.layers, weights, strict=True)
     )
     sent = np.array([blocks.crossing_bytes(1), blocks.crossing_bytes(2)]).astype(np.int64)
     return Model(name, microbatch, {1: Layers(layers, np.array([0, 1]), np.array([1, 2]), sent, 1)}, blocks.num_blocks)

@@ -57,11 +57,11 @@ def cheapest(search: Search, samples_per_s: float, goal: Goal = "area") -> Cheap
     if not (np.isfinite(samples_per_s) and samples_per_s > 0):
         raise InputError(f"{samples_per_s} samples per s", where="goal", fix="above 0")
     least = samples_per_s * (1 - _ROUNDING)
-    bounds = [np.minimum(one.upper_P, _busy_bound(search, one)) for one in search.cases]
-    costs = [search.space.area_um2 if goal == "area" else _least_j(one) for one in search.cases]
+    bounds = [np.minimum(item.upper_P, _busy_bound(search, item)) for item in search.cases]
+    costs = [search.space.area_um2 if goal == "area" else _least_j(item) for item in search.cases]
     best, best_cost, planned = None, np.inf, 0
-    for place in np.argsort(np.concatenate(costs), kind="stable").tolist():
-        number, chip = divmod(place, len(search.space))
+    for index in np.argsort(np.concatenate(costs), kind="stable").tolist():
+        number, chip = divmod(index, len(search.space))
         case = search.cases[number]
         if costs[number][chip] >= best_cost:
             break
@@ -77,7 +77,7 @@ def cheapest(search: Search, samples_per_s: float, goal: Goal = "area") -> Cheap
         if search.progress is not None:
             search.progress("planning for chips", planned, planned + 1)
     if best is None:
-        most = max(float(one.max()) for one in bounds)
+        most = max(float(bound.max()) for bound in bounds)
         raise InfeasibleError(
             f"no chip yields {samples_per_s:,.6g} samples per s", where=f"no plan yields over {most:,.6g}",
             fix="ask for less, or more devices (--devices), area (--area-limit) or memory (--hbm)",
@@ -90,8 +90,8 @@ def _busy_bound(search: Search, case: Case) -> Floats:
     times = case.times
     busy_s = _over_layers(case, times.forward_PUT + times.backward_PUT)
     job = case.stages.job
-    found: Floats = search.batch_size * job.num_devices / np.maximum(busy_s * job.num_microbatches, 1e-300)
-    return found
+    result: Floats = search.batch_size * job.num_devices / np.maximum(busy_s * job.num_microbatches, 1e-300)
+    return result
 
 
 def _least_j(case: Case) -> Floats:
@@ -103,5 +103,5 @@ def _least_j(case: Case) -> Floats:
 def _over_layers(case: Case, values_PUT: Floats) -> Floats:
     """Of all layers, each at the degree at which all its ranks together take least [P]."""
     counts_U = np.bincount(case.distinct, minlength=values_PUT.shape[1])
-    found: Floats = (values_PUT * np.array(case.stages.network.degrees)).min(axis=2) @ counts_U
-    return found
+    result: Floats = (values_PUT * np.array(case.stages.network.degrees)).min(axis=2) @ counts_U
+    return result

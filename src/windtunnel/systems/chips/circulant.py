@@ -125,11 +125,11 @@ class CirculantAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        found = [{**asdict(one), "num_real_multipliers": one.engine.num_real_multipliers} for one in self.front]
+        result = [{**asdict(item), "num_real_multipliers": item.engine.num_real_multipliers} for item in self.front]
         names = ("dense_cycles", "dense_weights", "energy_j", "fixed_point_error")
         return {
-            "layers": [one.name for one in self.layers],
-            "front": found,
+            "layers": [layer.name for layer in self.layers],
+            "front": result,
             **{name: getattr(self, name) for name in names},
             "uses": {name: asdict(use) for name, use in self.uses.items()},
         }
@@ -145,12 +145,12 @@ def read_layers(path: Path) -> tuple[Layer, ...]:
     """
     try:
         given = json.loads(path.read_text(encoding="utf-8"))["layers"]
-        found = tuple(
+        result = tuple(
             Layer(
-                str(one["name"]), int(one["outputs"]), int(one["inputs"]), int(one.get("rows", 1)),
-                {int(block): float(loss) for block, loss in one["losses"].items()},
+                str(entry["name"]), int(entry["outputs"]), int(entry["inputs"]), int(entry.get("rows", 1)),
+                {int(block): float(loss) for block, loss in entry["losses"].items()},
             )
-            for one in given
+            for entry in given
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
@@ -158,14 +158,14 @@ def read_layers(path: Path) -> tuple[Layer, ...]:
             where=str(path),
             fix='write {"layers": [{"name": "fc1", "outputs": 512, "inputs": 784, "losses": {"8": 0.2, "16": 0.7}}]}',
         ) from error
-    if not found:
+    if not result:
         raise InputError("there are no layers", where=str(path))
-    for one in found:
-        if one.rows < 1:
-            raise InputError(f"rows of {one.name} cannot be {one.rows}", where=str(path), fix="1 or more")
-        for block in one.losses:
-            BlockLayer(one.outputs, one.inputs, block)
-    return found
+    for item in result:
+        if item.rows < 1:
+            raise InputError(f"rows of {item.name} cannot be {item.rows}", where=str(path), fix="1 or more")
+        for block in item.losses:
+            BlockLayer(item.outputs, item.inputs, block)
+    return result
 
 
 def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> CirculantAnswer:
@@ -177,10 +177,10 @@ def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> Circul
         Nothing fits; says by how much.
     """
     dense = _dense_cycles(layers, chip)
-    found: list[Design] = []
+    result: list[Design] = []
     for engine in _engines(limits):
-        found += _of_engine(layers, dense, engine, limits)
-    if not found:
+        result += _of_engine(layers, dense, engine, limits)
+    if not result:
         dense_blocks = FourierEngine(word_bits=limits.word_bits).num_memory_blocks(_num_weights(layers))
         raise InfeasibleError(
             f"no blocks fit {limits.num_memory_blocks} blocks of memory and {limits.num_multipliers} multipliers at a "
@@ -188,24 +188,26 @@ def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> Circul
             where=f"{len(layers)} layers, dense {dense_blocks:,} blocks of memory",
             fix="allow a larger loss, more memory, or blocks of larger size",
         )
-    found.sort(key=lambda one: (one.goals, one.num_memory_blocks))
-    is_kept = is_best([one.goals for one in found])
+    result.sort(key=lambda one: (one.goals, one.num_memory_blocks))
+    is_kept = is_best([item.goals for item in result])
     # of designs that are equal in all goals the first stands for all: least memory
-    front = list({one.goals: one for one, keep in zip(found[::-1], is_kept[::-1], strict=True) if keep}.values())[::-1]
+    front = list({item.goals: item for item, keep in zip(result[::-1], is_kept[::-1], strict=True) if keep}.values())[
+        ::-1
+    ]
     looked_at = _looked_at(layers, front[0], limits)
     return CirculantAnswer(tuple(layers), tuple(front), float(sum(dense)), _num_weights(layers), *looked_at)
 
 
 def _num_weights(layers: Sequence[Layer]) -> int:
     """Of all layers, dense."""
-    return sum(one.outputs * one.inputs for one in layers)
+    return sum(layer.outputs * layer.inputs for layer in layers)
 
 
 def _dense_cycles(layers: Sequence[Layer], chip: Accelerator) -> list[float]:
     """Of a sample, on the array of the chip."""
     machines = Machines.of_accelerator(chip, chip.arrays[0])
-    products = Gemms.of(*([getattr(one, name) for one in layers] for name in ("rows", "outputs", "inputs")))
-    return [float(one) for one in product_cycles(products, machines)[:, 0]]
+    products = Gemms.of(*([getattr(layer, name) for layer in layers] for name in ("rows", "outputs", "inputs")))
+    return [float(product_cycle) for product_cycle in product_cycles(products, machines)[:, 0]]
 
 
 def _engines(limits: Limits) -> Iterator[FourierEngine]:
@@ -219,19 +221,19 @@ def _of_engine(layers: Sequence[Layer], dense: Sequence[float], engine: FourierE
     """All blocks of an engine that no others beat, layer by layer: what is beaten now is beaten at the end."""
     # (cycles, lost points, memory blocks, weights), blocks
     kept: list[tuple[tuple[float, float, int, int], tuple[int, ...]]] = [((0.0, 0.0, 0, 0), ())]
-    for one, dense_cycles in zip(layers, dense, strict=True):
-        grown = []
-        for block, loss in one.choices.items():
-            cycles, memory, weights = _of_layer(one, block, dense_cycles, engine, limits)
-            for (time, lost, blocks, size), chosen in kept:
-                total = (time + cycles, lost + loss, blocks + memory, size + weights)
+    for layer, dense_cycles in zip(layers, dense, strict=True):
+        extended = []
+        for block, loss in layer.choices.items():
+            cycles, memory, weights = _of_layer(layer, block, dense_cycles, engine, limits)
+            for (time, missing, blocks, size), selected in kept:
+                total = (time + cycles, missing + loss, blocks + memory, size + weights)
                 if total[1] <= limits.accuracy_points + 1e-9 and total[2] <= limits.num_memory_blocks:
-                    grown.append((total, (*chosen, block)))
-        if not grown:
+                    extended.append((total, (*selected, block)))
+        if not extended:
             return []
-        is_kept = is_best([total[:3] for total, _ in grown])
-        kept = [each for each, keep in zip(grown, is_kept, strict=True) if keep]
-    return [Design(engine, chosen, *total) for total, chosen in kept]
+        is_kept = is_best([total[:3] for total, _ in extended])
+        kept = [item for item, keep in zip(extended, is_kept, strict=True) if keep]
+    return [Design(engine, item, *total) for total, item in kept]
 
 
 def _of_layer(
@@ -249,11 +251,11 @@ def _of_layer(
 def _looked_at(layers: Sequence[Layer], best: Design, limits: Limits) -> tuple[float, float, dict[str, EngineUse]]:
     """Energy of a sample; of layers in blocks the largest deviation of fixed point, and their use."""
     energy, error, uses = 0.0, 0.0, {}
-    for one, block in zip(layers, best.blocks, strict=True):
+    for item, block in zip(layers, best.blocks, strict=True):
         if block == _DENSE:
             continue
-        layer = BlockLayer(one.outputs, one.inputs, block)
-        uses[one.name] = use = engine_use(layer, best.engine, limits.batch)
-        energy += use.energy_j / limits.batch * one.rows
+        layer = BlockLayer(item.outputs, item.inputs, block)
+        uses[item.name] = use = engine_use(layer, best.engine, limits.batch)
+        energy += use.energy_j / limits.batch * item.rows
         error = max(error, relative_error(*layer.num_blocks, block, limits.word_bits))
     return energy, error, uses

@@ -136,16 +136,16 @@ def layers_of(graph: Graph, num_tensor: int = 1, *, names: Sequence[str] = ()) -
                                         if name and phase == Phase.FORWARD))  # fmt: skip
     if not names or Phase.BACKWARD not in tasks.phase:
         raise InputError("there is no forward and backward pass of a model", where="graph", fix="trace a training step")
-    made = tuple(_layer(tasks, name) for name in names)
+    created = tuple(_layer(tasks, name) for name in names)
     ends: dict[tuple[int, int, int], int] = {}
-    number = {name: at for at, name in enumerate(names)}
+    number = {name: index for index, name in enumerate(names)}
     for a, b, size in tasks.edges:
         one, other = number.get(tasks.layer[a], -1), number.get(tasks.layer[b], -1)
         is_forward = tasks.phase[a] == tasks.phase[b] == Phase.FORWARD
         if is_forward and 0 <= one < other:
             ends[one, other, a] = max(size, ends.get((one, other, a), 0))
     table = np.array([(a, b, size) for (a, b, _), size in sorted(ends.items())], np.int64).reshape(-1, 3)
-    return Layers(made, table[:, 0], table[:, 1], table[:, 2], num_tensor)
+    return Layers(created, table[:, 0], table[:, 1], table[:, 2], num_tensor)
 
 
 @dataclass(frozen=True)
@@ -171,21 +171,22 @@ class _Tasks:
         if len(set(graph.tasks["rank"].tolist())) > 1:
             raise InputError("the graph has several ranks", where="graph", fix="trace one: --ranks-to-trace 0")
         rows = np.flatnonzero(graph.select(kind=Kind.COMPUTE) | graph.select(kind=Kind.COMM))
-        place = np.full(graph.num_tasks, -1, np.int64)
-        place[rows] = np.arange(len(rows))
+        index = np.full(graph.num_tasks, -1, np.int64)
+        index[rows] = np.arange(len(rows))
         is_data = graph.edges["kind"] == EdgeKind.DATA
-        ends = [place[graph.edges[one][is_data]] for one in ("src", "dst")]
+        ends = [index[graph.edges[item][is_data]] for item in ("src", "dst")]
         sizes = graph.edges["size_bytes"][is_data]
         edges = [(int(a), int(b), int(size)) for a, b, size in zip(*ends, sizes, strict=True) if a >= 0 and b >= 0]
         phase = graph.tasks["phase"][rows].tolist()
-        texts = {name: graph.tasks.strings(name).take(rows).to_numpy().tolist()
+        strings = {name: graph.tasks.strings(name).take(rows).to_numpy().tolist()
                  for name in ("op", "layer", "input_shapes")}  # fmt: skip
         names = ("flops", "bytes_read", "bytes_written", "output_bytes", "freed_bytes", "param_bytes", "message_bytes")
         columns = {name: graph.tasks[name][rows].tolist() for name in names}
         read = {a for a, b, _ in edges if phase[b] != Phase.UPDATE}
-        cycles = cycles_per_element(texts["op"]).astype(np.int64).tolist()
-        return cls([_family(one) for one in texts["op"]], [one.partition(".")[0] for one in texts["layer"]], phase,
-                   texts["input_shapes"], cycles, (graph.tasks["kind"][rows] == Kind.COMM).tolist(), columns, edges,
+        cycles = cycles_per_element(strings["op"]).astype(np.int64).tolist()
+        return cls([_family(text) for text in strings["op"]],
+            [text.partition(".")[0] for text in strings["layer"]], phase,
+                   strings["input_shapes"], cycles, (graph.tasks["kind"][rows] == Kind.COMM).tolist(), columns, edges,
                    read)  # fmt: skip
 
     def of_phase(self, layer: str, phase: Phase) -> list[int]:
@@ -228,19 +229,19 @@ def _phase(tasks: _Tasks, rows: list[int]) -> PhaseWork:
     product = {row: _product(tasks, row) for row in works}
     group = _fused(tasks, works, pairs, product)
     leaders = sorted(set(group.values()))
-    number = {row: at for at, row in enumerate(leaders)}
+    number = {row: position for position, row in enumerate(leaders)}
     product_N4, vector_N2 = np.zeros((len(leaders), 4), np.int64), np.zeros((len(leaders), 2), np.int64)
     moved_N = np.zeros(len(leaders), np.int64)
     for row in works:
-        at = number[group[row]]
+        index = number[group[row]]
         sizes = product[row]
         if sizes is not None:
-            product_N4[at] = sizes
+            product_N4[index] = sizes
             continue
         moved = tasks.columns["bytes_read"][row] + tasks.columns["bytes_written"][row]
         stays = 2 * tasks.columns["bytes_written"][row] if group[row] != row else 0
-        moved_N[at] += max(moved - stays, 0)
-        vector_N2[at] = tasks.columns["flops"][row], vector_N2[at, 1] + tasks.cycles[row]
+        moved_N[index] += max(moved - stays, 0)
+        vector_N2[index] = tasks.columns["flops"][row], vector_N2[index, 1] + tasks.cycles[row]
     kinds = np.where(product_N4[:, 0] == 0, VECTOR, np.where(vector_N2[:, 1] == 0, TENSOR, FUSED))
     ends = {(number[group[a]], number[group[b]]) for a, b in pairs if group[a] != group[b]}
     names = [tasks.op[row] for row in leaders]
@@ -258,15 +259,15 @@ def _sorted(
     moved_N: Ints,
 ) -> tuple[Operations, Ints, Ints, int, Ints]:
     """Each operator after those that it reads from: a fused one waits for what its last part reads, too."""
-    waiting = {at: {a for a, b in ends if b == at} for at in range(len(kinds))}
+    waiting = {position: {a for a, b in ends if b == position} for position in range(len(kinds))}
     order: list[int] = []
     while waiting:
-        ready = min(at for at, others in waiting.items() if not others & waiting.keys())
+        ready = min(key for key, others in waiting.items() if not others & waiting.keys())
         order.append(ready)
         del waiting[ready]
-    place = np.argsort(order)
-    operations = Operations.of(kinds[order], [(int(place[a]), int(place[b])) for a, b in ends],
-                               [names[at] for at in order])  # fmt: skip
+    index = np.argsort(order)
+    operations = Operations.of(kinds[order], [(int(index[a]), int(index[b])) for a, b in ends],
+                               [names[position] for position in order])  # fmt: skip
     return operations, product_N4[order], vector_N2[order], summed, moved_N[order]
 
 
@@ -296,7 +297,7 @@ def _without_free(tasks: _Tasks, rows: list[int], works: set[int]) -> set[tuple[
             sources[b].add(a)
     behind: dict[int, set[int]] = {}
     for row in rows:
-        behind[row] = {one for a in sources[row] for one in ({a} if a in works else behind.get(a, set()))}
+        behind[row] = {item for a in sources[row] for item in ({a} if a in works else behind.get(a, set()))}
     return {(a, row) for row in works for a in behind[row]}
 
 

@@ -27,9 +27,9 @@ def _core(kind: int, free_t: Any, free_v: Any) -> Any:
                 return core
         return -1
     free = free_t if kind == TENSOR else free_v
-    for place in range(free.size):
-        if free[free.size - 1 - place]:
-            return free.size - 1 - place
+    for index in range(free.size):
+        if free[free.size - 1 - index]:
+            return free.size - 1 - index
     return -1
 
 
@@ -51,14 +51,14 @@ def listed_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_N:
     num = last - first
     tail = np.zeros(num, np.int64)
     waits = np.zeros(num, np.int64)
-    for place in range(num - 1, -1, -1):
-        node = first + place
+    for index in range(num - 1, -1, -1):
+        node = first + index
         longest = 0
-        for other in range(place + 1, num):
+        for other in range(index + 1, num):
             if before_NN[node, first + other]:
                 waits[other] += 1
                 longest = max(longest, tail[other])
-        tail[place] = longest + (spread_N[node] if is_spread_N[node] else single_N[node])
+        tail[index] = longest + (spread_N[node] if is_spread_N[node] else single_N[node])
     free_t, free_v = np.ones(min(num_t, num), np.bool_), np.ones(min(num_v, num), np.bool_)
     end = np.full(num, -1, np.int64)  # -1 not started, -2 ended
     skipped = np.zeros(num, np.bool_)
@@ -68,10 +68,10 @@ def listed_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_N:
         skipped[:] = False
         while True:
             best = -1
-            for place in range(num):
-                is_ready = end[place] == -1 and waits[place] == 0 and not skipped[place]
-                if is_ready and (best < 0 or tail[place] > tail[best]):
-                    best = place
+            for index in range(num):
+                is_ready = end[index] == -1 and waits[index] == 0 and not skipped[index]
+                if is_ready and (best < 0 or tail[index] > tail[best]):
+                    best = index
             if best < 0:
                 break
             node = first + best
@@ -90,19 +90,19 @@ def listed_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_N:
             core_N[node], end[best], start_N[node] = core, now + single_N[node], now
             num_running += 1
         nearest = np.int64(1) << np.int64(62)
-        for place in range(num):
-            if end[place] >= 0:
-                nearest = min(nearest, end[place])
+        for index in range(num):
+            if end[index] >= 0:
+                nearest = min(nearest, end[index])
         now = nearest
-        for place in range(num):
-            if end[place] >= 0 and end[place] <= now:
-                node = first + place
+        for index in range(num):
+            if end[index] >= 0 and end[index] <= now:
+                node = first + index
                 if core_N[node] >= 0:
                     _take(kind_N[node], core_N[node], True, free_t, free_v)
-                end[place] = -2
+                end[index] = -2
                 num_running -= 1
                 num_left -= 1
-                for other in range(place + 1, num):
+                for other in range(index + 1, num):
                     if before_NN[node, first + other]:
                         waits[other] -= 1
     return now
@@ -179,7 +179,7 @@ def listed_part(thread: int, num_threads: int, kind_N: Any, before_NN: Any, ptr_
         bound: Any = 0
         for segment in range(ptr_G.size - 1):
             first, last = ptr_G[segment], ptr_G[segment + 1]
-            found: Any = np.int64(1) << np.int64(62)
+            result: Any = np.int64(1) << np.int64(62)
             least: Any = 0
             for rule in range(rules_R.size):
                 for node in range(first, last):
@@ -188,15 +188,15 @@ def listed_part(thread: int, num_threads: int, kind_N: Any, before_NN: Any, ptr_
                     )
                 cycles = listed_segment(first, last, kind_N, before_NN, single_N, spread_N, is_spread_N, num_t, num_v,
                                         start_N, core_N)  # fmt: skip
-                if cycles < found:
-                    found = cycles
+                if cycles < result:
+                    result = cycles
                     for node in range(first, last):
                         best_start[node], best_core[node] = total + start_N[node], core_N[node]
                         best_spread[node] = is_spread_N[node]
-                    least = _bound(first, last, kind_N, before_NN, single_N, spread_N, num_t, num_v, found, must_N,
+                    least = _bound(first, last, kind_N, before_NN, single_N, spread_N, num_t, num_v, result, must_N,
                                    end_N)  # fmt: skip
-                if found <= least:
+                if result <= least:
                     break
-            total += found
+            total += result
             bound += least
         cycles_P[chip], bound_P[chip] = total, bound

@@ -88,9 +88,9 @@ class ChipSpace:
 
     def machines(self, *, is_single: bool) -> Machines:
         """With all tensor cores, or with one."""
-        made = Machines.of(self.templates, clock_hz=self.clock_hz,
+        created = Machines.of(self.templates, clock_hz=self.clock_hz,
                            bandwidth_bytes_per_s=self.memory_bandwidth_bytes_per_s)  # fmt: skip
-        return replace(made, count=np.ones_like(made.count)) if is_single else made
+        return replace(created, count=np.ones_like(created.count)) if is_single else created
 
     def products(self, work: PhaseWork, *, is_single: bool) -> Ints:
         """Cycles of every operator's product on every chip, on one core or on all."""
@@ -99,8 +99,8 @@ class ChipSpace:
         if rows.size:
             chips, alike = self._products
             count, m, n, k = work.product_N4[rows].T
-            found = product_cycles(Gemms.of(m, n, k, count), chips.machines(is_single=is_single), self.mode)
-            cycles[:, rows] = np.ceil(found - 1e-6).astype(np.int64).T[alike]
+            result = product_cycles(Gemms.of(m, n, k, count), chips.machines(is_single=is_single), self.mode)
+            cycles[:, rows] = np.ceil(result - 1e-6).astype(np.int64).T[alike]
         return cycles
 
     def vectors(self, work: PhaseWork, *, is_single: bool) -> Ints:
@@ -118,23 +118,25 @@ class ChipSpace:
         """Joules of all operators of a pass on every chip [P]: products by array and buffer, vectors by the buffer."""
         one = self.templates
         products, alike = self._alike((one.width, one.depth, one.sram_bytes))
-        found = np.zeros(len(products))
+        result = np.zeros(len(products))
         rows = np.flatnonzero(work.operations.kind_N != VECTOR)
         if rows.size:
             count, m, n, k = work.product_N4[rows].T
-            found += product_energy_j(Gemms.of(m, n, k, count), products.machines(is_single=True)).sum(axis=0)
+            result += product_energy_j(Gemms.of(m, n, k, count), products.machines(is_single=True)).sum(axis=0)
         rows = np.flatnonzero(work.operations.kind_N != TENSOR)
         if rows.size:
             lanes = work.vector_N2[rows].prod(axis=1)  # "add" takes a cycle per element, so that these are its elements
             moved = work.moved_bytes_N[rows]
             machines = products.machines(is_single=True)
-            found += vector_energy_j(["add"] * len(rows), lanes, moved, machines).sum(axis=0)
-        return found[alike]
+            result += vector_energy_j(["add"] * len(rows), lanes, moved, machines).sum(axis=0)
+        return result[alike]
 
 
 def phase_cycles(work: PhaseWork, space: ChipSpace) -> tuple[Ints, Ints]:
     """Cycles of every operator on every chip: on one core, and on all cores of its type, int64 [P, N] each."""
-    single, spread = (space.products(work, is_single=one) + space.vectors(work, is_single=one) for one in (True, False))
+    single, spread = (
+        space.products(work, is_single=item) + space.vectors(work, is_single=item) for item in (True, False)
+    )
     return single, spread
 
 
@@ -209,10 +211,13 @@ class Model:
         of = self.distinct
         first = self.by_degree[self.degrees[0]].layers
         counts = iter(range(1, self.depth + 1))
-        names = tuple(f"{first[at].name}.{next(counts)}" if at == 1 else first[at].name for at in of.tolist())
-        sent_LT = np.array([[self._sent(degree, at) for degree in self.degrees] for at in (0, 1)], np.float64)
+        names = tuple(
+            f"{first[index].name}.{next(counts)}" if index == 1 else first[index].name for index in of.tolist()
+        )
+        sent_LT = np.array([[self._sent(degree, index) for degree in self.degrees] for index in (0, 1)], np.float64)
         columns = {
-            name: np.array([[getattr(self.by_degree[t].layers[at], field) for t in self.degrees] for at in range(3)],
+            name: np.array([[getattr(self.by_degree[t].layers[index],
+                field) for t in self.degrees] for index in range(3)],
                            np.float64)[of]
             for name, field in (("param_bytes_LT", "param_bytes"), ("kept_bytes_LT", "kept_bytes"),
                                 ("written_bytes_LT", "written_bytes"), ("extra_bytes_LT", "extra_bytes"))
@@ -228,9 +233,9 @@ class Model:
     def phases(self) -> list[tuple[int, int, str, Layer]]:
         """Distinct layer, place of the degree, pass, and the layer."""
         return [
-            (at, place, phase, layer)
-            for place, degree in enumerate(self.degrees)
-            for at, layer in enumerate(self.by_degree[degree].layers)
+            (position, index, phase, layer)
+            for index, degree in enumerate(self.degrees)
+            for position, layer in enumerate(self.by_degree[degree].layers)
             for phase in ("forward", "backward")
         ]
 
@@ -249,16 +254,16 @@ def layer_times(
     """
     shape = (len(space), 3, len(model.degrees))
     names = ("forward", "backward", "least forward", "least backward", "forward joules", "backward joules")
-    found = {name: np.zeros(shape) for name in names}
+    result = {name: np.zeros(shape) for name in names}
     phases = model.phases()
-    for done, (at, place, phase, layer) in enumerate(phases, start=1):
+    for done, (index, position, phase, layer) in enumerate(phases, start=1):
         work: PhaseWork = getattr(layer, phase)
         cycles_P, bound_P = list_cycles(work.operations, *phase_cycles(work, space), space.cores)
-        degree = model.degrees[place]
+        degree = model.degrees[position]
         sums_s = ring_ratio(degree) * work.sum_bytes / bandwidth_bytes_per_s
-        found[phase][:, at, place] = cycles_P / space.clock_hz + sums_s
-        found[f"least {phase}"][:, at, place] = bound_P / space.clock_hz + sums_s
-        found[f"{phase} joules"][:, at, place] = space.energy_j(work)
+        result[phase][:, index, position] = cycles_P / space.clock_hz + sums_s
+        result[f"least {phase}"][:, index, position] = bound_P / space.clock_hz + sums_s
+        result[f"{phase} joules"][:, index, position] = space.energy_j(work)
         if progress is not None:
             progress("pricing layers on chips", done, len(phases))
-    return LayerTimes(*found.values())
+    return LayerTimes(*result.values())

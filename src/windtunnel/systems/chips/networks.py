@@ -39,10 +39,10 @@ class Expert:
     def cuts(self, depth: int) -> list[list[int]]:
         """Layers of each stage; embedding and head lie with the first and the last."""
         parts = np.array_split(np.arange(1, depth + 1), self.num_stages)
-        found: list[list[int]] = [part.tolist() for part in parts]
-        found[0].insert(0, 0)
-        found[-1].append(depth + 1)
-        return found
+        result: list[list[int]] = [part.tolist() for part in parts]
+        result[0].insert(0, 0)
+        result[-1].append(depth + 1)
+        return result
 
 
 EXPERTS: Mapping[str, Expert] = MappingProxyType(
@@ -85,7 +85,7 @@ def traced(name: str, microbatch: int, progress: Progress | None = None) -> Mode
     shape = transformer_parts.PUBLISHED[checked_network(name)]
     if microbatch < 1:
         raise InputError(f"a microbatch cannot be {microbatch}", where="microbatch", fix="give a whole number above 0")
-    degrees = [one for one in DEGREES if shape.may_split(one)]
+    degrees = [item for item in DEGREES if shape.may_split(item)]
     by_degree: dict[int, Layers] = {}
     for done, degree in enumerate(degrees, start=1):
         arguments = [name, "--microbatch", str(microbatch)]

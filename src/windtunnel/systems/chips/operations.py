@@ -72,21 +72,21 @@ class Operations:
     @cached_property
     def is_before(self) -> NDArray[np.bool_]:
         """Whether the first has to end before the second starts, bool [N, N]."""
-        found = np.zeros((len(self), len(self)), np.bool_)
-        found[self.src, self.dst] = True
+        result = np.zeros((len(self), len(self)), np.bool_)
+        result[self.src, self.dst] = True
         for node in range(len(self)):  # edges lead forwards, so that rows of sources are whole when they are read
             for source in self.src[self.dst == node]:
-                found[:, node] |= found[:, source]
-        return found
+                result[:, node] |= result[:, source]
+        return result
 
     @cached_property
     def segment(self) -> Ints:
         """Parts of the layer that run one after the other in any schedule, numbered."""
         order = self.is_before.sum(axis=0).argsort(kind="stable")
-        segment, found = 0, np.zeros(len(self), np.int64)
+        segment, result = 0, np.zeros(len(self), np.int64)
         inside = self.is_before[np.ix_(order, order)]
-        for place in range(len(self)):
-            if place and inside[:place, place:].all():
+        for index in range(len(self)):
+            if index and inside[:index, index:].all():
                 segment += 1
-            found[order[place]] = segment
-        return found
+            result[order[index]] = segment
+        return result

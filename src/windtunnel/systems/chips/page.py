@@ -41,11 +41,11 @@ def codesign_page(answers: Sequence[Answer], path: str | Path, *, overwrite: boo
 
 
 def _sections(answer: Answer) -> list[Section]:
-    found = [Section(f"{answer.name}-front", answer.name, _title(answer), _picture(answer))]
+    result = [Section(f"{answer.name}-front", answer.name, _title(answer), _picture(answer))]
     if answer.found is not None:
-        found.append(Section(f"{answer.name}-chips", f"{answer.name}: chips", "Chips that nothing beats",
+        result.append(Section(f"{answer.name}-chips", f"{answer.name}: chips", "Chips that nothing beats",
                              _table(answer)))  # fmt: skip
-    return found
+    return result
 
 
 def _title(answer: Answer) -> str:
@@ -59,8 +59,8 @@ def _picture(answer: Answer) -> str:
     """Throughput over area, both from zero: the front as steps, each search as a mark."""
     front = answer.found.front if answer.found is not None else ()
     shown = [*front, *answer.choices.values()]
-    most_x = 1.05 * max(one.area_um2 for one in shown)
-    most_y = 1.1 * max(one.samples_per_s for one in shown)
+    most_x = 1.05 * max(entry.area_um2 for entry in shown)
+    most_y = 1.1 * max(entry.samples_per_s for entry in shown)
 
     frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - 20)
 
@@ -75,19 +75,19 @@ def _picture(answer: Answer) -> str:
     for x, y in map(place, front):
         path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f},{_HEIGHT - _BOTTOM:.1f}V{y:.1f}"
     lines.append(f'<path d="{path}" fill="none" stroke="#0072b2" stroke-width="1.6" stroke-dasharray="5 3"/>')
-    for one in front:
-        x, y = place(one)
+    for item in front:
+        x, y = place(item)
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="white" stroke="#0072b2">'
-                     f"<title>{escape(_words(answer, one, 'both'))}</title></circle>")  # fmt: skip
-    for at, (part, one) in enumerate(answer.choices.items()):
+                     f"<title>{escape(_words(answer, item, 'both'))}</title></circle>")  # fmt: skip
+    for index, (part, item) in enumerate(answer.choices.items()):
         color, label = _MARKS[part]
-        x, y = place(one)
+        x, y = place(item)
         lines.append(f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="white" stroke="{color}" '
-                     f'stroke-width="2.5"><title>{escape(_words(answer, one, part))}</title></rect>')  # fmt: skip
-        key = _TOP + 16 * at
+                     f'stroke-width="2.5"><title>{escape(_words(answer, item, part))}</title></rect>')  # fmt: skip
+        key = _TOP + 16 * index
         lines.append(f'<rect x="{_LEFT + 12}" y="{key}" width="10" height="10" fill="white" stroke="{color}" '
                      f'stroke-width="2.5"/><text x="{_LEFT + 28}" y="{key + 9}" font-size="12">'
-                     f"{escape(label)}: {one.samples_per_s:,.1f}</text>")  # fmt: skip
+                     f"{escape(label)}: {item.samples_per_s:,.1f}</text>")  # fmt: skip
     note = "<p>Predicted, so hollow. The dashed line is the most that any chip of at most so much area yields.</p>"
     return drawing(_HEIGHT, lines, "throughput over area") + note
 
@@ -101,16 +101,16 @@ def _table(answer: Answer) -> str:
     assert answer.found is not None
     rows = [
         (
-            chip_name(answer.templates["both"], one.chip),
-            f"{one.area_um2 / _MM2:.1f}",
-            f"{one.samples_per_s:,.1f}",
-            f"{one.energy_j:,.3g}",
-            f"{one.plan.num_pipelines} x {len(one.plan.stages)}",
-            ", ".join(str(degree) for degree in sorted({stage.degree for stage in one.plan.stages})),
-            str(one.setting.microbatch),
-            "recomputed" if one.setting.is_recomputed else "stashed",
+            chip_name(answer.templates["both"], item.chip),
+            f"{item.area_um2 / _MM2:.1f}",
+            f"{item.samples_per_s:,.1f}",
+            f"{item.energy_j:,.3g}",
+            f"{item.plan.num_pipelines} x {len(item.plan.stages)}",
+            ", ".join(str(degree) for degree in sorted({stage.degree for stage in item.plan.stages})),
+            str(item.setting.microbatch),
+            "recomputed" if item.setting.is_recomputed else "stashed",
         )
-        for one in answer.found.front
+        for item in answer.found.front
     ]
     head = ("chip", "mm2", "per second", "J each", "pipelines x stages", "tensor degree", "microbatch", "activations")
     return render_table(head, rows, numbers=(1, 2, 3))

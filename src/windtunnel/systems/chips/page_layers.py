@@ -42,7 +42,7 @@ def zeros_page(answers: Sequence[GridAnswer], program: str, path: str | Path, *,
     sections = [Section("layers", "Layers", title, _stacked(last))]
     if len(answers) > 1:
         lines = [
-            Curve(label, [(one.iteration, one.speedup(mode, phases)) for one in answers])
+            Curve(label, [(answer.iteration, answer.speedup(mode, phases)) for answer in answers])
             for mode, phases, label in (
                 ("in", ("backward",), "backward, zero operands"),
                 ("out", ("backward",), "backward, masked gradients"),
@@ -58,10 +58,10 @@ def zeros_page(answers: Sequence[GridAnswer], program: str, path: str | Path, *,
 def _stacked(answer: GridAnswer) -> str:
     """A row of a layer for each mode; all share one axis of cycles."""
     left, row = 330.0, 15.0
-    most = max(one.total(mode) for one in answer.layers for mode in MODE_WORDS) or 1.0
+    most = max(item.total(mode) for item in answer.layers for mode in MODE_WORDS) or 1.0
     body, y = [], 24.0
-    for at, phase in enumerate(PHASES):
-        x = left + 180.0 * at
+    for index, phase in enumerate(PHASES):
+        x = left + 180.0 * index
         body.append(f'<rect x="{x:.0f}" y="2" width="11" height="11" fill="{_PHASE_COLORS[phase]}"/>')
         body.append(_text(x + 17, 12, _PHASE_LABELS[phase]))
     for layer in answer.layers:
@@ -92,21 +92,21 @@ def circulant_page(answer: CirculantAnswer, chip: str, path: str | Path, *, over
     InputError
         The file is there already and ``overwrite`` is False.
     """
-    points = sorted((one.lost_points, answer.dense_cycles / one.cycles) for one in answer.front)
+    points = sorted((item.lost_points, answer.dense_cycles / item.cycles) for item in answer.front)
     line = Curve("designs that nothing beats", points)
     drawing = curves([line], "speed-up over lost accuracy", x_label="accuracy lost, points",
                      y_label="times fewer cycles than dense", is_log=False)  # fmt: skip
     rows = [
         (
-            f"{one.cycles:,.0f}",
-            f"{answer.dense_cycles / one.cycles:.1f}x",
-            f"{one.lost_points:.2f}",
-            f"{one.engine.num_real_multipliers:,}",
-            f"{one.num_memory_blocks:,}",
-            f"{answer.dense_weights / one.num_weights:.1f}x",
-            ", ".join(map(str, one.blocks)),
+            f"{item.cycles:,.0f}",
+            f"{answer.dense_cycles / item.cycles:.1f}x",
+            f"{item.lost_points:.2f}",
+            f"{item.engine.num_real_multipliers:,}",
+            f"{item.num_memory_blocks:,}",
+            f"{answer.dense_weights / item.num_weights:.1f}x",
+            ", ".join(map(str, item.blocks)),
         )
-        for one in answer.front
+        for item in answer.front
     ]
     head = ("cycles", "faster", "points lost", "multipliers", "memory blocks", "smaller", "blocks by layer")
     best = max(points, key=lambda one: one[1])

@@ -52,14 +52,14 @@ def predicted_chips(found: Sequence[Forecast], chips: Sequence[Device | Machine]
     from windtunnel.hardware import Accelerator
     from windtunnel.systems.chips.accelerators.pricer import graph_energy_j
 
-    devices = {one.name: one for one in map(device_of, chips) if isinstance(one, Accelerator)}
+    devices = {entry.name: entry for entry in map(device_of, chips) if isinstance(entry, Accelerator)}
     facts = {}
-    for one in found:
-        if one.device in devices:
-            chip = devices[one.device]
+    for item in found:
+        if item.device in devices:
+            chip = devices[item.device]
             area = float(chip.template.area_um2[0]) if chip.template else 0.0
-            dtype = "" if one.dtype == "as captured" else one.dtype
-            facts[one.device] = ChipFacts(one.device, area, graph_energy_j(one.graph, chip, dtype))
+            dtype = "" if item.dtype == "as captured" else item.dtype
+            facts[item.device] = ChipFacts(item.device, area, graph_energy_j(item.graph, chip, dtype))
     return Chips(found, facts)
 
 
@@ -68,17 +68,19 @@ def _print_chips(found: Sequence[Forecast], facts: dict[str, ChipFacts]) -> None
     from windtunnel.units import format_duration
 
     if len(found) == 1:
-        for one in facts.values():
-            say_wrapped(f"  chip    {_area(one)}, {_energy(one)} per iteration at 45 nm")
+        for fact in facts.values():
+            say_wrapped(f"  chip    {_area(fact)}, {_energy(fact)} per iteration at 45 nm")
         return
-    shown = [one for one in found if one.device in facts]
+    shown = [item for item in found if item.device in facts]
     if not shown:
         return
-    goals = [(one.makespan_ns, facts[one.device].energy_j, facts[one.device].area_um2 or float("inf")) for one in shown]
+    goals = [
+        (item.makespan_ns, facts[item.device].energy_j, facts[item.device].area_um2 or float("inf")) for item in shown
+    ]
     rows = [
-        (one.device, format_duration(one.makespan_ns), _energy(facts[one.device]), _area(facts[one.device]),
+        (item.device, format_duration(item.makespan_ns), _energy(facts[item.device]), _area(facts[item.device]),
          "*" if best else "")
-        for one, best in zip(shown, is_best(goals), strict=True)
+        for item, best in zip(shown, is_best(goals), strict=True)
     ]  # fmt: skip
     say()
     print_table(("chip", "step", "energy", "area", "best"), rows, numbers=(1, 2, 3), gives_way=0)

@@ -122,14 +122,14 @@ class Case:
     def energy_j(self, rows: Ints, plan: StagePlan) -> Floats:
         """Joules of a sequence with a plan on some chips, the plan's own microbatch apart."""
         degrees, total = self.stages.network.degrees, np.zeros(len(rows))
-        for place, stage in enumerate(plan.stages):
+        for index, stage in enumerate(plan.stages):
             kinds, counts = np.unique(self.distinct[list(stage.layers)], return_counts=True)
-            times, column = 2 if plan.is_recomputed and place < len(plan.stages) - 1 else 1, degrees.index(stage.degree)
+            times, column = 2 if plan.is_recomputed and index < len(plan.stages) - 1 else 1, degrees.index(stage.degree)
             for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
-                forward, backward = (one[rows, kind, column] for one in self.joules)
+                forward, backward = (joule[rows, kind, column] for joule in self.joules)
                 total += stage.num_devices * count * (times * forward + backward)
-        found: Floats = total / self.setting.microbatch
-        return found
+        result: Floats = total / self.setting.microbatch
+        return result
 
     @property
     def joules(self) -> tuple[Floats, Floats]:
@@ -139,21 +139,21 @@ class Case:
     def plan(self, chip: int, batch_size: int, above: float) -> StagePlan | None:
         """The best plan on a chip, or None if none yields more than ``above``; bounds all chips by what comes out."""
         upper_s = batch_size / above if above > 0 else np.inf
-        known = min((self._again(one, chip) for one in self.last), key=lambda one: one.batch_s, default=None)
+        known = min((self._again(item, chip) for item in self.last), key=lambda one: one.batch_s, default=None)
         known = known if known is not None and known.batch_s < upper_s else None
         if known is not None:  # of plans that take the same time the search finds the same one each time
             upper_s = min(upper_s, known.batch_s * (1 + _ROUNDING))
-        found = self.stages.best(*self.layers_of(chip), upper_s=upper_s, scratch=self.scratch) or known
-        if found is not None and found is not known:
-            self.last = [found, *self.last[: _KEPT_PLANS - 1]]
-        value = above if found is None else batch_size / found.batch_s
+        result = self.stages.best(*self.layers_of(chip), upper_s=upper_s, scratch=self.scratch) or known
+        if result is not None and result is not known:
+            self.last = [result, *self.last[: _KEPT_PLANS - 1]]
+        value = above if result is None else batch_size / result.batch_s
         self.anchors.append((chip, value))
         _bound(self.upper_P, self.open, self.times.columns, self.times.columns[chip], value)
-        return found
+        return result
 
     def _again(self, plan: StagePlan, chip: int) -> StagePlan:
         """A plan that was best on another chip."""
-        cuts, degrees = [one.layers for one in plan.stages], [one.degree for one in plan.stages]
+        cuts, degrees = [stage.layers for stage in plan.stages], [stage.degree for stage in plan.stages]
         return self.stages.given(cuts, degrees, plan.num_pipelines, *self.layers_of(chip))
 
     def proven(self) -> float:
@@ -243,40 +243,40 @@ class Search:
         InfeasibleError
             No plan fits into the memory.
         """
-        found: list[Choice] = []
+        result: list[Choice] = []
         planned, best = 0, 0.0
         for case in self.cases:
             case.begin()
         begin = [(case, int(case.times.columns.sum(axis=1).argmin())) for case in self.cases]
         while True:
-            place = begin.pop() if begin else self._next(best, tolerance)
-            if place is None:
+            index = begin.pop() if begin else self._next(best, tolerance)
+            if index is None:
                 break
-            case, chip = place
+            case, chip = index
             planned += 1
             plan = case.plan(chip, self.batch_size, float(case.known_P[chip]))
             case.open = case.open[case.open != chip]
             if plan is not None:
                 choice = self.choice(case, chip, plan)
-                found.append(choice)
+                result.append(choice)
                 best = max(best, choice.samples_per_s)
                 self._note(choice, tolerance)
             if self.progress is not None:
                 self.progress("planning for chips", planned, planned + 1)
         for case in self.cases:
             case.begin()
-        if not found:
+        if not result:
             raise self._infeasible()
         proven = max(case.proven() for case in self.cases)
-        front = _front(found, tolerance)
-        return Codesign(max(found, key=lambda one: one.samples_per_s), front, proven, planned,
+        front = _front(result, tolerance)
+        return Codesign(max(result, key=lambda one: one.samples_per_s), front, proven, planned,
                         len(self.space) * len(self.cases))  # fmt: skip
 
     @property
     def upper(self) -> Floats:
         """What no plan on each chip exceeds, as far as that is known [P]."""
-        found: Floats = np.max([case.upper_P for case in self.cases], axis=0)
-        return found
+        result: Floats = np.max([case.upper_P for case in self.cases], axis=0)
+        return result
 
     def choice(self, case: Case, chip: int, plan: StagePlan) -> Choice:
         """A plan on a chip with all that counts."""
@@ -298,16 +298,16 @@ class Search:
 
         Bounds only fall and what is known only rises: what cannot be better now never will be.
         """
-        found: tuple[float, Case, int] | None = None
+        result: tuple[float, Case, int] | None = None
         for case in self.cases:
             needed = case.known_P[case.open] * (1 + tolerance)
             needed = np.where(needed > best, np.maximum(best, case.known_P[case.open]), needed) * (1 + _ROUNDING)
             case.open = case.open[case.upper_P[case.open] > needed]
             if case.open.size:
                 chip = int(case.open[case.upper_P[case.open].argmax()])
-                if found is None or case.upper_P[chip] > found[0]:
-                    found = float(case.upper_P[chip]), case, chip
-        return None if found is None else found[1:]
+                if result is None or case.upper_P[chip] > result[0]:
+                    result = float(case.upper_P[chip]), case, chip
+        return None if result is None else result[1:]
 
     def plans_of(self, chip: int) -> Choice:
         """The best plan on one chip over all settings.
@@ -363,10 +363,10 @@ class Search:
         forward = case.times.forward_PUT[rows, :, column][:, case.distinct]
         backward = case.times.backward_PUT[rows, :, column][:, case.distinct]
         worst_P = np.zeros(len(rows))
-        for place, cut in enumerate(cuts):
-            waits = case.stages.waits(cuts, place, column)
+        for index, cut in enumerate(cuts):
+            waits = case.stages.waits(cuts, index, column)
             forward_P, backward_P = forward[:, cut].sum(axis=1), backward[:, cut].sum(axis=1)
-            again_P = np.maximum(waits[1], forward_P if case.setting.is_recomputed and place < len(cuts) - 1 else 0.0)
+            again_P = np.maximum(waits[1], forward_P if case.setting.is_recomputed and index < len(cuts) - 1 else 0.0)
             worst_P = np.maximum(worst_P, waits[0] + forward_P + again_P + backward_P)
         batches = -(-case.stages.job.num_microbatches // expert.num_pipelines)
         yields: Floats = self.batch_size / (worst_P * (batches + len(cuts) - 1) + one.sync_s)
@@ -383,16 +383,16 @@ class Search:
 def _front(choices: Iterable[Choice], tolerance: float) -> tuple[Choice, ...]:
     """What no other beats in area, energy and throughput, thinned by the tolerance; the fastest is kept."""
     given = sorted(choices, key=lambda one: (one.area_um2, -one.samples_per_s))
-    goals = [(one.area_um2, one.energy_j, -one.samples_per_s) for one in given]
-    ordered = [one for one, is_kept in zip(given, is_best(goals).tolist(), strict=True) if is_kept]
+    goals = [(entry.area_um2, entry.energy_j, -entry.samples_per_s) for entry in given]
+    ordered = [entry for entry, is_kept in zip(given, is_best(goals).tolist(), strict=True) if is_kept]
     fastest = max(ordered, key=lambda one: one.samples_per_s)
-    found: list[Choice] = []
-    for one in ordered:
+    result: list[Choice] = []
+    for item in ordered:
         is_behind = any(
-            one.samples_per_s <= other.samples_per_s * (1 + tolerance)
-            and one.energy_j * (1 + tolerance) >= other.energy_j
-            for other in found
+            item.samples_per_s <= other.samples_per_s * (1 + tolerance)
+            and item.energy_j * (1 + tolerance) >= other.energy_j
+            for other in result
         )
-        if not is_behind or one is fastest:
-            found.append(one)
-    return tuple(found)
+        if not is_behind or item is fastest:
+            result.append(item)
+    return tuple(result)

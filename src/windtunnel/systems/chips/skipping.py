@@ -87,7 +87,7 @@ class GridAnswer:
 
     def total(self, mode: str, phases: tuple[str, ...] = PHASES, what: str = "cycles") -> float:
         """Sum over layers."""
-        return float(sum(one.total(mode, phases, what) for one in self.layers))
+        return float(sum(layer.total(mode, phases, what) for layer in self.layers))
 
     def speedup(self, mode: str, phases: tuple[str, ...] = PHASES, what: str = "cycles") -> float:
         """Of all layers together over the dense mode."""
@@ -98,24 +98,24 @@ class GridAnswer:
         """As JSON has it."""
         layers = [
             {
-                "name": one.name,
+                "name": layer.name,
                 "input_density": zeros.input_density,
                 "gradient_density": zeros.gradient_density,
                 "is_masked": zeros.is_masked,
                 "passes": {
                     phase: {
-                        "cycles": dict(found.cycles),
-                        "step_cycles": dict(found.step_cycles),
-                        "macs": dict(found.macs),
-                        "moved_bytes": dict(found.moved_bytes),
-                        "energy_j": dict(found.energy_j),
-                        "bound_cycles": found.bound_cycles,
-                        "scan_cycles": found.scan_cycles,
+                        "cycles": dict(step_pass.cycles),
+                        "step_cycles": dict(step_pass.step_cycles),
+                        "macs": dict(step_pass.macs),
+                        "moved_bytes": dict(step_pass.moved_bytes),
+                        "energy_j": dict(step_pass.energy_j),
+                        "bound_cycles": step_pass.bound_cycles,
+                        "scan_cycles": step_pass.scan_cycles,
                     }
-                    for phase, found in one.passes.items()
+                    for phase, step_pass in layer.passes.items()
                 },
             }
-            for one, zeros in zip(self.layers, self.zeros, strict=True)
+            for layer, zeros in zip(self.layers, self.zeros, strict=True)
         ]
         return {
             "chip": self.chip,
@@ -159,9 +159,9 @@ def on_grid(
         raise InputError(
             f"{chip.name} has no grid that skips zeros", where="chip", fix="take sparse-grid, or give it a sparse_grid"
         )
-    zeros, layers = [zeros_of(one) for one in records], []
-    for number, one in enumerate(zeros, start=1):
-        layers.append(layer_cycles(one, chip.sparse_grid))
+    zeros, layers = [zeros_of(record) for record in records], []
+    for number, zero in enumerate(zeros, start=1):
+        layers.append(layer_cycles(zero, chip.sparse_grid))
         if progress is not None:
             progress("simulating layers", number, len(zeros))
     answer = GridAnswer(chip.name, records[0].iteration, tuple(layers), tuple(zeros))
@@ -184,7 +184,7 @@ def _with_steps(answer: GridAnswer, graph: Graph, chip: Accelerator) -> GridAnsw
     assert chip.clock_hz is not None  # an accelerator without a clock cannot be made
     priced = forecast(graph, chip, dtype="fp16").graph
     layers = [(*both, layer_tasks(priced, both[0].name)) for both in zip(answer.zeros, answer.layers, strict=True)]
-    unmatched = tuple(one.name for one, _, masks in layers if not any(mask.any() for mask in masks))
+    unmatched = tuple(entry.name for entry, _, masks in layers if not any(mask.any() for mask in masks))
     if len(unmatched) == len(layers):
         raise NotApplicableError(
             "no layer of the masks is in the graph",
@@ -195,12 +195,12 @@ def _with_steps(answer: GridAnswer, graph: Graph, chip: Accelerator) -> GridAnsw
     on_chip = priced.select(kind=Kind.COMPUTE) & (priced.tasks["resource"] == priced.num_resources - 1)
     for mode in MODES:
         duration = priced.duration_ns.copy()
-        for one, cycles, masks in layers:
+        for item, cycles, masks in layers:
             for mask, phases in zip(masks, (("forward",), ("backward", "weights")), strict=True):
                 done = tuple(phase for phase in phases if phase in cycles.passes)
                 flops = priced.tasks["flops"][mask].astype(np.float64)
                 if flops.sum():  # of all images of the step, of which the masks are some
-                    images = flops.sum() / (2.0 * _dense_macs(one.shape) * len(done))
+                    images = flops.sum() / (2.0 * _dense_macs(item.shape) * len(done))
                     spent_ns = cycles.total(mode, done, "step_cycles") * images * 1e9 / chip.clock_hz
                     duration[mask] = np.rint(spent_ns * flops / flops.sum()).astype(np.int64)
         steps[mode] = int(replay(priced.set_duration(priced.all_tasks, duration, cost_source=_COST_SOURCE)).makespan_ns)

@@ -56,7 +56,7 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
             if devices_C[choice] >= stage:
                 least = min(least, batches_C[choice] + stage - 1.0)
         cap_S[stage] = upper / least
-    found, at_choice, at_stage, at_pair, at_degree = upper, -1, 0, -1, -1
+    result, at_choice, at_stage, at_pair, at_degree = upper, -1, 0, -1, -1
     last = num - 1
     for stage in range(1, most_stages + 1):
         cap = cap_S[stage]
@@ -79,42 +79,42 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
                                    out_QT[pair, degree], is_recomputed, stage)  # fmt: skip
                     if load > cap:
                         continue
-                    taken = devices_QT[pair, degree]
+                    used = devices_QT[pair, degree]
                     if i == last:
                         for choice in range(devices_C.size):
-                            left = min(devices_C[choice], most_devices) - taken
+                            left = min(devices_C[choice], most_devices) - used
                             if left < 0:
                                 continue
                             value = load if stage == 1 else max(load, best_SIK[stage - 2, j, min(left, reach_before)])
                             total = value * (batches_C[choice] + stage - 1) + factor_C[choice] * sync_QT[pair, degree]
-                            if total < found:
-                                found, at_choice, at_stage, at_pair, at_degree = total, choice, stage, pair, degree
+                            if total < result:
+                                result, at_choice, at_stage, at_pair, at_degree = total, choice, stage, pair, degree
                         continue
                     is_any = True
                     if stage == 1:
-                        for k in range(taken, reach + 1):
+                        for k in range(used, reach + 1):
                             row[k] = min(row[k], load)
                         continue
                     before = best_SIK[stage - 2, j]
-                    for k in range(taken, reach + 1):
-                        row[k] = min(row[k], max(load, before[min(k - taken, reach_before)]))
+                    for k in range(used, reach + 1):
+                        row[k] = min(row[k], max(load, before[min(k - used, reach_before)]))
         if not is_any:
             break
     stages = np.full((at_stage, 2), -1, np.int64)
     if at_choice >= 0:
         stages[0, 0], stages[0, 1] = at_pair, at_degree
         left = min(devices_C[at_choice], most_devices) - devices_QT[at_pair, at_degree]
-        i, place = small_Q[at_pair], 1
+        i, index = small_Q[at_pair], 1
         for stage in range(at_stage - 1, 0, -1):
             left = min(left, stage * widest)
             target = best_SIK[stage - 1, i, left]
             pair, degree = _step(i, stage, left, target, ptr_I, small_Q, in_QT, out_QT, most_QT, devices_QT,
                                  forward_IT, backward_IT, is_recomputed, (stage - 1) * widest, best_SIK)  # fmt: skip
-            stages[place, 0], stages[place, 1] = pair, degree
+            stages[index, 0], stages[index, 1] = pair, degree
             left -= devices_QT[pair, degree]
             i = small_Q[pair]
-            place += 1
-    return found, at_choice, stages
+            index += 1
+    return result, at_choice, stages
 
 
 @numba.njit(cache=True, nogil=True)
@@ -122,19 +122,19 @@ def _step(i: int, stage: int, left: int, target: float, ptr_I: Any, small_Q: Any
           most_QT: Any, devices_QT: Any, forward_IT: Any, backward_IT: Any, is_recomputed: bool, reach_before: int,
           best_SIK: Any) -> Any:  # fmt: skip
     """The first stage of a downset that reaches its value, of the fewest devices."""
-    found, found_degree, fewest = -1, -1, 1 << 30
+    result, found_degree, fewest = -1, -1, 1 << 30
     for pair in range(ptr_I[i], ptr_I[i + 1]):
         j = small_Q[pair]
         if (j == 0) != (stage == 1):
             continue
         for degree in range(forward_IT.shape[1]):
-            taken = devices_QT[pair, degree]
-            if most_QT[pair, degree] < stage or taken > left or taken >= fewest:
+            used = devices_QT[pair, degree]
+            if most_QT[pair, degree] < stage or used > left or used >= fewest:
                 continue
             load = load_of(forward_IT[i, degree] - forward_IT[j, degree],
                            backward_IT[i, degree] - backward_IT[j, degree], in_QT[pair, degree],
                            out_QT[pair, degree], is_recomputed, stage)  # fmt: skip
-            value = load if stage == 1 else max(load, best_SIK[stage - 2, j, min(left - taken, reach_before)])
+            value = load if stage == 1 else max(load, best_SIK[stage - 2, j, min(left - used, reach_before)])
             if value <= target:
-                found, found_degree, fewest = pair, degree, taken
-    return found, found_degree
+                result, found_degree, fewest = pair, degree, used
+    return result, found_degree

@@ -151,7 +151,7 @@ class StagePlan:
     @property
     def num_devices(self) -> int:
         """All that are used."""
-        return self.num_pipelines * sum(one.num_devices for one in self.stages)
+        return self.num_pipelines * sum(stage.num_devices for stage in self.stages)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,8 +204,8 @@ class Stages:
 
         def between(values_LT: Floats) -> Floats:
             sums = lattice.sums(values_LT)
-            found: Floats = sums[large_Q] - sums[small_Q]
-            return found
+            result: Floats = sums[large_Q] - sums[small_Q]
+            return result
 
         params = between(network.param_bytes_LT)
         kept, written = between(network.kept_bytes_LT), between(network.written_bytes_LT)
@@ -220,10 +220,11 @@ class Stages:
             more = np.where(per_flight > 0, room / per_flight, np.inf)
         most = np.where(room < 0, 0, np.minimum(1 + np.floor(more), len(network.names))).astype(np.int64)
         rate = job.bandwidth_bytes_per_s
-        made = cls(network, job, lattice, ptr_I, small_Q, in_QT / rate, out_QT / rate, params, held, per_flight, most,
+        created = cls(network, job, lattice, ptr_I, small_Q, in_QT / rate, out_QT / rate, params, held,
+            per_flight, most,
                    devices_QT)  # fmt: skip
-        made._require_room()
-        return made
+        created._require_room()
+        return created
 
     def _require_room(self) -> None:
         """Every layer alone fits at some degree."""
@@ -248,9 +249,9 @@ class Stages:
         devices = self.job.num_devices // degrees
         batches = -(-self.job.num_microbatches // degrees)
         _, first = np.unique(np.stack([devices, batches]), axis=1, return_index=True)
-        chosen = np.sort(first)  # of those that are alike the least synchronizes least
-        degree = degrees[chosen]
-        return devices[chosen], batches[chosen], SYNC_RATIOS["pipedream"] * ring_ratio(degree), degree
+        selected = np.sort(first)  # of those that are alike the least synchronizes least
+        degree = degrees[selected]
+        return devices[selected], batches[selected], SYNC_RATIOS["pipedream"] * ring_ratio(degree), degree
 
     @cached_property
     def _shape(self) -> tuple[int, int]:
@@ -277,7 +278,7 @@ class Stages:
         """
         devices, batches, factor, degree = self._choices
         sync_QT = self.param_bytes_QT / self.job.bandwidth_bytes_per_s
-        found, choice, stages = kernels.best_plan(
+        result, choice, stages = kernels.best_plan(
             self.ptr_I, self.small_Q, self.in_QT, self.out_QT, self.most_QT, self.devices_QT, sync_QT,
             self.lattice.sums(forward_LT), self.lattice.sums(backward_LT), self.job.is_recomputed, self._shape[0],
             (devices, batches, factor), upper_s, self.scratch() if scratch is None else scratch,
@@ -285,15 +286,15 @@ class Stages:
         if choice < 0:
             return None
         plan = self._plan(stages.tolist(), int(degree[choice]), forward_LT, backward_LT)
-        return replace(plan, batch_s=float(found))
+        return replace(plan, batch_s=float(result))
 
     def _plan(
         self, stages: Sequence[Sequence[int]], num_pipelines: int, forward_LT: Floats, backward_LT: Floats
     ) -> StagePlan:
         large_Q = np.repeat(np.arange(self.lattice.num_downsets), np.diff(self.ptr_I))
-        made = []
-        for place, (pair, degree) in enumerate(stages):
-            stage = len(stages) - place
+        created = []
+        for index, (pair, degree) in enumerate(stages):
+            stage = len(stages) - index
             inside = self.lattice.members(int(large_Q[pair])) & ~self.lattice.members(int(self.small_Q[pair]))
             layers = np.flatnonzero(inside)
             load = kernels.load_of(
@@ -302,14 +303,14 @@ class Stages:
             )  # fmt: skip
             memory = self.job.copies * self.param_bytes_QT[pair, degree] + self.held_QT[pair, degree]
             memory += (stage - 1) * self.per_flight_QT[pair, degree]
-            made.append(PlannedStage(tuple(layers.tolist()), self.network.degrees[degree],
+            created.append(PlannedStage(tuple(layers.tolist()), self.network.degrees[degree],
                                      int(self.devices_QT[pair, degree]), load, float(memory)))  # fmt: skip
         pair, degree = stages[0]
         sync = SYNC_RATIOS["pipedream"] * ring_ratio(num_pipelines) * self.param_bytes_QT[pair, degree]
         sync_s = float(sync) / self.job.bandwidth_bytes_per_s
         batches = -(-self.job.num_microbatches // num_pipelines)
-        batch_s = max(one.load_s for one in made) * (batches + len(made) - 1) + sync_s
-        return StagePlan(tuple(made), num_pipelines, batch_s, sync_s, self.job.is_recomputed)
+        batch_s = max(item.load_s for item in created) * (batches + len(created) - 1) + sync_s
+        return StagePlan(tuple(created), num_pipelines, batch_s, sync_s, self.job.is_recomputed)
 
     def given(
         self,
@@ -335,21 +336,21 @@ class Stages:
         InfeasibleError
             A stage does not fit; names its tightest layer and by how much.
         """
-        wrong = [one for one in degrees if one not in self.network.degrees]
+        wrong = [degree for degree in degrees if degree not in self.network.degrees]
         if wrong:
             known = ", ".join(map(str, self.network.degrees))
             raise InputError(f"the network is not split over {wrong[0]} ranks", where="plan", fix=f"known: {known}")
-        columns = [self.network.degrees.index(one) for one in degrees]
-        stages = [(self._pair(cuts[place:], cut), columns[place]) for place, cut in enumerate(cuts)]
-        used = num_pipelines * sum(int(self.devices_QT[one]) for one in stages)
+        columns = [self.network.degrees.index(degree) for degree in degrees]
+        stages = [(self._pair(cuts[position:], cut), columns[position]) for position, cut in enumerate(cuts)]
+        used = num_pipelines * sum(int(self.devices_QT[item]) for item in stages)
         if used > self.job.num_devices:
             raise InputError(
                 f"the plan takes {used:,} devices", where="plan", fix=f"there are {self.job.num_devices:,}"
             )
         plan = self._plan(stages, num_pipelines, forward_LT, backward_LT)
-        for place, one in enumerate(plan.stages):
-            if self.most_QT[stages[place]] < len(cuts) - place:
-                raise self._too_large(place, one, columns[place])
+        for index, stage in enumerate(plan.stages):
+            if self.most_QT[stages[index]] < len(cuts) - index:
+                raise self._too_large(index, stage, columns[index])
         return plan
 
     def waits(self, cuts: Sequence[Sequence[int]], place: int, column: int) -> tuple[float, float]:
@@ -371,10 +372,10 @@ class Stages:
     def _pair(self, rest: Sequence[Sequence[int]], cut: Sequence[int]) -> int:
         """The pair whose difference a stage is."""
         large = np.zeros(len(self.network.names), np.bool_)
-        large[[one for part in rest for one in part]] = True
+        large[[item for part in rest for item in part]] = True
         small = large.copy()
         small[list(cut)] = False
-        ends = [self._number.get(one.tobytes(), -1) for one in (large, small)]
+        ends = [self._number.get(item.tobytes(), -1) for item in (large, small)]
         if min(ends) < 0 or not cut:
             raise InputError("stages are no cut of the layers in order", where="plan", fix="each layer in one stage")
         pairs = range(int(self.ptr_I[ends[0]]), int(self.ptr_I[ends[0] + 1]))
@@ -382,18 +383,18 @@ class Stages:
 
     @cached_property
     def _number(self) -> dict[bytes, int]:
-        return {self.lattice.members(one).tobytes(): one for one in range(self.lattice.num_downsets)}
+        return {self.lattice.members(index).tobytes(): index for index in range(self.lattice.num_downsets)}
 
 
 def _largest(values_LT: Floats, between: object) -> Floats:
     """The largest of one value over the layers of each stage [Q, T]."""
     assert callable(between)
-    found: Floats | None = None
+    result: Floats | None = None
     for value in np.unique(values_LT):
         has = between((values_LT >= value).astype(np.float64)) > 0
-        found = np.where(has, value, 0.0) if found is None else np.where(has, value, found)
-    assert found is not None
-    return found
+        result = np.where(has, value, 0.0) if result is None else np.where(has, value, result)
+    assert result is not None
+    return result
 
 
 def _pairs(network: Network, lattice: Lattice) -> tuple[Ints, Ints, Ints, Floats, Floats]:
@@ -401,7 +402,7 @@ def _pairs(network: Network, lattice: Lattice) -> tuple[Ints, Ints, Ints, Floats
     inside_II = lattice_kernels.nesting(lattice.words_IW, lattice.parent_I, lattice.added_I)
     large_Q, small_Q = np.nonzero(inside_II.T)
     ptr_I = np.searchsorted(large_Q, np.arange(lattice.num_downsets + 1))
-    members_IL = np.stack([lattice.members(one) for one in range(lattice.num_downsets)])
+    members_IL = np.stack([lattice.members(index) for index in range(lattice.num_downsets)])
     stage_QL = members_IL[large_Q] & ~members_IL[small_Q]
     in_QT = np.zeros((len(large_Q), len(network.degrees)))
     out_QT = np.zeros_like(in_QT)

@@ -153,7 +153,9 @@ def _search(name: str, options: Options, parts: tuple[str, ...], samples: int, p
         raise InputError("there is no plan of its makers", where=name, fix="leave out --fixed-plan")
     graph = open_graph(path, progress=progress, needs_times=False)
     models = captured_models(stem(path), graph, samples or batch_of(graph), options.microbatches)
-    return codesign_models(models, options, [one for one in parts if one not in ("given", "chip")], progress=progress)
+    return codesign_models(
+        models, options, [part for part in parts if part not in ("given", "chip")], progress=progress
+    )
 
 
 def _options(
@@ -178,8 +180,8 @@ def _options(
     if memory_model not in ("alive", "sum"):
         raise InputError(f"memory cannot be counted by {memory_model!r}", where="--memory-model", fix="alive or sum")
     return Options(
-        microbatches=tuple(_whole(one) for one in _parts(microbatches)),
-        memories=tuple(float(parse_size(one)) for one in _parts(hbm)),
+        microbatches=tuple(_whole(part) for part in _parts(microbatches)),
+        memories=tuple(float(parse_size(part)) for part in _parts(hbm)),
         num_devices=devices,
         bandwidth_bytes_per_s=parse_rate(bandwidth),
         memory_bandwidth_bytes_per_s=parse_rate(memory_bandwidth),
@@ -225,7 +227,7 @@ def _document(answers: list[Answer], shared: Shared | None) -> dict[str, Any]:
         document["shared"] = {
             "chip": chip_name(templates, shared.chip),
             "share_of_own_best": shared.share,
-            "models": {name: choice_dict(one, templates) for name, one in shared.choices.items()},
+            "models": {name: choice_dict(choice, templates) for name, choice in shared.choices.items()},
         }
     return document
 
@@ -245,16 +247,16 @@ def _print(answer: Answer) -> None:
         say_wrapped(f"  {_WORDS[part]}: {reason}")
     last = list(answer.choices)[-1]
     say_wrapped(f"  plan of the last: {_plan(answer.choices[last])}")
-    for part, one in answer.cheapest.items():
+    for part, item in answer.cheapest.items():
         less = {"smallest": "of less area", "frugal": "that takes less energy with its fastest plan"}[part]
-        say_wrapped(f"  {_WORDS[part]}: no chip {less} yields as much; {one.num_planned:,} of {one.num_possible:,} "
+        say_wrapped(f"  {_WORDS[part]}: no chip {less} yields as much; {item.num_planned:,} of {item.num_possible:,} "
                     "were planned for")  # fmt: skip
-    found = answer.found
-    if found is not None:
-        above = found.bound_samples_per_s / found.best.samples_per_s - 1
+    result = answer.found
+    if result is not None:
+        above = result.bound_samples_per_s / result.best.samples_per_s - 1
         proof = "no chip with any plan is better" if above < 1e-6 else f"no chip is more than {above:.1%} better"
-        say_wrapped(f"  {proof}: {found.num_planned:,} of {found.num_possible:,} were planned for, bounds rule out "
-                    f"the rest; {len(found.front)} chips on the front")  # fmt: skip
+        say_wrapped(f"  {proof}: {result.num_planned:,} of {result.num_possible:,} were planned for, bounds rule out "
+                    f"the rest; {len(result.front)} chips on the front")  # fmt: skip
     say()
 
 
@@ -262,10 +264,10 @@ def _plan(choice: Choice) -> str:
     from windtunnel.units import format_size
 
     plan, setting = choice.plan, choice.setting
-    degrees = sorted({one.degree for one in plan.stages})
+    degrees = sorted({stage.degree for stage in plan.stages})
     stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
     recomputed = "recomputed" if setting.is_recomputed else "stashed"
-    memory = max(one.memory_bytes for one in plan.stages)
+    memory = max(stage.memory_bytes for stage in plan.stages)
     return (
         f"{plan.num_pipelines} pipelines of {stages}, tensor degree {', '.join(map(str, degrees))}, microbatch "
         f"{setting.microbatch}, {recomputed}, {format_size(memory)} of {format_size(setting.memory_bytes)}, "

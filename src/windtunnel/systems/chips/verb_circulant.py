@@ -70,13 +70,13 @@ def circulant(
 def _print(answer: CirculantAnswer, chip: Accelerator) -> None:
     say(f"{len(answer.layers)} layers on {chip.name}: dense {answer.dense_cycles:,.0f} cycles a sample")
     rows = []
-    for one in answer.front[:_SHOWN]:
-        engine = f"{one.engine.num_butterflies}x{one.engine.depth}+{one.engine.num_multipliers}"
-        cycles = f"{one.cycles:,.0f}", f"{answer.dense_cycles / one.cycles:.1f}x", f"{one.lost_points:.2f}"
-        smaller = f"{answer.dense_weights / one.num_weights:.1f}x"
-        multipliers = f"{one.engine.num_real_multipliers:,}"
+    for item in answer.front[:_SHOWN]:
+        engine = f"{item.engine.num_butterflies}x{item.engine.depth}+{item.engine.num_multipliers}"
+        cycles = f"{item.cycles:,.0f}", f"{answer.dense_cycles / item.cycles:.1f}x", f"{item.lost_points:.2f}"
+        smaller = f"{answer.dense_weights / item.num_weights:.1f}x"
+        multipliers = f"{item.engine.num_real_multipliers:,}"
         rows.append(
-            [*cycles, multipliers, f"{one.num_memory_blocks:,}", smaller, engine, ",".join(map(str, one.blocks))]
+            [*cycles, multipliers, f"{item.num_memory_blocks:,}", smaller, engine, ",".join(map(str, item.blocks))]
         )
     headings = ["cycles", "faster", "loss", "multipliers", "memory", "smaller", "engine", "blocks"]
     print_table(headings, rows, numbers=tuple(range(6)), gives_way=7)

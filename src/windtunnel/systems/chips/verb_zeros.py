@@ -54,7 +54,7 @@ def zeros(
     records = read_zeros(masks)
     with Progress("simulating") as progress:
         graph = open_graph(source, progress=progress, needs_times=False) if source else None
-        answers = [on_grid(records.at(one), chip, graph, progress=progress) for one in records.iterations]
+        answers = [on_grid(records.at(iteration), chip, graph, progress=progress) for iteration in records.iterations]
         wrong = miscounted(answers[-1], progress=progress) if check else ()
     if report is not None:
         from windtunnel.systems.chips.page_layers import zeros_page
@@ -62,7 +62,7 @@ def zeros(
         zeros_page(answers, records.program, report, overwrite=True)
         advise(f"written: {report}")
     if as_json:
-        shown = [one.to_dict() for one in answers]
+        shown = [answer.to_dict() for answer in answers]
         checked = {"miscounted": list(wrong)} if check else {}
         print_json({"schema": _SCHEMA, "program": records.program, "iterations": shown, **checked})
         return
@@ -95,15 +95,15 @@ def _checked(answer: GridAnswer, wrong: Sequence[str]) -> str:
 def _print(answer: GridAnswer) -> None:
     say(f"{answer.chip}, iteration {answer.iteration}: speed-up of the backward pass over dense")
     rows = []
-    for one, zeros in zip(answer.layers, answer.zeros, strict=True):
+    for layer, zeros in zip(answer.layers, answer.zeros, strict=True):
         dense = [f"{zeros.input_density:.2f}", f"{zeros.gradient_density:.2f}"]
-        if "backward" not in one.passes:
-            rows.append([one.name, *dense, "", "", "", "", "", _times(one.total("dc"), one.total("in+out+wr"))])
+        if "backward" not in layer.passes:
+            rows.append([layer.name, *dense, "", "", "", "", "", _times(layer.total("dc"), layer.total("in+out+wr"))])
             continue
-        cycles = one.passes["backward"].cycles
+        cycles = layer.passes["backward"].cycles
         gains = [_times(cycles["dc"], cycles[mode]) for mode in ("in", "out", "in+out", "in+out+wr")]
-        whole = _times(one.total("dc"), one.total("in+out+wr"))
-        rows.append([one.name, *dense, f"{cycles['dc']:,}", *gains, whole])
+        whole = _times(layer.total("dc"), layer.total("in+out+wr"))
+        rows.append([layer.name, *dense, f"{cycles['dc']:,}", *gains, whole])
     headings = ["layer", "X", "dY", "dense cycles", "in", "out", "in+out", "+wr", "all passes"]
     print_table(headings, rows, numbers=tuple(range(1, 9)), gives_way=0)
     say_wrapped(
@@ -122,11 +122,11 @@ def _print(answer: GridAnswer) -> None:
 def _print_over_time(answers: Sequence[GridAnswer]) -> None:
     rows = [
         [
-            str(one.iteration),
-            *(f"{one.speedup(mode, ('backward',)):.2f}x" for mode in ("in", "out", "in+out", "in+out+wr")),
-            f"{one.speedup('in+out+wr'):.2f}x",
+            str(answer.iteration),
+            *(f"{answer.speedup(mode, ('backward',)):.2f}x" for mode in ("in", "out", "in+out", "in+out+wr")),
+            f"{answer.speedup('in+out+wr'):.2f}x",
         ]
-        for one in answers
+        for answer in answers
     ]
     print_table(["iteration", "in", "out", "in+out", "+wr", "all passes"], rows, numbers=tuple(range(6)))
 

@@ -61,8 +61,8 @@ def sparse_accelerator(graph: Graph, mode: str = "in+out+wr", chip: str = "spars
     if not layers:
         raise NotApplicableError("this graph does not say where it is zero", fix="capture it so: capture --zeros")
     duration = graph.duration_ns.astype(np.float64)
-    for name, found in layers.items():
-        forward, backward = _ratios(found, on, mode)
+    for name, layer in layers.items():
+        forward, backward = _ratios(layer, on, mode)
         for mask, ratio in zip(layer_tasks(graph, name), (forward, backward), strict=True):
             duration[mask] *= ratio
     changed = np.rint(duration).astype(np.int64)
@@ -75,21 +75,21 @@ def sparse_accelerator(graph: Graph, mode: str = "in+out+wr", chip: str = "spars
 def layer_tasks(graph: Graph, layer: str) -> tuple[Mask, Mask]:
     """Products and convolutions of a layer, forward and backward, each bool [T]."""
     names = graph.tasks.strings("op")
-    is_product = names.where({one: class_of(one) in MATRIX_CLASSES for one in names.values})
+    is_product = names.where({value: class_of(value) in MATRIX_CLASSES for value in names.values})
     of_layer = graph.tasks.strings("layer")
-    chosen = is_product & of_layer.where({one: one == layer for one in of_layer.values})
-    chosen &= graph.select(kind=Kind.COMPUTE)
-    return chosen & graph.select(phase=Phase.FORWARD), chosen & graph.select(phase=Phase.BACKWARD)
+    selected = is_product & of_layer.where({value: value == layer for value in of_layer.values})
+    selected &= graph.select(kind=Kind.COMPUTE)
+    return selected & graph.select(phase=Phase.FORWARD), selected & graph.select(phase=Phase.BACKWARD)
 
 
 def _ratios(found: Mapping[str, Any], chip: Accelerator, mode: str) -> tuple[float, float]:
     """Cycles over dense cycles, forward and backward."""
     assert chip.sparse_grid is not None
-    windows = (found[one] for one in ("stride", "padding", "dilation", "groups"))
+    windows = (found[item] for item in ("stride", "padding", "dilation", "groups"))
     shape = shape_of(found["inputs"], found["weight"], *windows)
     densities = Densities.read(found["input"]), Densities.read(found["gradient"])
     is_masked, is_first = bool(found["is_masked"]), bool(found["is_first"])
     cycles = estimated_cycles(shape, *densities, chip.sparse_grid, is_masked=is_masked, is_first=is_first)
     behind = [cycles[phase] for phase in ("backward", "weights") if phase in cycles]
-    ratio = sum(one[mode] for one in behind) / sum(one["dc"] for one in behind)
+    ratio = sum(item[mode] for item in behind) / sum(item["dc"] for item in behind)
     return min(cycles["forward"][mode] / cycles["forward"]["dc"], 1.0), min(ratio, 1.0)

@@ -68,102 +68,102 @@ _WAKE_NS = 60_000_000_000  # published: where nothing is to come, look again aft
 @entry
 def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
     """Go on until all jobs are over, something is needed, or nothing more happens by a time; see the top."""
-    at = state.at
+    index = state.at
     while True:
-        if at[IS_DUE]:
-            if rules.asks and at[NUM_WAITING]:
+        if index[IS_DUE]:
+            if rules.asks and index[NUM_WAITING]:
                 return ASK
             code = schedule(state, rules)
             if code != DONE:
                 return int(code)
-            at[IS_DUE] = at[IS_SERVED] = 0
-        if at[NUM_OVER] == len(state.jobs):
+            index[IS_DUE] = index[IS_SERVED] = 0
+        if index[NUM_OVER] == len(state.jobs):
             return DONE
         if not has_room(state):
             return NEED_ROOM
-        if at[POPPED] >= max_events:
+        if index[POPPED] >= max_events:
             return STUCK
-        next_arrival = state.jobs[at[NEXT_ARRIVAL]].arrival if at[NEXT_ARRIVAL] < len(state.jobs) else NEVER
-        next_event = state.events[0].time if at[NUM_EVENTS] else NEVER
+        next_arrival = state.jobs[index[NEXT_ARRIVAL]].arrival if index[NEXT_ARRIVAL] < len(state.jobs) else NEVER
+        next_event = state.events[0].time if index[NUM_EVENTS] else NEVER
         time = min(next_arrival, next_event)
         if time > until or (time == NEVER and until < NEVER):
-            at[NOW] = max(at[NOW], until)
+            index[NOW] = max(index[NOW], until)
             return LATER
         if time == NEVER:
-            if at[WAKES] >= (1_000 if rules.asks else 1_000_000):
+            if index[WAKES] >= (1_000 if rules.asks else 1_000_000):
                 return STUCK
-            at[WAKES] += 1
-            at[NOW] += _WAKE_NS
-            at[IS_DUE] = 1
+            index[WAKES] += 1
+            index[NOW] += _WAKE_NS
+            index[IS_DUE] = 1
             continue
-        at[WAKES] = 0
-        at[NOW] = time
-        while at[NEXT_ARRIVAL] < len(state.jobs) and state.jobs[at[NEXT_ARRIVAL]].arrival == time:
-            job = at[NEXT_ARRIVAL]
-            at[NEXT_ARRIVAL] += 1
-            at[POPPED] += 1
+        index[WAKES] = 0
+        index[NOW] = time
+        while index[NEXT_ARRIVAL] < len(state.jobs) and state.jobs[index[NEXT_ARRIVAL]].arrival == time:
+            job = index[NEXT_ARRIVAL]
+            index[NEXT_ARRIVAL] += 1
+            index[POPPED] += 1
             state.jobs[job].since = time
             set_key(state, rules, job)
             enqueue(state, job)
-            at[IS_DUE] = 1
-        while at[NUM_EVENTS] and state.events[0].time == time:
+            index[IS_DUE] = 1
+        while index[NUM_EVENTS] and state.events[0].time == time:
             if not has_room(state):
                 return NEED_ROOM
             kind, item = pop_event(state)
-            at[POPPED] += 1
+            index[POPPED] += 1
             handle(state, rules, kind, item)
 
 
 @kernel
 def handle(state: Any, rules: Any, kind: int, item: int) -> None:
     """One event."""
-    at = state.at
+    index = state.at
     if kind == RETURN:
         give_back(state, item)
-        at[IS_DUE] = 1
+        index[IS_DUE] = 1
     elif kind == TIMER:
-        if state.jobs[item].status == WAITING and state.jobs[item].timer == at[NOW]:
+        if state.jobs[item].status == WAITING and state.jobs[item].timer == index[NOW]:
             state.jobs[item].timer = NEVER
-            at[IS_DUE] = 1
-            at[TIMED] += 1
+            index[IS_DUE] = 1
+            index[TIMED] += 1
     elif is_running(state, item):
         job = state.segments[item].job
         if state.jobs[job].quantum > 0:
             end_quantum(state, rules, job)
-        elif state.jobs[job].stop == at[NOW]:
+        elif state.jobs[job].stop == index[NOW]:
             end_segment(state, rules, job, state.jobs[job].stop <= state.jobs[job].expires and is_final(state, job))
 
 
 @kernel
 def schedule(state: Any, rules: Any) -> int:
     """Offer what is free to the waiting jobs, one after the other."""
-    at = state.at
-    if at[NUM_WAITING] == 0:
+    index = state.at
+    if index[NUM_WAITING] == 0:
         return int(migrate(state, rules)) if rules.migrates else DONE
-    if not at[IS_SERVED]:  # once in a pass, even if it is begun again
+    if not index[IS_SERVED]:  # once in a pass, even if it is begun again
         if rules.reserve_after != NEVER:
             code = serve_reservation(state, rules)
             if code != DONE:
                 return int(code)
         if rules.tuner == MARGINAL:
             predict_frees(state, rules)
-        at[IS_SERVED] = 1
-    if at[OPEN] == 0:
+        index[IS_SERVED] = 1
+    if index[OPEN] == 0:
         return DONE
     rank_waiting(state, rules)
     shadow, extra = NEVER, 1 << 40
-    for row in range(at[NUM_WAITING]):
-        if at[OPEN] == 0:
+    for row in range(index[NUM_WAITING]):
+        if index[OPEN] == 0:
             break
         job = state.ranked[row]
-        if state.jobs[job].gpus > at[OPEN]:
+        if state.jobs[job].gpus > index[OPEN]:
             if rules.backfills and shadow == NEVER:
                 shadow, extra = shadow_of(state, rules, job)
             continue
         if not offer(state, rules, job):
             return NEED_SPEED
-        if at[PICKED] == 0:
-            if job == at[WATCHED] and not note_declined(state, rules, job):
+        if index[PICKED] == 0:
+            if job == index[WATCHED] and not note_declined(state, rules, job):
                 return NEED_SPEED
             if rules.backfills and shadow == NEVER:
                 shadow, extra = shadow_of(state, rules, job)
@@ -176,10 +176,10 @@ def schedule(state: Any, rules: Any) -> int:
                     push_event(state, time, TIMER, job)
             continue
         if shadow != NEVER:
-            speed = speed_of(state, job, at[PICKED])
+            speed = speed_of(state, job, index[PICKED])
             if np.isnan(speed):
                 return NEED_SPEED
-            if at[NOW] + (state.jobs[job].work - state.jobs[job].done) / speed > shadow:
+            if index[NOW] + (state.jobs[job].work - state.jobs[job].done) / speed > shadow:
                 if state.jobs[job].gpus > extra:
                     continue
                 extra -= state.jobs[job].gpus
@@ -194,59 +194,63 @@ def schedule(state: Any, rules: Any) -> int:
 @kernel
 def note_declined(state: Any, rules: Any, job: int) -> bool:
     """Note what a job could have taken now, once for each time. False: a speed is missing."""
-    at, declined = state.at, state.declined
-    row, eager = at[NUM_DECLINED], at[EAGER]
-    if row == len(declined) or (row > 0 and declined[row - 1].time == at[NOW]):
+    index, declined = state.at, state.declined
+    row, eager = index[NUM_DECLINED], index[EAGER]
+    if row == len(declined) or (row > 0 and declined[row - 1].time == index[NOW]):
         return True
-    at[EAGER] = at[NOW]
+    index[EAGER] = index[NOW]
     is_known = offer(state, rules, job)
-    at[EAGER] = eager
+    index[EAGER] = eager
     if not is_known:
         return False
-    if at[PICKED]:
-        speed = speed_of(state, job, at[PICKED])
+    if index[PICKED]:
+        speed = speed_of(state, job, index[PICKED])
         if np.isnan(speed):
             return False
-        declined[row].time, declined[row].tier = at[NOW], at[PICKED_TIER]
-        declined[row].machines, declined[row].speed = at[PICKED], speed
-        at[NUM_DECLINED] += 1
-        at[PICKED] = 0
+        declined[row].time, declined[row].tier = index[NOW], index[PICKED_TIER]
+        declined[row].machines, declined[row].speed = index[PICKED], speed
+        index[NUM_DECLINED] += 1
+        index[PICKED] = 0
     return True
 
 
 @kernel
 def shadow_of(state: Any, rules: Any, job: int) -> tuple[int, int]:
     """When the first job that cannot start will have enough GPUs, and how many are left over then."""
-    at = state.at
-    ends, free = hold_ends(state, rules), at[OPEN]
-    for place in np.argsort(ends, kind="mergesort"):
-        free += state.jobs[state.segments[state.holding[place]].job].gpus
+    index = state.at
+    ends, free = hold_ends(state, rules), index[OPEN]
+    for position in np.argsort(ends, kind="mergesort"):
+        free += state.jobs[state.segments[state.holding[position]].job].gpus
         if free >= state.jobs[job].gpus:
-            return int(ends[place]), int(free - state.jobs[job].gpus)
+            return int(ends[position]), int(free - state.jobs[job].gpus)
     return int(NEVER) - 1, 0
 
 
 @kernel
 def migrate(state: Any, rules: Any) -> int:
     """Move spread jobs into one machine where that has become free, at no cost, in order of their numbers."""
-    at = state.at
-    jobs = np.empty(at[NUM_HOLDING], np.int64)
+    index = state.at
+    jobs = np.empty(index[NUM_HOLDING], np.int64)
     num = 0
-    for place in range(at[NUM_HOLDING]):
-        segment = state.holding[place]
-        if is_running(state, segment) and state.segments[segment].tier > 0 and state.segments[segment].start < at[NOW]:
+    for position in range(index[NUM_HOLDING]):
+        segment = state.holding[position]
+        if (
+            is_running(state, segment)
+            and state.segments[segment].tier > 0
+            and state.segments[segment].start < index[NOW]
+        ):
             jobs[num] = state.segments[segment].job
             num += 1
     for job in np.sort(jobs[:num]):
-        if state.jobs[job].gpus > at[MOST_OPEN]:
+        if state.jobs[job].gpus > index[MOST_OPEN]:
             continue
-        at[PICKED] = 0
+        index[PICKED] = 0
         add_pick(
             state,
             best_machine(state, rules, state.jobs[job].gpus, 0, len(state.machines), NOBODY),
             state.jobs[job].gpus,
         )
-        at[PICKED_TIER] = 0
+        index[PICKED_TIER] = 0
         if np.isnan(speed_of(state, job, np.int64(1))):
             return NEED_SPEED
         if not has_room(state):
@@ -254,7 +258,7 @@ def migrate(state: Any, rules: Any) -> int:
         machine = state.pick[0].machine
         end_segment(state, rules, job, IS_STOPPED)
         state.jobs[job].preempted -= 1
-        at[PICKED] = 0
+        index[PICKED] = 0
         add_pick(state, machine, state.jobs[job].gpus)
         code = start(state, rules, job)
         if code != DONE:
@@ -265,20 +269,20 @@ def migrate(state: Any, rules: Any) -> int:
 @kernel
 def serve_reservation(state: Any, rules: Any) -> int:
     """Drain machines for the job larger than one that waits longest beyond the limit; start it when they suffice."""
-    at = state.at
+    index = state.at
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
-    if at[RESERVER] < 0:
-        oldest, since = -1, at[NOW] - rules.reserve_after + 1
-        for row in range(at[NUM_WAITING]):
+    if index[RESERVER] < 0:
+        oldest, since = -1, index[NOW] - rules.reserve_after + 1
+        for row in range(index[NUM_WAITING]):
             job = state.waiting[row]
             if state.jobs[job].gpus > per_machine and state.jobs[job].since < since:
                 oldest, since = job, state.jobs[job].since
         if oldest < 0:
             return DONE
-        at[RESERVER] = oldest
+        index[RESERVER] = oldest
         choose_drain(state, rules, oldest)
-    job = at[RESERVER]
-    num, at[PICKED] = state.jobs[job].gpus, 0
+    job = index[RESERVER]
+    num, index[PICKED] = state.jobs[job].gpus, 0
     free = 0
     for machine in range(len(state.machines)):
         if state.machines[machine].kept_for == job:
@@ -296,15 +300,15 @@ def serve_reservation(state: Any, rules: Any) -> int:
 @kernel
 def choose_drain(state: Any, rules: Any, job: int) -> None:
     """The machines of one rack, or of all, that are free the soonest."""
-    at, num = state.at, state.jobs[job].gpus
+    index, num = state.at, state.jobs[job].gpus
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
-    ready = np.full(len(state.machines), at[NOW], np.int64)
+    ready = np.full(len(state.machines), index[NOW], np.int64)
     ends = hold_ends(state, rules)
-    for place in range(len(ends)):
-        first = state.segments[state.holding[place]].place
-        for row in range(first, first + state.segments[state.holding[place]].width):
+    for position in range(len(ends)):
+        first = state.segments[state.holding[position]].place
+        for row in range(first, first + state.segments[state.holding[position]].width):
             machine = state.places[row].machine
-            ready[machine] = max(ready[machine], ends[place])
+            ready[machine] = max(ready[machine], ends[position])
     order = np.argsort(ready, kind="mergesort")
     needed = (num + per_machine - 1) // per_machine
     chosen_rack, best = -1, NEVER

@@ -76,7 +76,7 @@ class Why:
     @property
     def best(self) -> Declined | None:
         """The offer that would have made it end the soonest, if any would have made it end sooner."""
-        sooner = [one for one in self.declined if one.end_ns < self.run.end_ns[self.job]]
+        sooner = [item for item in self.declined if item.end_ns < self.run.end_ns[self.job]]
         return min(sooner, key=lambda one: one.end_ns, default=None)
 
 
@@ -105,14 +105,14 @@ def explain_job(
     NotApplicableError
         A Python function decides, which declines nothing that could be noted.
     """
-    found = np.flatnonzero(jobs.job_id == job_id)
-    if not len(found):
+    result = np.flatnonzero(jobs.job_id == job_id)
+    if not len(result):
         raise InputError(
             f"there is no job {job_id!r}", fix=did_you_mean(job_id, jobs.job_id.tolist()) or "see the file"
         )
     if policy.decide is not None:
         raise NotApplicableError("a function of yours decides, and what it did not do is not known", where=job_id)
-    watch = Watch(int(found[0]))
+    watch = Watch(int(result[0]))
     run = simulate(cluster, jobs, speeds, policy, watch=watch)
     offers = watch.declined
     tries = _turns(offers, run, watch.job, most)

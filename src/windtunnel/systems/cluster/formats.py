@@ -65,11 +65,11 @@ def read_jobs(path: Path, *, arrivals: str = "") -> Trace:
     """
     rows = read_rows(path, ())
     columns = set(rows[0])
-    reader = next((one for one in _READERS if one.needs <= columns), None)
+    reader = next((item for item in _READERS if item.needs <= columns), None)
     if reader is None:
-        known = "; ".join(f"{one.kind}: {', '.join(sorted(one.needs))}" for one in _READERS)
+        known = "; ".join(f"{item.kind}: {', '.join(sorted(item.needs))}" for item in _READERS)
         raise InputError("the columns are of no workload that is known", where=str(path), fix=f"known: {known}")
-    made: list[Values] = []
+    created: list[Values] = []
     left_out: Counter[str] = Counter()
     arrival_column = _arrival_column(columns, arrivals, path) if reader.kind == "dally" else ""
     for line, row in enumerate(rows, 2):
@@ -79,12 +79,12 @@ def read_jobs(path: Path, *, arrivals: str = "") -> Trace:
         if isinstance(values, str):
             left_out[values] += 1
         else:
-            made.append(values)
+            created.append(values)
     notes = [f"{count:,} rows were left out: {why}" for why, count in left_out.items()]
-    if not made:
+    if not created:
         raise InputError("no row is a job with GPUs that ran", where=f"{path}: {'; '.join(notes)}")
-    names = list(made[0])
-    jobs = Jobs.of(**{name: [one[name] for one in made] for name in names}, source=str(path))  # type: ignore[arg-type]
+    names = list(created[0])
+    jobs = Jobs.of(**{name: [item[name] for item in created] for name in names}, source=str(path))  # type: ignore[arg-type]
     return Trace(jobs, reader.kind, (*notes, *([reader.note] if reader.note else [])))
 
 
@@ -103,7 +103,7 @@ def write_jobs(jobs: Jobs, path: Path) -> Path:
 
 
 def _arrival_column(columns: set[str], arrivals: str, path: Path) -> str:
-    known = sorted(one.removeprefix("arrival_s_") for one in columns if one.startswith("arrival_s_"))
+    known = sorted(column.removeprefix("arrival_s_") for column in columns if column.startswith("arrival_s_"))
     if not arrivals:
         arrivals = known[0]
     if arrivals not in known:
@@ -181,15 +181,15 @@ def _alibaba(row: Row, path: Path, line: int) -> Values | str:
 def _slurm(row: Row, path: Path, line: int) -> Values | str:
     if "." in row["JobID"]:
         return "they are steps of jobs that are listed themselves"
-    found = re.search(r"(?:^|,)gres/gpu=(\d+)", row["AllocTRES"])
-    if found is None or not int(found[1]):
+    result = re.search(r"(?:^|,)gres/gpu=(\d+)", row["AllocTRES"])
+    if result is None or not int(result[1]):
         return "they use no GPU"
     submit, start, end = (_slurm_time(row, name, path, line) for name in ("Submit", "Start", "End"))
     if submit is None or start is None or end is None or end == start:
         return "they never ran, or had not ended"
     if end < start:
         raise InputError(f"the job ends {start - end:g} s before it begins", where=f"{path}: line {line}")
-    return {"job_id": row["JobID"], "arrival_s": submit, "gpus": int(found[1]), "work_s": end - start, "model": ""}
+    return {"job_id": row["JobID"], "arrival_s": submit, "gpus": int(result[1]), "work_s": end - start, "model": ""}
 
 
 def _slurm_time(row: Row, column: str, path: Path, line: int) -> float | None:

@@ -98,15 +98,15 @@ def generate(
     chance = np.random.default_rng(seed)
     row = chance.choice(len(mix.demands), num_jobs, p=mix.demand_share)
     level = chance.uniform(size=num_jobs)
-    work = np.array([np.quantile(mix.log_work[one], share) for one, share in zip(row, level, strict=True)])
+    work = np.array([np.quantile(mix.log_work[item], share) for item, share in zip(row, level, strict=True)])
     kind = chance.choice(len(mix.models), num_jobs, p=mix.model_share)
     arrival = np.zeros(num_jobs)
     if rate:
         arrival = np.cumsum(chance.exponential(1 / rate, num_jobs))
         arrival = _by_the_clock(arrival - arrival[0], mix.hour_share) if diurnal else arrival - arrival[0]
     return Jobs.of(
-        arrival_s=arrival, gpus=mix.demands[row], work_s=np.exp(work), model=[mix.models[one][0] for one in kind],
-        batch=[mix.models[one][1] for one in kind], source="generated jobs",
+        arrival_s=arrival, gpus=mix.demands[row], work_s=np.exp(work), model=[mix.models[item][0] for item in kind],
+        batch=[mix.models[item][1] for item in kind], source="generated jobs",
     )  # fmt: skip
 
 
@@ -128,5 +128,5 @@ def with_models(jobs: Jobs, models: dict[str, float], *, seed: int = 0) -> Jobs:
     if not models or not all(0 < share < float("inf") for share in models.values()):
         raise InputError("models have shares above 0", fix="write --models 'vgg11=1 resnet50=3'")
     share = np.array(list(models.values()))
-    drawn = np.random.default_rng(seed).choice(len(models), len(jobs), p=share / share.sum())
-    return replace(jobs, model=np.array(list(models))[drawn])
+    sampled = np.random.default_rng(seed).choice(len(models), len(jobs), p=share / share.sum())
+    return replace(jobs, model=np.array(list(models))[sampled])

@@ -72,11 +72,11 @@ class Jobs:
         num = len(arrival)
         if not num:
             raise InputError("there are no jobs", where=source, fix="give a file with one line per job")
-        names = np.array([str(one) for one in (range(num) if job_id is None else job_id)])
+        names = np.array([str(index) for index in (range(num) if job_id is None else job_id)])
         demand, work = np.asarray(gpus, dtype=np.float64), np.asarray(work_s, dtype=np.float64)
         step = work if iteration_s is None else np.asarray(iteration_s, dtype=np.float64)
         sizes = np.zeros(num, np.int64) if batch is None else np.asarray(batch, dtype=np.int64)
-        kinds = np.array([""] * num if model is None else [str(one) for one in model])
+        kinds = np.array([""] * num if model is None else [str(item) for item in model])
         _refuse(~np.isfinite(arrival) | (arrival < 0), names, arrival, "arrives at {} s", source)
         _refuse(~(demand >= 1) | (demand % 1 != 0), names, demand, "asks for {} GPUs", source)
         _refuse(~((work > 0) & (work < _LATEST_NS / 1e9)), names, work, "runs for {} s", source)
@@ -88,7 +88,7 @@ class Jobs:
                 f"{count.max()} jobs have the id {str(unique[count.argmax()])!r}", where=source, fix="give each its own"
             )
         order = np.argsort(arrival, kind="stable")
-        made = cls(
+        created = cls(
             names[order],
             np.round(arrival * 1e9).astype(np.int64)[order],
             demand.astype(np.int64)[order],
@@ -97,9 +97,9 @@ class Jobs:
             (work * 1e9)[order],
             (step * 1e9)[order],
         )
-        for field in fields(made):
-            getattr(made, field.name).setflags(write=False)
-        return made
+        for field in fields(created):
+            getattr(created, field.name).setflags(write=False)
+        return created
 
     def __len__(self) -> int:
         return len(self.gpus)
@@ -151,8 +151,8 @@ def _refuse(wrong: NDArray[np.bool_], names: NDArray[Any], values: NDArray[Any],
     rows = np.flatnonzero(wrong)
     if len(rows):
         row = rows[0]
-        said = what.format(f"{values[row]:g}")
+        reported = what.format(f"{values[row]:g}")
         others = f"; {len(rows) - 1} more are like it" if len(rows) > 1 else ""
         raise InputError(
-            f"job {names[row]} {said}", where=f"{source}: job {row} of {len(names)}{others}", fix="correct its line"
+            f"job {names[row]} {reported}", where=f"{source}: job {row} of {len(names)}{others}", fix="correct its line"
         )

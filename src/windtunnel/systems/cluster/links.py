@@ -35,11 +35,11 @@ def link_use(speeds: Speeds, model: str, batch: int, shape: Shape, links: Links)
     if isinstance(speeds, LayerSpeeds):
         card, uplink = _tiers(speeds, model, batch, shape)
     else:
-        lost = max(1.0 - speeds.speed(model, batch, shape), 0.0)
-        card, uplink = ((0.0, 0.0), (lost, 0.0), (0.0, lost))[tier_of(shape)]
+        missing = max(1.0 - speeds.speed(model, batch, shape), 0.0)
+        card, uplink = ((0.0, 0.0), (missing, 0.0), (0.0, missing))[tier_of(shape)]
     ratio = min(links[2].bandwidth_bytes_per_s / links[1].bandwidth_bytes_per_s, 1.0)
-    taken = min(ratio, 0.5)
-    return card, uplink, card + uplink * taken / (1.0 - taken), uplink * max(2.0 * ratio - 1.0, 0.0)
+    used = min(ratio, 0.5)
+    return card, uplink, card + uplink * used / (1.0 - used), uplink * max(2.0 * ratio - 1.0, 0.0)
 
 
 def _tiers(speeds: LayerSpeeds, model: str, batch: int, shape: Shape) -> tuple[float, float]:
@@ -61,4 +61,6 @@ def _tiers(speeds: LayerSpeeds, model: str, batch: int, shape: Shape) -> tuple[f
 
 def _alone(links: Links, tier: int) -> list[Link]:
     """The same links, as if all but one took no time."""
-    return [link if at == tier else Link(link.name, IDEAL_BYTES_PER_S, latency_ns=0) for at, link in enumerate(links)]
+    return [
+        link if index == tier else Link(link.name, IDEAL_BYTES_PER_S, latency_ns=0) for index, link in enumerate(links)
+    ]

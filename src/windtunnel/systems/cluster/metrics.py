@@ -64,9 +64,9 @@ def summarize(run: ClusterRun) -> Summary:
     return Summary(
         makespan_h=run.makespan_ns / _HOUR_NS,
         mean_jct_h=float(jct.mean()),
-        jct_h={one: float(np.percentile(jct, one)) for one in _PERCENTILES},
+        jct_h={item: float(np.percentile(jct, item)) for item in _PERCENTILES},
         mean_queueing_h=float(queueing.mean()),
-        queueing_h={one: float(np.percentile(queueing, one)) for one in _PERCENTILES},
+        queueing_h={item: float(np.percentile(queueing, item)) for item in _PERCENTILES},
         longest_wait_h=float(run.longest_wait_ns.max() / _HOUR_NS),
         mean_jct_single_h=float(jct[is_single].mean()) if is_single.any() else float("nan"),
         mean_jct_multi_h=float(jct[~is_single].mean()) if (~is_single).any() else float("nan"),
@@ -128,15 +128,15 @@ def honest_notes(run: ClusterRun) -> list[str]:
     if len(others):
         without_h = (others.max() - jobs.arrival_ns.min()) / _HOUR_NS
         share = 1 - without_h / (run.makespan_ns / _HOUR_NS)
-        lost = run.run_ns[last] / jobs.work_ns[last]
-        times = f", {lost:.1f} times as long as it needed," if lost > 1.5 else ","
-        said = (
+        missing = run.run_ns[last] / jobs.work_ns[last]
+        times = f", {missing:.1f} times as long as it needed," if missing > 1.5 else ","
+        reported = (
             f"the makespan ends with job {_described(run, last)}: {jobs.work_ns[last] / _HOUR_NS:.1f} h of work, "
             f"ran {run.run_ns[last] / _HOUR_NS:.1f} h{times} waited {run.queueing_ns[last] / _HOUR_NS:.1f} h"
         )
         if share > 0.1:
-            said += f"; one straggler: without it the makespan is {100 * share:.0f} % shorter"
-        notes.append(said)
+            reported += f"; one straggler: without it the makespan is {100 * share:.0f} % shorter"
+        notes.append(reported)
     waited = int(run.longest_wait_ns.argmax())
     if run.longest_wait_ns[waited] > 10 * max(float(np.median(jobs.work_ns)), 1.0):
         notes.append(
@@ -166,9 +166,9 @@ def shared_link_share(run: ClusterRun) -> float:
     is_spread = (segments["width"] > 1) & (length_ns > 0)
     if not is_spread.any():
         return 0.0
-    rows, places = run.segment_places
+    rows, indices = run.segment_places
     kept = is_spread[rows]
-    rows, machine = rows[kept], run.places["machine"][places[kept]].astype(np.int64)
+    rows, machine = rows[kept], run.places["machine"][indices[kept]].astype(np.int64)
     crosses = segments["tier"][rows] == 2
     rack = run.cluster.num_machines + machine // run.cluster.machines_per_rack
     # one row for each job and link: machines count from 0, racks behind them
@@ -176,8 +176,8 @@ def shared_link_share(run: ClusterRun) -> float:
         np.stack([np.concatenate([rows, rows[crosses]]), np.concatenate([machine, rack[crosses]])]), axis=1
     )
     shared_ns = np.zeros(len(segments))
-    for one in np.unique(link):
-        users = owner[link == one]
+    for item in np.unique(link):
+        users = owner[link == item]
         begin, end = segments["begin"][users], segments["end"][users]
         time = np.concatenate([begin, end])
         order = np.argsort(time, kind="stable")

@@ -159,14 +159,14 @@ def simulate(
     def supplied(state: State, code: int) -> State:
         return supply(state, code, profiles, speeds, cluster)
 
-    asked = Asked(policy, rules, cluster, jobs, supplied)
+    requested = Asked(policy, rules, cluster, jobs, supplied)
     while (code := run_events(state, rules, most, st.NEVER)) != st.DONE:
         if progress is not None:
             progress("jobs", int(state.at[st.NUM_OVER]), len(jobs))
         if code in (st.NEED_SPEED, st.NEED_ROOM):
             state = supplied(state, code)
         elif code == st.ASK:
-            state = asked(state)
+            state = requested(state)
         elif state.at[st.POPPED] >= most:
             most += _EVENTS_PER_CALL
         else:
@@ -226,20 +226,22 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
     num, machines, per_machine = len(jobs), cluster.num_machines, cluster.gpus_per_machine
     demands, demand = np.unique(jobs.gpus, return_inverse=True)
     widest = max(cluster.gpus_per_rack, per_machine)
-    at = np.zeros(st.NUM_AT, np.int64)
-    at[st.OPEN], at[st.MOST_OPEN], at[st.MOST_OPEN_RACK] = cluster.num_gpus, per_machine, cluster.gpus_per_rack
-    at[st.SHARES] = cluster.shares_links
-    at[st.RESERVER] = at[st.WATCHED] = at[st.EAGER] = -1
+    index = np.zeros(st.NUM_AT, np.int64)
+    index[st.OPEN], index[st.MOST_OPEN], index[st.MOST_OPEN_RACK] = cluster.num_gpus, per_machine, cluster.gpus_per_rack
+    index[st.SHARES] = cluster.shares_links
+    index[st.RESERVER] = index[st.WATCHED] = index[st.EAGER] = -1
     open_count = np.zeros(per_machine + 1, np.int64)
     open_count[per_machine] = machines
-    skewed = [any(name.lower().startswith(one) for one in policy.skewed_models) for name in jobs.model]
+    skewed = [
+        any(name.lower().startswith(skewed_model) for skewed_model in policy.skewed_models) for name in jobs.model
+    ]
     rows = _table(
         st.JOB, num, gpus=jobs.gpus, profile=profile, demand=demand, arrival=jobs.arrival_ns, work=jobs.work_ns,
         quantum=quantum * jobs.iteration_ns, is_skewed=skewed, first=-1, end=-1, segment=-1, timer=st.NEVER,
     )  # fmt: skip
     numbers = np.arange(machines) // cluster.machines_per_rack
-    made = State(
-        at=at,
+    created = State(
+        at=index,
         machines=_table(st.MACHINE, machines, rack=numbers, free=per_machine, kept_for=-1),
         rack_first=np.arange(cluster.num_racks + 1) * cluster.machines_per_rack,
         rack_open=np.full(cluster.num_racks, cluster.gpus_per_rack, np.int64),
@@ -262,14 +264,14 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
         loads=np.zeros(machines + cluster.num_racks, np.float64),
         loss=_losses(jobs, per_machine),
     )
-    return made, profiles
+    return created, profiles
 
 
 def _table(kind: np.dtype[Any], size: int | tuple[int, int], **columns: Any) -> NDArray[Any]:
-    made = np.zeros(size, kind)
+    created = np.zeros(size, kind)
     for name, values in columns.items():
-        made[name] = values
-    return made.view(np.recarray)
+        created[name] = values
+    return created.view(np.recarray)
 
 
 def _losses(jobs: Jobs, per_machine: int) -> NDArray[np.float64]:
@@ -277,8 +279,8 @@ def _losses(jobs: Jobs, per_machine: int) -> NDArray[np.float64]:
     share = np.bincount(jobs.gpus[jobs.gpus <= per_machine], minlength=per_machine + 1) / len(jobs)
     sizes = np.arange(1, per_machine + 1)
     slots = np.array([(share[1:] * (free // sizes)).sum() for free in range(per_machine + 1)])
-    free, taken = np.indices((per_machine + 1, per_machine + 1))
-    losses: NDArray[np.float64] = np.round(slots[free] - slots[np.maximum(free - taken, 0)], 12)
+    free, used = np.indices((per_machine + 1, per_machine + 1))
+    losses: NDArray[np.float64] = np.round(slots[free] - slots[np.maximum(free - used, 0)], 12)
     return losses
 
 
@@ -333,10 +335,10 @@ def run_of(state: State, cluster: Cluster, jobs: Jobs, policy: Policy, notes: tu
         name: state.jobs[name].copy() for name in ("first", "end", "run", "restarting", "longest_wait", "preempted")
     }
     segments = state.segments[: state.at[st.NUM_SEGMENTS]]
-    places = state.places[: state.at[st.NUM_PLACES]]
+    indices = state.places[: state.at[st.NUM_PLACES]]
     num_tiers = np.zeros((len(jobs), 3), np.int64)
     np.add.at(num_tiers, (segments["job"], segments["tier"]), 1)
     return ClusterRun(
         cluster, jobs, policy, done["first"], done["end"], done["run"], done["restarting"], done["longest_wait"],
-        num_tiers, done["preempted"], np.asarray(segments), np.asarray(places), int(state.at[st.POPPED]), notes,
+        num_tiers, done["preempted"], np.asarray(segments), np.asarray(indices), int(state.at[st.POPPED]), notes,
     )  # fmt: skip

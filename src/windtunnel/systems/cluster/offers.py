@@ -103,26 +103,26 @@ def fill_rack(state: Any, rules: Any, rack: int, num: int, kept: int) -> None:
         if rules.fit != FIRST:
             machine = -1
             whole, most, least = -1, 0, 1 << 40
-            for one in range(first, last):
-                if state.machines[one].kept_for != kept or state.machines[one].free == 0:
+            for index in range(first, last):
+                if state.machines[index].kept_for != kept or state.machines[index].free == 0:
                     continue
                 is_taken = False
-                for place in range(begin, state.at[PICKED]):
-                    is_taken |= state.pick[place].machine == one
+                for position in range(begin, state.at[PICKED]):
+                    is_taken |= state.pick[position].machine == index
                 if is_taken:
                     continue
-                if state.machines[one].free > most:
-                    machine, most = one, state.machines[one].free
-                if num <= state.machines[one].free < least:
-                    whole, least = one, state.machines[one].free
+                if state.machines[index].free > most:
+                    machine, most = index, state.machines[index].free
+                if num <= state.machines[index].free < least:
+                    whole, least = index, state.machines[index].free
             machine = whole if whole >= 0 else machine
         else:
             machine = state.pick[state.at[PICKED] - 1].machine + 1 if state.at[PICKED] > begin else first
             while state.machines[machine].kept_for != kept or state.machines[machine].free == 0:
                 machine += 1
-        taken = min(num, state.machines[machine].free)
-        add_pick(state, machine, taken)
-        num -= taken
+        used = min(num, state.machines[machine].free)
+        add_pick(state, machine, used)
+        num -= used
 
 
 @kernel
@@ -162,21 +162,21 @@ def pick_any(state: Any, rules: Any, num: int, kept: int) -> None:
     used[:racks] = 0
     num_racks = 0
     while num:
-        chosen, most, whole, least = -1, 0, -1, 1 << 40
+        selected, most, whole, least = -1, 0, -1, 1 << 40
         for rack in range(racks):
             free = 0 if used[rack] else rack_free(state, rack, kept)
             if free and rules.fit == FIRST:
-                chosen = rack
+                selected = rack
                 break
             if free > most:
-                chosen, most = rack, free
+                selected, most = rack, free
             if num <= free < least:
                 whole, least = rack, free
-        rack = whole if whole >= 0 else chosen
+        rack = whole if whole >= 0 else selected
         used[rack] = 1
-        taken = min(num, rack_free(state, rack, kept))
-        fill_rack(state, rules, rack, taken, kept)
-        num -= taken
+        used_ = min(num, rack_free(state, rack, kept))
+        fill_rack(state, rules, rack, used_, kept)
+        num -= used_
         num_racks += 1
     state.at[PICKED_TIER] = 2 if num_racks > 1 else (1 if state.at[PICKED] > 1 else 0)
 
@@ -195,21 +195,21 @@ def pick_machine(state: Any, rules: Any, num: int, kept: int) -> bool:
 @kernel
 def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
     """Any open GPUs, each as likely; of one job's n-th start always the same."""
-    taken = state.scratch
-    taken[: len(state.machines)] = 0
+    used = state.scratch
+    used[: len(state.machines)] = 0
     salt = mixed(np.uint64(rules.seed), np.uint64(job)) ^ np.uint64(state.jobs[job].num_starts)
     for draw in range(num):
         left = state.at[OPEN] - draw
-        chosen = np.int64(mixed(salt, np.uint64(draw + 1)) % np.uint64(left))
+        selected = np.int64(mixed(salt, np.uint64(draw + 1)) % np.uint64(left))
         for machine in range(len(state.machines)):
-            free = state.machines[machine].free - taken[machine] if state.machines[machine].kept_for < 0 else 0
-            if chosen < free:
-                taken[machine] += 1
+            free = state.machines[machine].free - used[machine] if state.machines[machine].kept_for < 0 else 0
+            if selected < free:
+                used[machine] += 1
                 break
-            chosen -= free
+            selected -= free
     for machine in range(len(state.machines)):
-        if taken[machine]:
-            add_pick(state, machine, taken[machine])
+        if used[machine]:
+            add_pick(state, machine, used[machine])
     num_picked = state.at[PICKED]
     outermost = state.machines[state.pick[0].machine].rack != state.machines[state.pick[num_picked - 1].machine].rack
     state.at[PICKED_TIER] = 2 if outermost else (1 if num_picked > 1 else 0)
@@ -221,8 +221,8 @@ def offer_affine(state: Any, rules: Any, job: int) -> None:
     num, best, best_free, is_affine = state.jobs[job].gpus, -1, 0, False
     last = state.scratch  # the segment that came last of those that hold GPUs of each machine
     last[: len(state.machines)] = -1
-    for place in range(state.at[NUM_HOLDING]):
-        segment = state.holding[place]
+    for index in range(state.at[NUM_HOLDING]):
+        segment = state.holding[index]
         first = state.segments[segment].place
         for row in range(first, first + state.segments[segment].width):
             machine = state.places[row].machine
@@ -249,33 +249,33 @@ def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool
     it is taken where ``S_loose >= S_tight * L / (L + patience * w)``, w until a machine (a rack) has enough, L the
     shorter of lease and what is left of the job.
     """
-    at, num = state.at, state.jobs[job].gpus
-    loose = speed_of(state, job, at[PICKED])
+    index, num = state.at, state.jobs[job].gpus
+    loose = speed_of(state, job, index[PICKED])
     if np.isnan(loose):
         return False, False
-    machines, per_machine = at[PICKED], len(state.open_count) - 1
+    machines, per_machine = index[PICKED], len(state.open_count) - 1
     copy_pick(state, 0, len(state.machines) + 1, machines)
     is_worth = True
     for level in range(tier):
         # the tightest form of this level
-        at[PICKED] = 0
+        index[PICKED] = 0
         left, machine = num, 0
         while left > 0 and machine < len(state.machines):
             add_pick(state, machine, min(left, per_machine))
             left -= per_machine
             machine += 1
-        fits = at[PICKED] == 1 if level == 0 else num < state.frees.shape[1]
+        fits = index[PICKED] == 1 if level == 0 else num < state.frees.shape[1]
         if not fits:
             continue
-        tight = speed_of(state, job, at[PICKED])
+        tight = speed_of(state, job, index[PICKED])
         if np.isnan(tight):
             return False, False  # what is asked for is what is picked now
-        wait = state.frees[level, num] - at[NOW] if num < state.frees.shape[1] else NEVER
+        wait = state.frees[level, num] - index[NOW] if num < state.frees.shape[1] else NEVER
         length = min(float(rules.lease), (state.jobs[job].work - state.jobs[job].done) / tight)
         if loose < tight * length / (length + rules.patience * max(wait, rules.checkpoint)):
             is_worth = False
             break
-    at[PICKED] = machines
+    index[PICKED] = machines
     copy_pick(state, len(state.machines) + 1, 0, machines)
     return is_worth, True
 
@@ -283,10 +283,10 @@ def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool
 @kernel
 def offer(state: Any, rules: Any, job: int) -> bool:
     """Offer a job what is open; what it takes is picked. False: a speed is missing."""
-    at = state.at
-    at[PICKED] = 0
+    index = state.at
+    index[PICKED] = 0
     num = state.jobs[job].gpus
-    if num > at[OPEN]:
+    if num > index[OPEN]:
         return True
     if rules.placement == AFFINE:
         offer_affine(state, rules, job)
@@ -294,15 +294,15 @@ def offer(state: Any, rules: Any, job: int) -> bool:
     if rules.placement == SPREAD and (not state.jobs[job].is_skewed or num > len(state.open_count) - 1):
         pick_any(state, rules, num, NOBODY)
         return True
-    if num <= at[MOST_OPEN]:
+    if num <= index[MOST_OPEN]:
         pick_machine(state, rules, num, NOBODY)
         return True
     if rules.tuner == AUTO:
         retune(state, rules, state.jobs[job].demand)
-    waited = at[NOW] - state.jobs[job].since
+    waited = index[NOW] - state.jobs[job].since
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
     if (
-        num <= at[MOST_OPEN_RACK]
+        num <= index[MOST_OPEN_RACK]
         and (num > per_machine or waited >= timer_of(state, rules, job, SPANS_RACK))
         and pick_rack(state, rules, num, NOBODY)
     ):

@@ -93,13 +93,13 @@ def given_of(
     if skip_too_large and large.any() and not large.all():
         notes.append(f"{int(large.sum())} jobs are larger than the cluster and were left out")
         jobs = jobs.take(~large)
-    found = _speeds(speeds, shape, cluster, overlap=overlap)
-    noisy = found.faster_than_ideal if isinstance(found, TableSpeeds) else []
+    result = _speeds(speeds, shape, cluster, overlap=overlap)
+    noisy = result.faster_than_ideal if isinstance(result, TableSpeeds) else []
     if noisy:
         notes.append(
             f"{len(noisy)} rows of the table of speeds are above 1, which noise can cause: {', '.join(noisy[:4])}"
         )
-    return Given(cluster, jobs.compressed(compress), found, notes)
+    return Given(cluster, jobs.compressed(compress), result, notes)
 
 
 def _speeds(text: str, shape: str, cluster: Cluster, *, overlap: bool) -> Speeds:
@@ -114,7 +114,7 @@ def _speeds(text: str, shape: str, cluster: Cluster, *, overlap: bool) -> Speeds
     if graphs:
         from windtunnel.graph import load
 
-        return of.GraphSpeeds({one.stem: load(one) for one in graphs}, cluster.links, rule=shape)
+        return of.GraphSpeeds({graph.stem: load(graph) for graph in graphs}, cluster.links, rule=shape)
     return of.LayerSpeeds(of.read_profiles(path), cluster.links, rule=shape, overlap=overlap)
 
 

@@ -60,8 +60,9 @@ def cluster_page(
                 _communication(found)),
         Section("use", "Use", "Share of the GPUs that are held", _use(found)),
         *(
-            Section(f"machines-{at}", f"Machines: {one.name}", f"What machines ran under {one.name}", _gantt(one.run))
-            for at, one in enumerate(found[:3])
+            Section(f"machines-{index}", f"Machines: {item.name}", f"What machines ran under {item.name}",
+                _gantt(item.run))
+            for index, item in enumerate(found[:3])
         ),
     ]  # fmt: skip
     return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
@@ -79,40 +80,40 @@ def _table(found: Sequence[Outcome]) -> str:
     head = ("policy", "mean JCT", "of 1 GPU", "of several", "p50", "p90", "p99", "mean queueing", "longest wait",
             "makespan", "communication", "in use", "preemptions")  # fmt: skip
     rows = []
-    for one in found:
-        s = one.summary
+    for item in found:
+        s = item.summary
         hours = (s.mean_jct_h, s.mean_jct_single_h, s.mean_jct_multi_h, s.jct_h[50], s.jct_h[90], s.jct_h[99],
                  s.mean_queueing_h, s.longest_wait_h, s.makespan_h)  # fmt: skip
         shares = (format_ratio(s.communication_share), format_ratio(s.utilization))
-        rows.append((one.name, *(f"{value:,.1f} h" for value in hours), *shares, f"{s.num_preemptions:,}"))
+        rows.append((item.name, *(f"{value:,.1f} h" for value in hours), *shares, f"{s.num_preemptions:,}"))
     return render_table(head, rows, numbers=tuple(range(1, len(head))))
 
 
 def _notes(found: Sequence[Outcome], notes: Sequence[str]) -> str:
-    said = [*notes, *(f"{one.name}: {text}" for one in found for text in honest_notes(one.run))]
-    return "<ul>" + "".join(f"<li>{escape(text, 400)}</li>" for text in said) + "</ul>"
+    reported = [*notes, *(f"{item.name}: {text}" for item in found for text in honest_notes(item.run))]
+    return "<ul>" + "".join(f"<li>{escape(text, 400)}</li>" for text in reported) + "</ul>"
 
 
 def _curves(found: Sequence[Outcome]) -> str:
-    least_h = max(min(float(one.run.jct_ns.min()) for one in found) / _HOUR_NS, 1e-3)
-    most_h = max(float(one.run.jct_ns.max()) for one in found) / _HOUR_NS
+    least_h = max(min(float(entry.run.jct_ns.min()) for entry in found) / _HOUR_NS, 1e-3)
+    most_h = max(float(entry.run.jct_ns.max()) for entry in found) / _HOUR_NS
     low, high = np.log10(least_h), max(np.log10(most_h), np.log10(least_h) + 0.1)
     body = _FRAME.axes((), _PERCENT)
     for power in range(int(np.ceil(low)), int(np.floor(high)) + 1):
         body.append(words(_FRAME.x((power - low) / (high - low)), _FRAME.floor + 15, f"{10.0**power:g} h", "middle"))
     levels = np.linspace(0, 1, 101)
-    for at, one in enumerate(found[: len(_COLORS)]):
-        hours = np.quantile(one.run.jct_ns / _HOUR_NS, levels)
-        body += _line((np.log10(np.maximum(hours, least_h)) - low) / (high - low), levels, at, one.name)
+    for index, item in enumerate(found[: len(_COLORS)]):
+        hours = np.quantile(item.run.jct_ns / _HOUR_NS, levels)
+        body += _line((np.log10(np.maximum(hours, least_h)) - low) / (high - low), levels, index, item.name)
     return drawing(_HEIGHT, body, "distribution of completion times") + "<p>The axis of time is logarithmic.</p>"
 
 
 def _use(found: Sequence[Outcome]) -> str:
-    most_h = max(one.run.makespan_ns for one in found) / _HOUR_NS
+    most_h = max(entry.run.makespan_ns for entry in found) / _HOUR_NS
     body = _FRAME.axes([f"{most_h * step / 4:,.0f} h" for step in range(5)], _PERCENT)
-    for at, one in enumerate(found[: len(_COLORS)]):
-        hours, share = use_over_time(one.run)
-        body += _line(hours / most_h, share, at, one.name)
+    for index, item in enumerate(found[: len(_COLORS)]):
+        hours, share = use_over_time(item.run)
+        body += _line(hours / most_h, share, index, item.name)
     return drawing(_HEIGHT, body, "GPUs held over time")
 
 
@@ -120,13 +121,13 @@ def _communication(found: Sequence[Outcome]) -> str:
     models = sorted(set(found[0].run.jobs.model.tolist()))
     head = ("policy", *(model or "no model" for model in models), *TIERS)
     rows = []
-    for one in found:
-        lost = communication_ns(one.run) / _HOUR_NS
-        by_model = [f"{lost[one.run.jobs.model == model].sum():,.1f}" for model in models]
-        segments = one.run.segments
+    for item in found:
+        missing = communication_ns(item.run) / _HOUR_NS
+        by_model = [f"{missing[item.run.jobs.model == model].sum():,.1f}" for model in models]
+        segments = item.run.segments
         exposed = np.maximum(segments["end"] - segments["begin"] - segments["done"], 0) / _HOUR_NS
         by_tier = np.bincount(segments["tier"], exposed, minlength=len(TIERS))
-        rows.append((one.name, *by_model, *(f"{hours:,.1f}" for hours in by_tier)))
+        rows.append((item.name, *by_model, *(f"{hours:,.1f}" for hours in by_tier)))
     return render_table(head, rows, numbers=tuple(range(1, len(head))))
 
 
@@ -139,25 +140,31 @@ def _gantt(run: ClusterRun) -> str:
     within = np.arange(len(rows)) - np.repeat(
         np.cumsum(run.segments["width"]) - run.segments["width"], run.segments["width"]
     )
-    place = run.places[run.segments["place"][rows] + within]
+    index = run.places[run.segments["place"][rows] + within]
     width_ns = run.segments["end"][rows] - run.segments["start"][rows]
-    shown = np.flatnonzero(place["machine"] < machines)
-    shown = shown[np.argsort(-width_ns[shown] * place["gpus"][shown], kind="stable")[:_MOST_RECTANGLES]]
+    shown = np.flatnonzero(index["machine"] < machines)
+    shown = shown[np.argsort(-width_ns[shown] * index["gpus"][shown], kind="stable")[:_MOST_RECTANGLES]]
     used: list[list[tuple[int, int, int]]] = [[] for _ in range(machines)]
     body = []
-    for at in sorted(shown.tolist(), key=lambda row: int(run.segments["start"][rows[row]])):
-        one, machine, count = run.segments[rows[at]], int(place["machine"][at]), int(place["gpus"][at])
+    for position in sorted(shown.tolist(), key=lambda row: int(run.segments["start"][rows[row]])):
+        one, machine, count = (
+            run.segments[rows[position]],
+            int(index["machine"][position]),
+            int(index["gpus"][position]),
+        )
         begin, end, job = int(one["start"]), int(one["end"]), int(one["job"])
         used[machine] = [held for held in used[machine] if held[0] > begin]
         slot = _lowest([held[1:] for held in used[machine]], count)
         used[machine].append((end, slot, count))
         x, y = _LEFT + (begin - first_ns) * scale, _TOP + machine * (_ROW + 3) + _ROW * slot / per
-        said = escape(f"{run.jobs.job_id[job]} {run.jobs.model[job]}, {run.jobs.gpus[job]} GPUs, S {one['speed']:.2f}")
+        reported = escape(
+            f"{run.jobs.job_id[job]} {run.jobs.model[job]}, {run.jobs.gpus[job]} GPUs, S {one['speed']:.2f}"
+        )
         opacity = (0.35, 0.65, 1.0)[int(one["tier"])]
         body.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{max((end - begin) * scale, 0.3):.1f}" '
             f'height="{_ROW * count / per:.1f}" fill="{_COLORS[job % len(_COLORS)]}" fill-opacity="{opacity}">'
-            f"<title>{said}</title></rect>"
+            f"<title>{reported}</title></rect>"
         )
     for machine in range(machines):
         y = _TOP + machine * (_ROW + 3) + 10

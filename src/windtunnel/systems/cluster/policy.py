@@ -220,12 +220,12 @@ def policy_of(name: str, **parameters: Any) -> Policy:
         )
     if asks:
         return Policy(has_lease=False, decide=lambda state: plugin.function(state, **parameters))
-    made = plugin.function(**parameters)
-    if not isinstance(made, Policy):
+    created = plugin.function(**parameters)
+    if not isinstance(created, Policy):
         raise InputError(
-            f"policy {name} returned {type(made).__name__}, not a Policy",
+            f"policy {name} returned {type(created).__name__}, not a Policy",
             where=plugin.module,
             fix="return windtunnel.systems.cluster.policy.Policy(...), "
             "or name the first parameter `state` and yield decisions",
         )
-    return made
+    return created

@@ -128,7 +128,7 @@ class Asked:
 
     def _start(self, state: State, decision: Start) -> State:
         job = self._known(decision.job)
-        wanted, given = int(state.jobs["gpus"][job]), sorted(decision.gpus.items())
+        requested, given = int(state.jobs["gpus"][job]), sorted(decision.gpus.items())
         if state.jobs["status"][job] != st.WAITING:
             raise InputError(f"{self._named(job)} is started and does not wait", fix="start jobs of state.waiting")
         for machine, count in given:
@@ -138,9 +138,9 @@ class Asked:
                     f"{self._named(job)} gets {count} GPUs of machine {machine}, where {free} are free",
                     fix="give what state.free has",
                 )
-        if sum(count for _, count in given) != wanted:
+        if sum(count for _, count in given) != requested:
             raise InputError(
-                f"{self._named(job)} asks for {wanted} GPUs and gets {sum(count for _, count in given)}",
+                f"{self._named(job)} asks for {requested} GPUs and gets {sum(count for _, count in given)}",
                 fix="give a job all of its GPUs, or none",
             )
         racks = {int(state.machines["rack"][machine]) for machine, _ in given}
@@ -163,7 +163,7 @@ class Asked:
             state = self._supplied(state, st.NEED_ROOM)
         self._in_vain[job] = self._in_vain[job] + 1 if ran_ns <= 0 else 0
         if self._in_vain[job] >= _MOST_IN_VAIN:
-            cycle = [self._named(one) for one, count in self._in_vain.items() if count >= _MOST_IN_VAIN // 2]
+            cycle = [self._named(key) for key, count in self._in_vain.items() if count >= _MOST_IN_VAIN // 2]
             raise InputError(
                 f"jobs preempt each other in a cycle: {_MOST_IN_VAIN} times each was stopped before it ran at all",
                 where=f"{', '.join(cycle[:8])} at {state.at[st.NOW] / 1e9:.3f} s",

@@ -60,8 +60,8 @@ def set_key(state: Any, rules: Any, job: int) -> None:
         if rules.promote > 0 and ran > 0 and state.jobs[job].longest_wait >= rules.promote * ran:
             key = 0.0
     elif rules.order == GITTINS:
-        at = np.searchsorted(state.gittins[0], attained(state, job), side="right") - 1
-        key = -state.gittins[1, max(at, 0)]
+        index = np.searchsorted(state.gittins[0], attained(state, job), side="right") - 1
+        key = -state.gittins[1, max(index, 0)]
     elif rules.order == MIXED:
         key = attained(state, job) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
     elif rules.order == ENDS:

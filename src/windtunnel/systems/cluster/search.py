@@ -67,13 +67,13 @@ def compare(
     """
     if not policies:
         raise InputError("there is no policy to compare", fix="name some with --policies 'dally tiresias'")
-    found = []
-    for at, (name, policy) in enumerate(policies.items()):
+    result = []
+    for index, (name, policy) in enumerate(policies.items()):
         if progress is not None:
-            progress(name, at, len(policies))
+            progress(name, index, len(policies))
         run = simulate(cluster, jobs, speeds, policy, quantum=quantum)
-        found.append(Outcome(name, run, summarize(run)))
-    return sorted(found, key=lambda one: one.summary.mean_jct_h)
+        result.append(Outcome(name, run, summarize(run)))
+    return sorted(result, key=lambda one: one.summary.mean_jct_h)
 
 
 def tune(
@@ -99,9 +99,9 @@ def tune(
     lease_s = policy.lease_ns(cluster) / 1e9
     tried = sorted({(rack, max(rack, network)) for rack in leases for network in leases})
     pairs: dict[tuple[float, float], Summary] = {}
-    for at, (rack, network) in enumerate(tried):
+    for index, (rack, network) in enumerate(tried):
         if progress is not None:
-            progress("pairs of timers", at, len(tried))
+            progress("pairs of timers", index, len(tried))
         timers = (rack * lease_s, network * lease_s)
         pairs[timers] = summarize(simulate(cluster, jobs, speeds, policy.with_timers(*timers)))
     auto = Policy(order=policy.order, timers="auto", fit=policy.fit, aging=policy.aging)

@@ -24,11 +24,11 @@ __all__ = ["segments_graph"]
 
 def segments_graph(run: ClusterRun) -> Graph:
     """Tasks are segments, one per GPU that is held; resources are GPUs, ranks are machines."""
-    segments, places, per_machine = run.segments, run.places, run.cluster.gpus_per_machine
-    rows, place = run.segment_places
-    count = places["gpus"][place]
+    segments, indices, per_machine = run.segments, run.places, run.cluster.gpus_per_machine
+    rows, index = run.segment_places
+    count = indices["gpus"][index]
     segment = np.repeat(rows, count)  # [T], in order of starts
-    machine = np.repeat(places["machine"][place], count)
+    machine = np.repeat(indices["machine"][index], count)
     zero_ns = int(run.jobs.arrival_ns.min())
     start, end = segments["start"][segment] - zero_ns, segments["end"][segment] - zero_ns
     gpu = _gpus(start, segments["back"][segment] - zero_ns, machine, run.cluster.num_machines, per_machine)
@@ -47,13 +47,13 @@ def segments_graph(run: ClusterRun) -> Graph:
     # a GPU that stood idle may have taken the job sooner: its edge lets only the checkpoint pass
     free_ns = segments["back"][segment] - segments["end"][segment]
     lag = np.concatenate([free_ns[order_edges[0]], start[dst[len(order_edges[0]) :]] - end[src[len(order_edges[0]) :]]])
-    names = [f"{run.cluster.machine_name(one // per_machine)} gpu {one % per_machine}"
-             for one in range(run.cluster.num_gpus)]  # fmt: skip
+    names = [f"{run.cluster.machine_name(position // per_machine)} gpu {position % per_machine}"
+             for position in range(run.cluster.num_gpus)]  # fmt: skip
     return Graph.from_columns(
         tasks={
             "name": Strings.of(run.jobs.job_id[job].tolist()),
             "op": Strings.of(run.jobs.model[job].tolist()),
-            "layer": Strings.of([TIERS[one] for one in segments["tier"][segment].tolist()]),
+            "layer": Strings.of([TIERS[item] for item in segments["tier"][segment].tolist()]),
             "kind": np.full(num, Kind.COMPUTE, np.int8),
             "rank": machine.astype(np.int32),
             "resource": gpu.astype(np.int32),
@@ -83,9 +83,9 @@ def _gpus(start: Any, back: Any, machine: Any, num_machines: int, per_machine: i
     free_at = np.zeros(num_machines * per_machine, np.int64)
     gpu = np.empty(len(start), np.int64)
     for task in range(len(start)):
-        for one in range(machine[task] * per_machine, (machine[task] + 1) * per_machine):
-            if free_at[one] <= start[task]:
-                free_at[one], gpu[task] = back[task], one
+        for index in range(machine[task] * per_machine, (machine[task] + 1) * per_machine):
+            if free_at[index] <= start[task]:
+                free_at[index], gpu[task] = back[task], index
                 break
     return gpu
 

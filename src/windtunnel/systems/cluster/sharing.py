@@ -62,14 +62,14 @@ def use_of(state: Any, job: int, num: int) -> None:
 @kernel
 def share_links(state: Any) -> None:
     """Loads of all links anew, then speeds that have changed, from now on."""
-    at = state.at
+    index = state.at
     state.loads[:] = 0.0
-    for place in range(at[NUM_HOLDING]):
-        segment = state.holding[place]
+    for position in range(index[NUM_HOLDING]):
+        segment = state.holding[position]
         if state.segments[segment].tier > 0 and is_running(state, segment):
             add_load(state, segment)
-    for place in range(at[NUM_HOLDING]):
-        segment = state.holding[place]
+    for position in range(index[NUM_HOLDING]):
+        segment = state.holding[position]
         if state.segments[segment].tier > 0 and is_running(state, segment):
             change_speed(state, segment, shared_speed(state, segment))
 

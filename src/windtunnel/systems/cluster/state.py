@@ -133,18 +133,18 @@ def kernel(function: Any) -> Any:
 @entry
 def push_event(state: Any, time: int, kind: int, item: int) -> None:
     """Ask for an event."""
-    at, events = state.at, state.events
-    hole = at[NUM_EVENTS]
-    at[NUM_EVENTS] += 1
+    index, events = state.at, state.events
+    hole = index[NUM_EVENTS]
+    index[NUM_EVENTS] += 1
     while hole > 0:
         above = (hole - 1) >> 1
         if events[above].time <= time:  # equal times: what was asked for first, as ranks only grow
             break
         copy_event(events, above, hole)
         hole = above
-    events[hole].time, events[hole].rank = time, at[SEQUENCE]
+    events[hole].time, events[hole].rank = time, index[SEQUENCE]
     events[hole].kind, events[hole].subject = kind, item
-    at[SEQUENCE] += 1
+    index[SEQUENCE] += 1
 
 
 @kernel
@@ -165,10 +165,10 @@ def comes_first(events: Any, one: int, other: int) -> bool:
 @kernel
 def pop_event(state: Any) -> tuple[int, int]:
     """Take the next event out: its kind and item."""
-    at, events = state.at, state.events
+    index, events = state.at, state.events
     kind, item = events[0].kind, events[0].subject
-    at[NUM_EVENTS] -= 1
-    last = at[NUM_EVENTS]  # stays where it is until its place is found
+    index[NUM_EVENTS] -= 1
+    last = index[NUM_EVENTS]  # stays where it is until its place is found
     hole = 0
     while True:
         below = 2 * hole + 1
@@ -247,8 +247,8 @@ def place_of(state: Any, job: int) -> int:
 def enqueue(state: Any, job: int) -> None:
     """Put a job where its key says."""
     low = place_of(state, job)
-    for place in range(state.at[NUM_WAITING], low, -1):
-        state.waiting[place] = state.waiting[place - 1]
+    for index in range(state.at[NUM_WAITING], low, -1):
+        state.waiting[index] = state.waiting[index - 1]
     state.waiting[low] = job
     state.at[NUM_WAITING] += 1
     state.jobs[job].status = WAITING
@@ -259,8 +259,8 @@ def dequeue(state: Any, job: int) -> None:
     """Take a job out of those that wait."""
     low = place_of(state, job)
     state.at[NUM_WAITING] -= 1
-    for place in range(low, state.at[NUM_WAITING]):
-        state.waiting[place] = state.waiting[place + 1]
+    for index in range(low, state.at[NUM_WAITING]):
+        state.waiting[index] = state.waiting[index + 1]
 
 
 @kernel
@@ -277,15 +277,15 @@ def shape_keys(state: Any, num: int) -> tuple[int, int]:
     """Two numbers of what is picked that every order of racks and of machines gives alike; it stands rack by rack."""
     one, two = np.uint64(0), np.uint64(0)
     rack_one, rack_two, rack = np.uint64(0), np.uint64(0), -1
-    for at in range(num):
-        own = state.machines[state.pick[at].machine].rack
+    for index in range(num):
+        own = state.machines[state.pick[index].machine].rack
         if own != rack and rack >= 0:
             one += mixed(rack_one, np.uint64(5))
             two += mixed(rack_two, np.uint64(7))
             rack_one, rack_two = np.uint64(0), np.uint64(0)
         rack = own
-        rack_one += mixed(np.uint64(state.pick[at].gpus), np.uint64(1))
-        rack_two += mixed(np.uint64(state.pick[at].gpus), np.uint64(3))
+        rack_one += mixed(np.uint64(state.pick[index].gpus), np.uint64(1))
+        rack_two += mixed(np.uint64(state.pick[index].gpus), np.uint64(3))
     one += mixed(rack_one, np.uint64(5))
     two += mixed(rack_two, np.uint64(7))
     return one, two

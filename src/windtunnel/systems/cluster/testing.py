@@ -40,14 +40,14 @@ class PolicyContract(PluginContract):
         assert (run.end_ns > 0).all()
         done = np.bincount(run.segments["job"], run.segments["done"], minlength=len(run.jobs))
         assert np.allclose(run.jobs.work_ns, done)
-        rows, places = run.segment_places
+        rows, indices = run.segment_places
         held = np.zeros(run.cluster.num_machines, np.int64)
-        starts, backs, count = run.segments["start"][rows], run.segments["back"][rows], run.places["gpus"][places]
+        starts, backs, count = run.segments["start"][rows], run.segments["back"][rows], run.places["gpus"][indices]
         time, sign = np.concatenate([backs, starts]), np.concatenate([-count, count])
-        machine = np.concatenate([run.places["machine"][places]] * 2)
-        for at in np.argsort(time, kind="stable"):  # what comes back at a time comes before what starts then
-            held[machine[at]] += sign[at]
-            assert 0 <= held[machine[at]] <= run.cluster.gpus_per_machine
+        machine = np.concatenate([run.places["machine"][indices]] * 2)
+        for index in np.argsort(time, kind="stable"):  # what comes back at a time comes before what starts then
+            held[machine[index]] += sign[index]
+            assert 0 <= held[machine[index]] <= run.cluster.gpus_per_machine
 
     def test_it_decides_the_same_twice(self) -> None:
         """Equal state, equal decisions."""

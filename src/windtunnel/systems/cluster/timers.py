@@ -19,20 +19,20 @@ FIXED, AUTO, MARGINAL = 0, 1, 2  # where timers come from
 def hold_ends(state: Any, rules: Any) -> Any:
     """When the GPUs of each segment that holds some are free if nobody interferes, int64."""
     ends = np.empty(state.at[NUM_HOLDING], np.int64)
-    for place in range(state.at[NUM_HOLDING]):
-        segment = state.holding[place]
+    for index in range(state.at[NUM_HOLDING]):
+        segment = state.holding[index]
         job = state.segments[segment].job
         if state.segments[segment].back != NEVER:
-            ends[place] = state.segments[segment].back
+            ends[index] = state.segments[segment].back
         else:
-            ends[place] = state.jobs[job].stop + rules.checkpoint * state.jobs[job].gpus
+            ends[index] = state.jobs[job].stop + rules.checkpoint * state.jobs[job].gpus
     return ends
 
 
 @kernel
 def predict_frees(state: Any, rules: Any) -> None:
     """When a machine, and when a rack, will have so many GPUs free if nobody else takes them."""
-    at, frees = state.at, state.frees
+    index, frees = state.at, state.frees
     frees[:] = NEVER
     ends = hold_ends(state, rules)
     order = np.argsort(ends, kind="mergesort")
@@ -41,12 +41,12 @@ def predict_frees(state: Any, rules: Any) -> None:
         free[machine] = state.machines[machine].free
         if state.machines[machine].kept_for < 0:
             for count in range(1, free[machine] + 1):
-                frees[0, count] = at[NOW]
+                frees[0, count] = index[NOW]
     for rack in range(len(in_rack)):
         for count in range(1, in_rack[rack] + 1):
-            frees[1, count] = at[NOW]
-    for place in order:
-        segment = state.holding[place]
+            frees[1, count] = index[NOW]
+    for position in order:
+        segment = state.holding[position]
         first = state.segments[segment].place
         for row in range(first, first + state.segments[segment].width):
             machine, count = state.places[row].machine, state.places[row].gpus
@@ -58,12 +58,12 @@ def predict_frees(state: Any, rules: Any) -> None:
                 for fewer in range(free[machine], 0, -1):
                     if frees[0, fewer] != NEVER:
                         break
-                    frees[0, fewer] = ends[place]
+                    frees[0, fewer] = ends[position]
             most = in_rack[state.machines[machine].rack]
             for fewer in range(most, 0, -1):
                 if frees[1, fewer] != NEVER:
                     break
-                frees[1, fewer] = ends[place]
+                frees[1, fewer] = ends[position]
 
 
 @kernel
@@ -129,12 +129,12 @@ def timer_of(state: Any, rules: Any, job: int, tier: int) -> int:
 @kernel
 def next_timer(state: Any, rules: Any, job: int) -> int:
     """When a job that declined would take worse, or NEVER."""
-    at, soonest = state.at, NEVER
+    index, soonest = state.at, NEVER
     num, per_machine, per_rack = state.jobs[job].gpus, len(state.open_count) - 1, state.frees.shape[1] - 1
     for tier in range(2):
         if num > (per_machine if tier == 0 else per_rack):
             continue
         expiry = state.jobs[job].since + timer_of(state, rules, job, tier)
-        if at[NOW] < expiry < soonest:
+        if index[NOW] < expiry < soonest:
             soonest = expiry
     return int(soonest)

@@ -155,10 +155,10 @@ def compare(
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     named = {text: read_policy(text) for text in policies.split()}
     with Progress("simulating", heartbeat=True) as progress:
-        found = compared(given.cluster, given.jobs, given.speeds, named, quantum=quantum, progress=progress)
-    _write(given, found, output, force=force)
+        result = compared(given.cluster, given.jobs, given.speeds, named, quantum=quantum, progress=progress)
+    _write(given, result, output, force=force)
     if as_json:
-        outcomes = [{"policy": one.name, **document(one.run)} for one in found]
+        outcomes = [{"policy": item.name, **document(item.run)} for item in result]
         print_json(
             {
                 "schema": _SCHEMA,
@@ -168,7 +168,7 @@ def compare(
             }
         )
         return
-    _print(given, found)
+    _print(given, result)
 
 
 @registry.verb("cluster plan timers", source="Dally")
@@ -202,17 +202,17 @@ def tune(
     given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     with Progress("tuning", heartbeat=True) as progress:
-        found = tuned(given.cluster, given.jobs, given.speeds, read_policy(policy), leases=tries, progress=progress)
+        result = tuned(given.cluster, given.jobs, given.speeds, read_policy(policy), leases=tries, progress=progress)
     if as_json:
         pairs = [
-            {"rack_timer_s": rack, "network_timer_s": network, "mean_jct_h": one.mean_jct_h, "jct_h": one.jct_h,
-             "makespan_h": one.makespan_h}
-            for (rack, network), one in found.pairs.items()
+            {"rack_timer_s": rack, "network_timer_s": network, "mean_jct_h": pair.mean_jct_h, "jct_h": pair.jct_h,
+             "makespan_h": pair.makespan_h}
+            for (rack, network), pair in result.pairs.items()
         ]  # fmt: skip
-        best = dict(zip(("rack_timer_s", "network_timer_s"), found.best, strict=True))
-        print_json({"schema": _SCHEMA, "best": best, "auto_mean_jct_h": found.auto.mean_jct_h, "pairs": pairs})
+        best = dict(zip(("rack_timer_s", "network_timer_s"), result.best, strict=True))
+        print_json({"schema": _SCHEMA, "best": best, "auto_mean_jct_h": result.auto.mean_jct_h, "pairs": pairs})
         return
-    _print_tuned(found)
+    _print_tuned(result)
 
 
 def _write(given: Given, found: list[Outcome], output: Path | None, *, force: bool) -> None:
@@ -228,13 +228,13 @@ def _print(given: Given, found: list[Outcome]) -> None:
     say(f"{given.jobs} on {given.cluster}")
     say()
     head = ("policy", "mean JCT", "p99 JCT", "queueing", "longest", "makespan", "comm", "use")
-    print_table(head, [_row(one.name, one.summary) for one in found], numbers=range(1, 8))
+    print_table(head, [_row(entry.name, entry.summary) for entry in found], numbers=range(1, 8))
     say("times in hours: from arrival to end, waiting, the longest wait; comm: share of running time")
     for text in given.notes:
         say_wrapped(f"note: {text}")
-    for one in found:
-        for text in honest_notes(one.run):
-            say_wrapped(f"{one.name}: {text}")
+    for item in found:
+        for text in honest_notes(item.run):
+            say_wrapped(f"{item.name}: {text}")
 
 
 def _row(name: str, one: Summary) -> tuple[str, ...]:
@@ -248,9 +248,9 @@ def _row(name: str, one: Summary) -> tuple[str, ...]:
 def _print_tuned(found: Tuned) -> None:
     best = sorted(found.pairs, key=lambda pair: found.pairs[pair].mean_jct_h)[:8]
     rows = [
-        (f"{rack / 3600:g} h", f"{network / 3600:g} h", f"{one.mean_jct_h:,.2f}", f"{one.jct_h[99]:,.1f}")
+        (f"{rack / 3600:g} h", f"{network / 3600:g} h", f"{item.mean_jct_h:,.2f}", f"{item.jct_h[99]:,.1f}")
         for rack, network in best
-        for one in (found.pairs[rack, network],)
+        for item in (found.pairs[rack, network],)
     ]
     print_table(("wait for a machine", "wait for a rack", "mean JCT, h", "p99 JCT, h"), rows, numbers=(0, 1, 2, 3))
     say(f"auto timers come to {found.auto.mean_jct_h:,.2f} h")

@@ -65,12 +65,12 @@ def drive(
     from windtunnel.systems.cluster.slurm.drive import drive as driven
     from windtunnel.systems.cluster.slurm.local import local_slurm
 
-    shape, wanted = read_cluster(cluster), read_jobs(jobs).jobs
+    shape, requested = read_cluster(cluster), read_jobs(jobs).jobs
     rule = read_policy(policy)
     if processes:
-        _show(_on_processes(shape, wanted, rule, _sizes(gradients)), policy, as_json=as_json)
+        _show(_on_processes(shape, requested, rule, _sizes(gradients)), policy, as_json=as_json)
         return
-    predicted = simulate(shape, wanted, FreeCommunication(), rule)
+    predicted = simulate(shape, requested, FreeCommunication(), rule)
     with contextlib.ExitStack() as stack:
         environment: dict[str, str] = {}
         if local:
@@ -78,12 +78,12 @@ def drive(
             environment = stack.enter_context(local_slurm(shape, folder / "slurm"))
         with Progress("driving", heartbeat=True) as progress:
             if leases:
-                really = _with_leases(shape, wanted, rule, environment, command, run, progress)
+                really = _with_leases(shape, requested, rule, environment, command, run, progress)
                 _show(_rows(really, predicted), policy, as_json=as_json)
                 return
             how = _command(command or "sleep {seconds}")
-            found = driven(wanted, shape, rule, environment, command=how, run=run, progress=progress)
-    _show(_beside(found, predicted), policy, as_json=as_json)
+            result = driven(requested, shape, rule, environment, command=how, run=run, progress=progress)
+    _show(_beside(result, predicted), policy, as_json=as_json)
 
 
 def _show(rows: list[dict[str, Any]], policy: str, *, as_json: bool) -> None:
@@ -167,14 +167,14 @@ def _command(template: str, folder: Path = Path()) -> Callable[[Jobs, int], str]
 
 def _beside(found: list[Driven], predicted: ClusterRun) -> list[dict[str, Any]]:
     jobs = predicted.jobs
-    places = {str(name): row for row, name in enumerate(jobs.job_id)}
+    locations = {str(name): row for row, name in enumerate(jobs.job_id)}
     rows = []
-    for one in found:
-        row = places[one.job_id]
+    for item in found:
+        row = locations[item.job_id]
         rows.append(
             {
-                "job_id": one.job_id, "gpus": int(jobs.gpus[row]), "machines": one.machines, "state": one.state,
-                "submitted_s": one.submitted_s, "started_s": one.started_s, "ended_s": one.ended_s,
+                "job_id": item.job_id, "gpus": int(jobs.gpus[row]), "machines": item.machines, "state": item.state,
+                "submitted_s": item.submitted_s, "started_s": item.started_s, "ended_s": item.ended_s,
                 "predicted_start_s": predicted.first_ns[row] / 1e9, "predicted_end_s": predicted.end_ns[row] / 1e9,
             }
         )  # fmt: skip

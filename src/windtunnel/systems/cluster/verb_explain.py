@@ -63,18 +63,18 @@ def explain(
 
     given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
-    made = read_policy(policy)
+    created = read_policy(policy)
     with Progress("simulating", heartbeat=True) as progress:
         if not job:
-            run = simulated(given.cluster, given.jobs, given.speeds, made)
+            run = simulated(given.cluster, given.jobs, given.speeds, created)
             job = str(given.jobs.job_id[run.queueing_ns.argmax()])
-        found = explain_job(given.cluster, given.jobs, given.speeds, made, job, progress=progress)
+        result = explain_job(given.cluster, given.jobs, given.speeds, created, job, progress=progress)
     if as_json:
-        end_ns, mean_ns = int(found.run.end_ns[found.job]), float(found.run.jct_ns.mean())
+        end_ns, mean_ns = int(result.run.end_ns[result.job]), float(result.run.jct_ns.mean())
         about = {"schema": _SCHEMA, "policy": policy, "job": job, "end_ns": end_ns, "mean_jct_ns": mean_ns}
-        print_json({**about, "num_offers": found.num_offers, "declined": [asdict(one) for one in found.declined]})
+        print_json({**about, "num_offers": result.num_offers, "declined": [asdict(item) for item in result.declined]})
         return
-    _print_why(found, job, policy)
+    _print_why(result, job, policy)
 
 
 def _print_why(found: Why, job: str, policy: str) -> None:
@@ -91,19 +91,19 @@ def _print_why(found: Why, job: str, policy: str) -> None:
     mean_ns = float(run.jct_ns.mean())
     rows = [
         (
-            _hours(one.time_ns - begun_ns), TIERS[one.tier], str(one.num_machines), f"{one.speed:.2f}",
-            str(one.num_same), _sooner(float(run.end_ns[row] - one.end_ns)), _sooner(mean_ns - one.mean_jct_ns),
+            _hours(item.time_ns - begun_ns), TIERS[item.tier], str(item.num_machines), f"{item.speed:.2f}",
+            str(item.num_same), _sooner(float(run.end_ns[row] - item.end_ns)), _sooner(mean_ns - item.mean_jct_ns),
         )
-        for one in found.declined
+        for item in found.declined
     ]  # fmt: skip
     head = ("after", "offered", "machines", "S", "times", "it would have ended", "all jobs on average")
     print_table(head, rows, numbers=(0, 2, 3, 4))
     best = found.best
-    said = "every one would have made it end later, or as late"
+    reported = "every one would have made it end later, or as late"
     if best is not None:
         gain = _sooner(float(run.end_ns[row] - best.end_ns))
-        said = f"the best: {TIERS[best.tier]} {_hours(best.time_ns - begun_ns)} after it came, ending {gain}"
-    say_wrapped(f"{found.num_offers} offers were declined; {said}")
+        reported = f"the best: {TIERS[best.tier]} {_hours(best.time_ns - begun_ns)} after it came, ending {gain}"
+    say_wrapped(f"{found.num_offers} offers were declined; {reported}")
 
 
 def _hours(time_ns: float) -> str:

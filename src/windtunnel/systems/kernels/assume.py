@@ -43,16 +43,16 @@ def hints_for(function: Function) -> Iterator[str]:
 
 def promises_for(function: Function) -> Iterator[str]:
     """Promises that this function could rest on."""
-    for one in function.arguments:
-        if one.type == "ptr":
-            yield f"{one.uid},noalias"
-            yield f"{one.uid},align=64"
-    floats = [one for one in function.instructions() if _is_float(one)]
+    for argument in function.arguments:
+        if argument.type == "ptr":
+            yield f"{argument.uid},noalias"
+            yield f"{argument.uid},align=64"
+    floats = [instruction for instruction in function.instructions() if _is_float(instruction)]
     if floats:
         yield from (f"F,{flags}" for flags in _FAST)
-        yield from (f"{one.uid},{flags}" for one in floats for flags in ("contract", "reassoc", "fast"))
-    yield from (f"{one.uid},narrow" for one in floats if one.type == "double" and one.opcode in _NARROWED)
-    if any(one.type == "double" and one.opcode in _NARROWED for one in floats):
+        yield from (f"{float_.uid},{flags}" for float_ in floats for flags in ("contract", "reassoc", "fast"))
+    yield from (f"{float_.uid},narrow" for float_ in floats if float_.type == "double" and float_.opcode in _NARROWED)
+    if any(float_.type == "double" and float_.opcode in _NARROWED for float_ in floats):
         yield "F,narrow"
 
 
@@ -75,12 +75,12 @@ def add_hint(function: Function, text: str) -> Function:
     """
     uid, _, rest = text.partition(",")
     name, _, value = rest.partition("=")
-    if (uid != "F" and (found := function.find(uid)) is None) or (uid != "F" and found and found.opcode != "br"):
+    if (uid != "F" and (result := function.find(uid)) is None) or (uid != "F" and result and result.opcode != "br"):
         raise InputError(f"there is no branch {uid}", fix="edits belong to the kernel for which they were found")
-    mine = {**function.hints.get(uid, {}), name: value}
+    local = {**function.hints.get(uid, {}), name: value}
     if name == "vectorize.width" and value != "1":
-        mine["vectorize.enable"] = "true"
-    return replace(function, hints={**function.hints, uid: mine})
+        local["vectorize.enable"] = "true"
+    return replace(function, hints={**function.hints, uid: local})
 
 
 def add_promise(function: Function, text: str) -> Function:
@@ -92,18 +92,21 @@ def add_promise(function: Function, text: str) -> Function:
         The promise names nothing in it.
     """
     uid, _, what = text.partition(",")
-    argument = next((at for at, one in enumerate(function.arguments) if one.uid == uid), None)
+    argument = next((index for index, item in enumerate(function.arguments) if item.uid == uid), None)
     if argument is not None:
         old = function.arguments[argument]
         word = what.replace("=", " ")
-        kept = [one for one in old.attributes if one.split(" ")[0] != word.split(" ")[0]]
+        kept = [attribute for attribute in old.attributes if attribute.split(" ")[0] != word.split(" ")[0]]
         new = replace(old, attributes=(*kept, word))
         return replace(function, arguments=(*function.arguments[:argument], new, *function.arguments[argument + 1 :]))
-    known = {one.uid for one in function.instructions()}
+    known = {instruction.uid for instruction in function.instructions()}
     if uid != "F" and uid not in known:
         raise InputError(f"there is no instruction {uid}", fix="edits belong to the kernel for which they were found")
     blocks = [
-        Block(block.label, tuple(made for one in block.instructions for made in _promised(one, uid, what)))
+        Block(
+            block.label,
+            tuple(created for instruction in block.instructions for created in _promised(instruction, uid, what)),
+        )
         for block in function.blocks
     ]
     changed = replace(function, blocks=tuple(blocks))
@@ -148,8 +151,8 @@ def _narrowed(one: Instruction) -> list[Instruction]:
 def _declared(function: Function) -> Function:
     """With a declaration for each intrinsic on floats that is called now."""
     lines = function.tail.splitlines()
-    for one in function.instructions():
-        name = one.callee
+    for instruction in function.instructions():
+        name = instruction.callee
         if name.endswith(".f32") and not any(f"{name}(" in line for line in lines):
             twin = next(line for line in lines if f"{name.replace('.f32', '.f64')}(" in line)
             lines.append(twin.replace(".f64", ".f32").replace("double", "float"))

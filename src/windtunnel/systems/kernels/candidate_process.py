@@ -48,12 +48,12 @@ class Shape:
     def of(cls, function: Function) -> Shape:
         """Its types."""
         result = function.result.split()[-1]
-        return cls(function.name, result, tuple(one.type.split()[0] for one in function.arguments))
+        return cls(function.name, result, tuple(argument.type.split()[0] for argument in function.arguments))
 
     @property
     def kinds(self) -> list[Any]:
         """Types of the arguments, for ctypes."""
-        return [_ctype(kind, f"argument {at}") for at, kind in enumerate(self.parameters, 1)]
+        return [_ctype(kind, f"argument {index}") for index, kind in enumerate(self.parameters, 1)]
 
 
 class Engine(Protocol):
@@ -101,9 +101,9 @@ class Host:
         """A function of ctypes."""
         code = compiled(module, shape.name, level=0 if is_draft else 3)
         result = None if shape.result == "void" else _ctype(shape.result, "the result")
-        made: Any = ctypes.CFUNCTYPE(result, *shape.kinds)(code.address)
-        made.code = code  # lives as long as the function
-        return made
+        created: Any = ctypes.CFUNCTYPE(result, *shape.kinds)(code.address)
+        created.code = code  # lives as long as the function
+        return created
 
     def bound(self, function: Any, bench: Bench) -> Callable[[], Any]:
         """A plain call."""
@@ -138,16 +138,16 @@ class Bench:
         self.result: Any = None
         self.passed: list[Any] = []
         self._filling = 0
-        for at, (value, kind, typed) in enumerate(zip(case.arguments, shape.parameters, shape.kinds, strict=True)):
+        for index, (value, kind, typed) in enumerate(zip(case.arguments, shape.parameters, shape.kinds, strict=True)):
             is_array = isinstance(value, np.ndarray | Out)
             if is_array != (kind == "ptr"):
                 raise InputError(f"the kernel wants {kind}, the case has {type(value).__name__}",
-                                 where=f"{case.name}, argument {at + 1}")  # fmt: skip
+                                 where=f"{case.name}, argument {index + 1}")  # fmt: skip
             if isinstance(value, np.ndarray | Out):
                 guarded = engine.array(value.shape, value.dtype)
-                self.memory[at] = guarded
+                self.memory[index] = guarded
                 if isinstance(value, np.ndarray):
-                    self.given[at] = value.copy()
+                    self.given[index] = value.copy()
                 self.passed.append(typed(guarded.address))
             else:
                 self.passed.append(typed(value))
@@ -155,9 +155,9 @@ class Bench:
     def prepare(self, salt: int) -> None:
         """Inputs as given; outputs full of something that no run before has left there."""
         self._filling = (salt * 37 + 11) % 251
-        for at, guarded in self.memory.items():
-            if at in self.given:
-                np.copyto(guarded.array, self.given[at])
+        for key, guarded in self.memory.items():
+            if key in self.given:
+                np.copyto(guarded.array, self.given[key])
             else:
                 guarded.array.view(np.uint8).reshape(-1)[:] = self._filling
         self.engine.send(self.memory.values())
@@ -175,29 +175,31 @@ class Bench:
 
     def differences(self, result: Any) -> tuple[float, bool, str]:
         """Largest relative error of what is in memory now, whether all bits are right, and where they are not."""
-        worst, is_exact, place = 0.0, True, ""
-        for at, guarded in self.memory.items():
+        worst, is_exact, location = 0.0, True, ""
+        for key, guarded in self.memory.items():
             if not guarded.is_intact():
-                return math.inf, False, f"{self.name}: argument {at + 1}: it writes beyond its end"
-            got, right = guarded.array, self.right[at]
-            mask = self.is_written.get(at)
+                return math.inf, False, f"{self.name}: argument {key + 1}: it writes beyond its end"
+            got, right = guarded.array, self.right[key]
+            mask = self.is_written.get(key)
             if mask is not None:
                 if not (got[~mask].view(np.uint8) == self._filling).all():
-                    return math.inf, False, f"{self.name}: argument {at + 1}: it writes where the original does not"
+                    return math.inf, False, f"{self.name}: argument {key + 1}: it writes where the original does not"
                 got, right = got[mask], right[mask]
             if got.tobytes() == right.tobytes():
                 continue
             is_exact = False
             error = _error(got, right)
             if error >= worst:
-                what = "it changes an input" if at in self.given and (right == self.given[at]).all() else "wrong values"
-                worst, place = error, f"{self.name}: argument {at + 1}: {what}"
+                what = (
+                    "it changes an input" if key in self.given and (right == self.given[key]).all() else "wrong values"
+                )
+                worst, location = error, f"{self.name}: argument {key + 1}: {what}"
         if self.shape.result != "void" and result != self.result:
             is_exact = False
             error = _error(np.asarray([result]), np.asarray([self.result]))
             if error >= worst:
-                worst, place = error, f"{self.name}: wrong result"
-        return worst, is_exact, place
+                worst, location = error, f"{self.name}: wrong result"
+        return worst, is_exact, location
 
 
 def _error(got: NDArray[Any], right: NDArray[Any]) -> float:
@@ -205,9 +207,9 @@ def _error(got: NDArray[Any], right: NDArray[Any]) -> float:
     got, right = got.astype(np.float64), right.astype(np.float64)
     with np.errstate(all="ignore"):
         size = np.abs(right)
-        found = np.abs(got - right) / np.where(size == 0, 1.0, size)
-        found[(got == right) | (np.isnan(got) & np.isnan(right))] = 0.0
-    return math.inf if np.isnan(found).any() else float(found.max(initial=0.0))
+        result = np.abs(got - right) / np.where(size == 0, 1.0, size)
+        result[(got == right) | (np.isnan(got) & np.isnan(right))] = 0.0
+    return math.inf if np.isnan(result).any() else float(result.max(initial=0.0))
 
 
 @dataclass
@@ -241,17 +243,17 @@ def golden(
     optimize(module)
     same = read_module(function.render())
     optimize(same, strips_names=True)
-    made = engine.function(module, shape)
-    origin = Origin(shape, engine, made, [Bench(case, shape, engine) for case in cases], [], digest(same))
+    created = engine.function(module, shape)
+    origin = Origin(shape, engine, created, [Bench(case, shape, engine) for case in cases], [], digest(same))
     origin.checks = [Bench(case, shape, engine) for case in checks]
     for bench in origin.checks:
-        _answer(bench, made, _CHECK_RUNS, may_be_no_number=True)
+        _answer(bench, created, _CHECK_RUNS, may_be_no_number=True)
     for bench in origin.benches:
-        _answer(bench, made)
-        origin.inner.append(inner_repeats(engine.bound(made, bench), partial(bench.prepare, 1), engine.timed))
-    once = [elapsed_ns(partial(bench.run, made)) for bench in (*origin.benches, *origin.checks)]
+        _answer(bench, created)
+        origin.inner.append(inner_repeats(engine.bound(created, bench), partial(bench.prepare, 1), engine.timed))
+    once = [elapsed_ns(partial(bench.run, created)) for bench in (*origin.benches, *origin.checks)]
     repeats = [*origin.inner, *(1 for _ in origin.checks)]
-    origin.elapsed_ns = sum(taken * inner for taken, inner in zip(once, repeats, strict=True))
+    origin.elapsed_ns = sum(used * inner for used, inner in zip(once, repeats, strict=True))
     if engine.has_drafts:
         draft = engine.function(read_module(function.render()), shape, is_draft=True)
         origin.has_draft = not _differences(origin, draft, 0.0)[2]
@@ -264,25 +266,25 @@ def _answer(bench: Bench, function: Any, num_runs: int = _GOLDEN_RUNS, *, may_be
     for run in range(num_runs):
         bench.prepare(run + 1)
         results.append(bench.call(function))
-        seen.append({at: guarded.array.copy() for at, guarded in bench.memory.items()})
-        broken = [at for at, guarded in bench.memory.items() if not guarded.is_intact()]
+        seen.append({key: guarded.array.copy() for key, guarded in bench.memory.items()})
+        broken = [key for key, guarded in bench.memory.items() if not guarded.is_intact()]
         if broken:
             raise InputError("the original writes beyond the end of an array",
                              where=f"{bench.name}, argument {broken[0] + 1}", fix="give it a larger array")  # fmt: skip
     bench.result, bench.right = results[0], seen[0]
-    for at in bench.memory:
-        first = seen[0][at]
+    for index in bench.memory:
+        first = seen[0][index]
         same = np.ones(first.shape, dtype=np.bool_)
         for other in seen[1:]:
-            same &= (other[at] == first) | ((other[at] != other[at]) & (first != first))
-        if at in bench.given and not same.all():
-            raise InputError("the original gives another answer each time", where=f"{bench.name}, argument {at + 1}",
+            same &= (other[index] == first) | ((other[index] != other[index]) & (first != first))
+        if index in bench.given and not same.all():
+            raise InputError("the original gives another answer each time", where=f"{bench.name}, argument {index + 1}",
                              fix="it may depend on its arguments only; Out for what it only writes")  # fmt: skip
-        if at not in bench.given:
-            bench.is_written[at] = same
-        values = seen[0][at][same]
+        if index not in bench.given:
+            bench.is_written[index] = same
+        values = seen[0][index][same]
         if values.dtype.kind == "f" and np.isnan(values).any() and not may_be_no_number:
-            raise InputError("the original's answer is no number", where=f"{bench.name}, argument {at + 1}",
+            raise InputError("the original's answer is no number", where=f"{bench.name}, argument {index + 1}",
                              fix="choose inputs whose answers are numbers")  # fmt: skip
     if any(result != results[0] for result in results):
         raise InputError("the original gives another result each time", where=bench.name)
@@ -312,26 +314,26 @@ def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_p
     lock(limit_s)
     if origin.has_draft:  # most candidates are wrong, which code tells that is made ten times as quickly
         draft = origin.engine.function(read_module(text), origin.shape, is_draft=True)
-        worst, _, place = _differences(origin, draft, tolerance)
-        if place:
-            return _pack("wrong", worst, detail=place)
+        worst, _, index = _differences(origin, draft, tolerance)
+        if index:
+            return _pack("wrong", worst, detail=index)
         allow_time(_COMPILE_S)
     optimize(module, strips_names=True)
     name = digest(module)
     if name in known:
         return _pack("known", digest=name)
     try:
-        made = origin.engine.function(module, origin.shape)
+        created = origin.engine.function(module, origin.shape)
     except InputError as error:
         return _pack("unverifiable", detail=error.message, digest=name)
     allow_time(limit_s + _COMPILE_S)
-    worst, is_exact, place = _differences(origin, made, tolerance)
-    if place:
-        return _pack("wrong", worst, detail=place, digest=name)
+    worst, is_exact, index = _differences(origin, created, tolerance)
+    if index:
+        return _pack("wrong", worst, detail=index, digest=name)
     times, engine = [], origin.engine
     for bench, inner in zip(origin.benches, origin.inner, strict=True):
         pairs = take_pairs(
-            engine.bound(origin.function, bench), engine.bound(made, bench), partial(bench.prepare, 7), num_pairs,
+            engine.bound(origin.function, bench), engine.bound(created, bench), partial(bench.prepare, 7), num_pairs,
             inner=inner, timed=engine.timed,
         )  # fmt: skip
         times.append((pairs / inner).tolist())
@@ -344,13 +346,13 @@ def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_p
 def _differences(origin: Origin, made: Any, tolerance: float) -> tuple[float, bool, str]:
     """Largest error over all cases, whether all bits are right, and the first place where an answer is wrong."""
     worst, is_exact = 0.0, True
-    twice = [(one, salt) for one in origin.benches for salt in (101, 202)]
-    for bench, salt in [*twice, *((one, 101) for one in origin.checks)]:
+    twice = [(item, salt) for item in origin.benches for salt in (101, 202)]
+    for bench, salt in [*twice, *((check, 101) for check in origin.checks)]:
         bench.prepare(salt)
-        off, same, place = bench.differences(bench.call(made))
+        off, same, index = bench.differences(bench.call(made))
         worst, is_exact = max(worst, off), is_exact and same
         if off > tolerance or (tolerance == 0 and not same):
-            return worst, False, place
+            return worst, False, index
     return worst, is_exact, ""
 
 

@@ -46,9 +46,9 @@ class Case:
     def size_bytes(self) -> int:
         """Of all arrays."""
         return sum(
-            int(np.prod(one.shape, dtype=np.int64)) * np.dtype(one.dtype).itemsize
-            for one in self.arguments
-            if isinstance(one, np.ndarray | Out)
+            int(np.prod(argument.shape, dtype=np.int64)) * np.dtype(argument.dtype).itemsize
+            for argument in self.arguments
+            if isinstance(argument, np.ndarray | Out)
         )
 
 
@@ -74,20 +74,20 @@ def load_cases(path: Path) -> Cases:
         raise InputError(f"cannot read the tests: {error.strerror}", where=str(path), fix="check the path") from error
     except Exception as error:
         raise InputError(f"the tests do not run: {type(error).__name__}: {error}", where=str(path)) from error
-    made = names.get("cases")
-    if not callable(made):
+    created = names.get("cases")
+    if not callable(created):
         raise InputError("the tests have no function cases(split)", where=str(path),
                          fix="it returns a list of tuples of arguments for 'fitness' and for 'held-out'")  # fmt: skip
 
     def cases(split: str) -> Sequence[Case]:
-        given = made(split)
+        given = created(split)
         rows = given.items() if isinstance(given, dict) else enumerate(given, 1)
-        found = [Case(f"{split} {name}", tuple(one), _launch(names, tuple(one), path)) for name, one in rows]
-        if not found:
+        result = [Case(f"{split} {name}", tuple(item), _launch(names, tuple(item), path)) for name, item in rows]
+        if not result:
             raise InputError(f"there is no {split} case", where=str(path), fix="return at least one")
-        for case in found:
+        for case in result:
             _check(case, path)
-        return found
+        return result
 
     return cases
 
@@ -96,22 +96,22 @@ def _launch(names: dict[str, Any], arguments: tuple[Value, ...], path: Path) -> 
     """What the tests say of the threads of a case; nothing where they say nothing."""
     if not callable(names.get("launch")):
         return None
-    found = tuple(names["launch"](*arguments))
-    sides = [one if isinstance(one, tuple) else (one,) for one in found[:2]]
-    numbers = [*(number for side in sides for number in side), *found[2:]]
-    if not (2 <= len(found) <= 3 and all(1 <= len(side) <= 3 for side in sides)
+    result = tuple(names["launch"](*arguments))
+    sides = [item if isinstance(item, tuple) else (item,) for item in result[:2]]
+    numbers = [*(number for side in sides for number in side), *result[2:]]
+    if not (2 <= len(result) <= 3 and all(1 <= len(side) <= 3 for side in sides)
             and all(isinstance(number, int | np.integer) for number in numbers)
-            and all(number > 0 for side in sides for number in side) and min([0, *found[2:]]) >= 0):  # fmt: skip
-        raise InputError(f"launch gives {found!r}", where=str(path),
+            and all(number > 0 for side in sides for number in side) and min([0, *result[2:]]) >= 0):  # fmt: skip
+        raise InputError(f"launch gives {result!r}", where=str(path),
                          fix="it returns blocks and threads of each, as whole numbers or (x, y, z), and perhaps bytes "
                          "of shared memory")  # fmt: skip
-    blocks, threads = (tuple(int(side[at]) if at < len(side) else 1 for at in range(3)) for side in sides)
-    return Launch(blocks, threads, int(found[2]) if len(found) > 2 else 0)  # type: ignore[arg-type]
+    blocks, threads = (tuple(int(side[index]) if index < len(side) else 1 for index in range(3)) for side in sides)
+    return Launch(blocks, threads, int(result[2]) if len(result) > 2 else 0)  # type: ignore[arg-type]
 
 
 def _check(case: Case, path: Path) -> None:
-    for at, value in enumerate(case.arguments, 1):
-        where = f"{path}: {case.name}, argument {at}"
+    for index, value in enumerate(case.arguments, 1):
+        where = f"{path}: {case.name}, argument {index}"
         if isinstance(value, np.ndarray):
             if not value.flags.c_contiguous or value.dtype.kind not in "iuf":
                 raise InputError("an array is not contiguous, or not of numbers", where=where,

@@ -51,12 +51,14 @@ def read_module(text: str) -> Any:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
-        said = str(error).strip().splitlines()
-        line = re.search(r"<string>:(\d+):", said[-1] if said else "") or re.search(r"<string>:(\d+):", str(error))
-        words = next((one for one in said if "error:" in one), said[0] if said else "")
+        reported = str(error).strip().splitlines()
+        line = re.search(r"<string>:(\d+):", reported[-1] if reported else "") or re.search(
+            r"<string>:(\d+):", str(error)
+        )
+        words = next((item for item in reported if "error:" in item), reported[0] if reported else "")
         raise InputError(
             f"this is no valid LLVM IR: {words.split('error:')[-1].strip()}",
-            where=f"line {line.group(1)}" if line else (said[-1].strip() if len(said) > 1 else ""),
+            where=f"line {line.group(1)}" if line else (reported[-1].strip() if len(reported) > 1 else ""),
             fix="take the text as a compiler prints it; opt -passes=verify says more",
         ) from error
     return module

@@ -45,23 +45,23 @@ class _Draft:
         names = (uid, f"{uid}.d") if is_position else (uid,)
         for name in names:
             for number, block in enumerate(self.blocks):
-                for at, one in enumerate(block):
-                    if one.uid == name:
-                        return number, at
+                for index, item in enumerate(block):
+                    if item.uid == name:
+                        return number, index
         raise EditError(f"there is no instruction {uid}", where=self.function.name,
                         fix="edits belong to the kernel for which they were found")  # fmt: skip
 
     def fresh(self, uid: str, letter: str) -> str:
         """Name of a new clone: the first number that is free."""
-        taken = {one.uid for block in self.blocks for one in block}
+        used = {item.uid for block in self.blocks for item in block}
         number = 1
-        while f"{uid}.{letter}{number}" in taken:
+        while f"{uid}.{letter}{number}" in used:
             number += 1
         return f"{uid}.{letter}{number}"
 
     def clone(self, uid: str, letter: str) -> Instruction:
-        number, at = self.place(uid)
-        return replace(self.blocks[number][at], uid=self.fresh(uid, letter))
+        number, index = self.place(uid)
+        return replace(self.blocks[number][index], uid=self.fresh(uid, letter))
 
     def anchor(self, uid: str) -> Instruction:
         zero = Operand("i8", "0", is_fixed=True)
@@ -70,15 +70,15 @@ class _Draft:
     def redirect(self, uid: str, value: str) -> None:
         """Let all uses of a value be uses of another."""
         for number, block in enumerate(self.blocks):
-            for at, one in enumerate(block):
-                for slot, operand in enumerate(one.operands):
+            for index, item in enumerate(block):
+                for slot, operand in enumerate(item.operands):
                     if operand.uid == uid:
-                        one = one.with_operand(slot, value)
-                self.blocks[number][at] = one
+                        item = item.with_operand(slot, value)
+                self.blocks[number][index] = item
 
     def finish(self) -> Function:
-        made = zip(self.function.blocks, self.blocks, strict=True)
-        return replace(self.function, blocks=tuple(Block(old.label, tuple(new)) for old, new in made))
+        created = zip(self.function.blocks, self.blocks, strict=True)
+        return replace(self.function, blocks=tuple(Block(old.label, tuple(new)) for old, new in created))
 
 
 def ordered(edits: Iterable[Edit]) -> list[Edit]:
@@ -94,7 +94,7 @@ def key(edits: Iterable[Edit]) -> str:
     >>> key([(("-p", "U3.OP0,A1"),), (("-c", "U2"),)])
     '-c U2|-p U3.OP0,A1'
     """
-    return "|".join(";".join(" ".join(one) for one in edit) for edit in ordered(edits))
+    return "|".join(";".join(" ".join(item) for item in edit) for edit in ordered(edits))
 
 
 def apply(function: Function, edits: Iterable[Edit]) -> Function:
@@ -132,33 +132,33 @@ def apply_one(function: Function, edit: Edit) -> Function:
 
 
 def _delete(draft: _Draft, uid: str) -> None:
-    number, at = draft.place(uid)
-    draft.blocks[number][at] = draft.anchor(uid)
+    number, index = draft.place(uid)
+    draft.blocks[number][index] = draft.anchor(uid)
 
 
 def _copy(draft: _Draft, source: str, position: str) -> None:
-    made = draft.clone(source, "i")
-    number, at = draft.place(position, is_position=True)
-    draft.blocks[number].insert(at, made)
+    created = draft.clone(source, "i")
+    number, index = draft.place(position, is_position=True)
+    draft.blocks[number].insert(index, created)
 
 
 def _move(draft: _Draft, source: str, position: str) -> None:
-    made = draft.clone(source, "m")
-    number, at = draft.place(position, is_position=True)
-    draft.blocks[number].insert(at, made)
+    created = draft.clone(source, "m")
+    number, index = draft.place(position, is_position=True)
+    draft.blocks[number].insert(index, created)
     _delete(draft, source)
 
 
 def _replace(draft: _Draft, source: str, target: str) -> None:
     """The target's uses become the clone's; its place keeps its name."""
-    made = draft.clone(source, "r")
-    _put(draft, made, target)
+    created = draft.clone(source, "r")
+    _put(draft, created, target)
 
 
 def _put(draft: _Draft, made: Instruction, target: str) -> None:
-    number, at = draft.place(target)
-    had_result = draft.blocks[number][at].type
-    draft.blocks[number][at : at + 1] = [draft.anchor(target), made]
+    number, index = draft.place(target)
+    had_result = draft.blocks[number][index].type
+    draft.blocks[number][index : index + 1] = [draft.anchor(target), made]
     if had_result:
         draft.redirect(target, f"%{made.uid}")
 
@@ -171,30 +171,30 @@ def _swap(draft: _Draft, source: str, target: str) -> None:
 
 def _cache_hint(draft: _Draft, uid: str) -> None:
     """A load that shall not stay in the nearest cache: !nontemporal on processors."""
-    number, at = draft.place(uid)
-    one = draft.blocks[number][at]
+    number, index = draft.place(uid)
+    one = draft.blocks[number][index]
     if one.opcode != "load":
         raise EditError(f"{uid} is no load", fix="cache hints are for loads")
     marked = one.pieces[-1] if isinstance(one.pieces[-1], str) else ""
-    draft.blocks[number][at] = replace(one, pieces=(*one.pieces[:-1], f"{marked}, !nontemporal !{{i32 1}}"))
+    draft.blocks[number][index] = replace(one, pieces=(*one.pieces[:-1], f"{marked}, !nontemporal !{{i32 1}}"))
 
 
 def _operand(draft: _Draft, slot: str, value: str) -> None:
-    found = _SLOT.match(slot)
-    if found is None:
+    result = _SLOT.match(slot)
+    if result is None:
         raise EditError(f"{slot!r} names no operand", fix="write it like U7.OP0")
-    number, at = draft.place(found.group(1))
-    one, place = draft.blocks[number][at], int(found.group(2))
-    if place >= len(one.operands):
-        raise EditError(f"{found.group(1)} has {len(one.operands)} operands, not {place + 1}")
-    kind = one.operands[place].type
+    number, index = draft.place(result.group(1))
+    one, position = draft.blocks[number][index], int(result.group(2))
+    if position >= len(one.operands):
+        raise EditError(f"{result.group(1)} has {len(one.operands)} operands, not {position + 1}")
+    kind = one.operands[position].type
     if value != "C1":
-        known = {each.uid: each.type for each in draft.function.arguments}
-        known |= {each.uid: each.type for block in draft.blocks for each in block}
+        known = {argument.uid: argument.type for argument in draft.function.arguments}
+        known |= {item.uid: item.type for block in draft.blocks for item in block}
         if known.get(value) != kind:
             raise EditError(f"{value} is no value of type {kind}", where=slot,
                             fix="edits belong to the kernel for which they were found")  # fmt: skip
-    draft.blocks[number][at] = one.with_operand(place, one_of(kind) if value == "C1" else f"%{value}")
+    draft.blocks[number][index] = one.with_operand(position, one_of(kind) if value == "C1" else f"%{value}")
 
 
 _STEPS: dict[str, Callable[..., None]] = {
@@ -210,7 +210,7 @@ _STEPS: dict[str, Callable[..., None]] = {
 
 def to_json(edits: Iterable[Edit]) -> list[list[list[str]]]:
     """The form of a population file."""
-    return [[list(one) for one in edit] for edit in ordered(edits)]
+    return [[list(item) for item in edit] for edit in ordered(edits)]
 
 
 def from_json(document: Any, where: str = "") -> Individual:
@@ -228,5 +228,5 @@ def from_json(document: Any, where: str = "") -> Individual:
     unknown: Sequence[str] = [op for edit in edits for op, _ in edit if len(op) != 2 or op[1] not in ORDER]
     if unknown or not all(edits):
         raise InputError(f"there is no operation {unknown[0] if unknown else ''!r}", where=where,
-                         fix="operations are " + " ".join(f"-{one}" for one in ORDER))  # fmt: skip
+                         fix="operations are " + " ".join(f"-{item}" for item in ORDER))  # fmt: skip
     return edits

@@ -80,7 +80,8 @@ class Result:
         verdict = self.verdict
         ladder = verdict.ladder
         subsets = [] if ladder is None else [
-            {"edits": list(key), "kind": one.kind, "time_ratio": one.time_ratio} for key, one in ladder.subsets.items()
+            {"edits": list(key), "kind": subset.kind, "time_ratio": subset.time_ratio} for key,
+                subset in ladder.subsets.items()
         ]  # fmt: skip
         return {
             "schema": _SCHEMA, "kernel": self.kernel, "file": self.file, "allowed": self.allowed,
@@ -134,12 +135,12 @@ def _from_python(path: Path, tests: Path, function: str) -> Kernel:
     finally:
         sys.path.remove(str(path.parent))
     jitted = [name for name, value in names.items() if hasattr(value, "py_func")]
-    wanted = function or (jitted[0] if len(jitted) == 1 else "")
-    if wanted not in names or not callable(names[wanted]):
-        raise InputError(f"{path.name} has no function {wanted!r}" if wanted else
+    requested = function or (jitted[0] if len(jitted) == 1 else "")
+    if requested not in names or not callable(names[requested]):
+        raise InputError(f"{path.name} has no function {requested!r}" if requested else
                          f"{path.name} has {len(jitted)} functions of numba", where=str(path),
                          fix=f"name it with --function; there are {', '.join(jitted) or 'none'}")  # fmt: skip
-    return kernel_from(names[wanted], _inputs(cases), wanted)
+    return kernel_from(names[requested], _inputs(cases), requested)
 
 
 def _inputs(cases: Cases) -> Callable[[str], dict[str, Any]]:
@@ -191,14 +192,14 @@ def evolve_kernel(
     with Bench(kernel, tolerance=_TOLERANCE[allowed], num_workers=num_workers, limits=limits, checks=checks) as bench:
         page = last_page(folder) if folder is not None else None
         bench.remember(page.population if page is not None else ())
-        found = evolve(kernel.function, bench.evaluate, options, folder=folder, progress=progress,
+        results = evolve(kernel.function, bench.evaluate, options, folder=folder, progress=progress,
                        counts=lambda: _counts(bench))  # fmt: skip
-        ranked = sorted({one.key: one for one in (*found.front, *found.population)}.values(),
+        ranked = sorted({item.key: item for item in (*results.front, *results.population)}.values(),
                         key=lambda one: one.evaluation.fitness)  # fmt: skip
-        verdict = judge(kernel, bench, [one for one in ranked if one.evaluation.time_ratio < 1],
+        verdict = judge(kernel, bench, [item for item in ranked if item.evaluation.time_ratio < 1],
                         is_faithful=allowed == "faithful")  # fmt: skip
         counts = _counts(bench)
-    result = _result(kernel, allowed, verdict, found, counts)
+    result = _result(kernel, allowed, verdict, results, counts)
     if folder is not None:
         with whole(folder / "result.json") as scratch:
             scratch.write_text(json_text(result.json(), indent=1), encoding="utf-8")
@@ -212,8 +213,8 @@ def _counts(bench: Bench) -> dict[str, Any]:
 
 def _result(kernel: Kernel, allowed: str, verdict: Verdict, found: Found, counts: dict[str, Any]) -> Result:
     front = tuple(
-        {"time_ratio": one.evaluation.time_ratio, "error": one.evaluation.error, "num_edits": len(one.edits),
-         "is_exact": one.evaluation.is_exact} for one in found.front
+        {"time_ratio": item.evaluation.time_ratio, "error": item.evaluation.error, "num_edits": len(item.edits),
+         "is_exact": item.evaluation.is_exact} for item in found.front
     )  # fmt: skip
     changed = apply(kernel.function, verdict.edits).render()
     return Result(kernel.name, allowed, kernel.file, verdict, front, found.history, counts, kernel.function.render(),
@@ -230,9 +231,11 @@ def read_result(folder: Path) -> dict[str, Any]:
     """
     path = folder / "result.json"
     if not path.exists():
-        begun = sorted(folder.glob("generation-*.json"))
-        fix = "go on with it: windtunnel kernel plan, the same as before" if begun else "windtunnel kernel plan KERNEL"
-        raise InputError(f"there is no result in {folder}", where=f"{len(begun)} generations", fix=fix)
+        started = sorted(folder.glob("generation-*.json"))
+        fix = (
+            "go on with it: windtunnel kernel plan, the same as before" if started else "windtunnel kernel plan KERNEL"
+        )
+        raise InputError(f"there is no result in {folder}", where=f"{len(started)} generations", fix=fix)
     document = read_json(ReadLimit(path))
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
         raise InputError("this is no result of a search for kernels", where=str(path))

@@ -40,12 +40,14 @@ class Flow:
     def of(cls, function: Function) -> Flow:
         """Read it from the branches."""
         labels = tuple(block.label for block in function.blocks)
-        number = {label: at for at, label in enumerate(labels)}
+        number = {label: index for index, label in enumerate(labels)}
         after = tuple(
-            tuple(dict.fromkeys(number[one] for one in re.findall(r"label %(B\d+)", block.instructions[-1].render())))
+            tuple(dict.fromkeys(number[item] for item in re.findall(r"label %(B\d+)", block.instructions[-1].render())))
             for block in function.blocks
         )
-        before = tuple(tuple(at for at, goals in enumerate(after) if one in goals) for one in range(len(labels)))
+        before = tuple(
+            tuple(position for position, goals in enumerate(after) if index in goals) for index in range(len(labels))
+        )
         return cls(labels, after, before, _dominators(before))
 
     def loops(self) -> Iterator[tuple[int, frozenset[int]]]:
@@ -56,14 +58,14 @@ class Flow:
                     yield latch, self._body(latch, header)
 
     def _body(self, latch: int, header: int) -> frozenset[int]:
-        found, open_blocks = {header, latch}, [latch]
+        result, open_blocks = {header, latch}, [latch]
         while open_blocks:
             one = open_blocks.pop()
             if one != header:
-                new = [each for each in self.predecessors[one] if each not in found]
-                found.update(new)
+                new = [predecessor for predecessor in self.predecessors[one] if predecessor not in result]
+                result.update(new)
                 open_blocks += new
-        return frozenset(found)
+        return frozenset(result)
 
     def reaches(self, value: Place, use: Place) -> bool:
         """Whether an instruction at ``value`` is there before ``use`` on every way."""
@@ -74,16 +76,16 @@ class Flow:
 
 def _dominators(before: tuple[tuple[int, ...], ...]) -> tuple[frozenset[int], ...]:
     everything = frozenset(range(len(before)))
-    found = [frozenset({0}), *[everything] * (len(before) - 1)]
+    result = [frozenset({0}), *[everything] * (len(before) - 1)]
     has_changed = True
     while has_changed:
         has_changed = False
-        for one in range(1, len(before)):
-            ways = [found[each] for each in before[one]]
-            new = frozenset.intersection(*ways) | {one} if ways else frozenset({one})
-            has_changed |= new != found[one]
-            found[one] = new
-    return tuple(found)
+        for index in range(1, len(before)):
+            ways = [result[item] for item in before[index]]
+            new = frozenset.intersection(*ways) | {index} if ways else frozenset({index})
+            has_changed |= new != result[index]
+            result[index] = new
+    return tuple(result)
 
 
 def kinds_of(function: Function) -> dict[str, str]:
@@ -99,19 +101,19 @@ def kinds_of(function: Function) -> dict[str, str]:
         return one
 
     reached: dict[str, set[str]] = {}
-    types = {one.uid: one.type for one in function.arguments}
-    for one in function.instructions():
-        if one.type:
-            types[one.uid] = one.type
-        pointers = [each.uid for each in one.operands if each.uid and each.type.startswith("ptr")]
-        if one.type.startswith("ptr") and one.opcode in ("getelementptr", "phi", "select", "freeze"):
-            for each in pointers:
-                parent[root(each)] = root(one.uid)
-    for one in function.instructions():
-        if one.opcode == "load" and one.operands[0].uid:
-            reached.setdefault(root(one.operands[0].uid), set()).add(one.type)
-        if one.opcode == "store" and one.operands[1].uid:
-            reached.setdefault(root(one.operands[1].uid), set()).add(one.operands[0].type)
+    types = {argument.uid: argument.type for argument in function.arguments}
+    for instruction in function.instructions():
+        if instruction.type:
+            types[instruction.uid] = instruction.type
+        pointers = [operand.uid for operand in instruction.operands if operand.uid and operand.type.startswith("ptr")]
+        if instruction.type.startswith("ptr") and instruction.opcode in ("getelementptr", "phi", "select", "freeze"):
+            for pointer in pointers:
+                parent[root(pointer)] = root(instruction.uid)
+    for instruction in function.instructions():
+        if instruction.opcode == "load" and instruction.operands[0].uid:
+            reached.setdefault(root(instruction.operands[0].uid), set()).add(instruction.type)
+        if instruction.opcode == "store" and instruction.operands[1].uid:
+            reached.setdefault(root(instruction.operands[1].uid), set()).add(instruction.operands[0].type)
     return {
         uid: f"{kind}<{','.join(sorted(reached.get(root(uid), ())))}>" if kind.startswith("ptr") else kind
         for uid, kind in types.items()

@@ -71,22 +71,22 @@ def module_of(
     """
     plain = getattr(function, "py_func", function)
     name = getattr(plain, "__name__", "kernel")
-    signature = tuple(_type_of(value, f"argument {at + 1} of {name}") for at, value in enumerate(values))
+    signature = tuple(_type_of(value, f"argument {index + 1} of {name}") for index, value in enumerate(values))
     jitted = numba.njit(error_model="numpy", boundscheck=False, fastmath=fastmath, debug=True)(plain)
     try:
         with _as_written(), warnings.catch_warnings():
             warnings.simplefilter("ignore", numba.core.errors.NumbaDebugInfoWarning)  # then there are no lines
             jitted.compile(signature)
     except numba.core.errors.NumbaError as error:
-        said = str(error).strip().splitlines()
-        raise InputError(f"numba cannot compile it: {said[0] if said else error}", where=name,
+        reported = str(error).strip().splitlines()
+        raise InputError(f"numba cannot compile it: {reported[0] if reported else error}", where=name,
                          fix="a kernel uses arrays, numbers and math only") from error  # fmt: skip
-    made: Any = jitted.overloads[jitted.signatures[0]]
-    if made.signature.return_type is not types.none:
-        raise InputError(f"it returns {made.signature.return_type}", where=name,
+    created: Any = jitted.overloads[jitted.signatures[0]]
+    if created.signature.return_type is not types.none:
+        raise InputError(f"it returns {created.signature.return_type}", where=name,
                          fix="write the result into an array that is an argument")  # fmt: skip
-    text = made.library.get_llvm_str()
-    own = made.fndesc.llvm_func_name
+    text = created.library.get_llvm_str()
+    own = created.fndesc.llvm_func_name
     text = re.sub(r"^define (?:linkonce_odr |internal )?", "define internal ", text, flags=re.MULTILINE)
     whole = _without_marks(text) + _entry(own, signature)
     if not is_simplified:
@@ -120,27 +120,27 @@ def _type_of(value: Value, where: str) -> Any:
 def _entry(own: str, signature: Sequence[Any]) -> str:
     """A function of pointers and numbers that calls numba's with its structures of arrays."""
     parameters, lines, passed = [], [], ["ptr %.ret", "ptr %.exc"]
-    for at, kind in enumerate(signature):
+    for index, kind in enumerate(signature):
         if not isinstance(kind, types.Array):
             typed = {types.int64: "i64", types.float32: "float", types.float64: "double"}[kind]
-            parameters.append(f"{typed} %v{at}")
-            passed.append(f"{typed} %v{at}")
+            parameters.append(f"{typed} %v{index}")
+            passed.append(f"{typed} %v{index}")
             continue
         size = int(np.dtype(str(kind.dtype)).itemsize)
-        parameters.append(f"ptr %p{at}")
-        extents = [f"%n{at}.{dim}" for dim in range(kind.ndim)]
+        parameters.append(f"ptr %p{index}")
+        extents = [f"%n{index}.{dim}" for dim in range(kind.ndim)]
         parameters += [f"i64 {extent}" for extent in extents]
         strides, last = [str(size)], str(size)
         for dim in range(kind.ndim - 1, 0, -1):
-            lines.append(f"  %s{at}.{dim} = mul nsw i64 {last}, {extents[dim]}")
-            last = f"%s{at}.{dim}"
+            lines.append(f"  %s{index}.{dim} = mul nsw i64 {last}, {extents[dim]}")
+            last = f"%s{index}.{dim}"
             strides.insert(0, last)
         count = "1"
         for dim, extent in enumerate(extents):
-            lines.append(f"  %c{at}.{dim} = mul nsw i64 {count}, {extent}")
-            count = f"%c{at}.{dim}"
-        passed += ["ptr null", "ptr null", f"i64 {count}", f"i64 {size}", f"ptr %p{at}"]
-        passed += [f"i64 {one}" for one in (*extents, *strides)]
+            lines.append(f"  %c{index}.{dim} = mul nsw i64 {count}, {extent}")
+            count = f"%c{index}.{dim}"
+        passed += ["ptr null", "ptr null", f"i64 {count}", f"i64 {size}", f"ptr %p{index}"]
+        passed += [f"i64 {item}" for item in (*extents, *strides)]
     body = "\n".join(lines)
     return (f"\ndefine void @{NAME}({', '.join(parameters)}) {{\n  %.ret = alloca ptr\n  %.exc = alloca ptr\n{body}\n"
             f"  %.code = call i32 @{own}({', '.join(passed)})\n  ret void\n}}\n")  # fmt: skip

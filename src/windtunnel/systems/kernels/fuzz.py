@@ -25,14 +25,14 @@ _FORMS = ("noise", "constant", "zeros", "negative", "wide", "tiny", "sorted", "s
 
 def fuzzed(cases: Sequence[Case], seed: int, num_each: int = 9) -> list[Case]:
     """So many variants of each case, all forms in turn."""
-    found = []
-    for at, case in enumerate(cases):
+    result = []
+    for index, case in enumerate(cases):
         for number in range(num_each):
-            draw = np.random.default_rng([seed, at, number])
+            draw = np.random.default_rng([seed, index, number])
             form = _FORMS[number % len(_FORMS)]
             arguments = tuple(_varied(value, form, draw) for value in case.arguments)
-            found.append(replace(case, name=f"{case.name}, {form} {number}", arguments=arguments))
-    return found
+            result.append(replace(case, name=f"{case.name}, {form} {number}", arguments=arguments))
+    return result
 
 
 def _varied(value: Value, form: str, draw: np.random.Generator) -> Value:
@@ -41,7 +41,7 @@ def _varied(value: Value, form: str, draw: np.random.Generator) -> Value:
     if value.dtype.kind in "iu":
         return _whole(value, form, draw)
     scale = float(np.abs(value).max()) or 1.0
-    made = {
+    created = {
         BEYOND: lambda: draw.normal(0, scale, value.shape),
         "noise": lambda: draw.normal(0, scale, value.shape),
         "constant": lambda: np.full(value.shape, draw.uniform(-scale, scale)),
@@ -52,7 +52,7 @@ def _varied(value: Value, form: str, draw: np.random.Generator) -> Value:
         "sorted": lambda: np.sort(draw.normal(0, scale, value.size)).reshape(value.shape),
         "spikes": lambda: np.where(draw.random(value.shape) < 0.02, 1e6 * scale, value),
     }[form]()
-    return np.ascontiguousarray(made, dtype=value.dtype)
+    return np.ascontiguousarray(created, dtype=value.dtype)
 
 
 def _whole(value: NDArray[Any], form: str, draw: np.random.Generator) -> NDArray[Any]:

@@ -30,7 +30,7 @@ def require_gpu(kernel: str) -> None:
     NotApplicableError
         There is no GPU.
     """
-    if not any(one.kind == "gpu" for one in machine().devices):
+    if not any(device.kind == "gpu" for device in machine().devices):
         raise NotApplicableError(f"there is no GPU here to evolve {kernel} on, which is a kernel of one",
                                  where="target triple", fix="run this where one is")  # fmt: skip
 
@@ -49,7 +49,7 @@ class Gpu:
     def __init__(self) -> None:
         self._driver = Driver()
         major, minor = self._driver.capability
-        self._chip = f"sm_{max(one for one in _CHIPS if one <= max(10 * major + minor, _CHIPS[0]))}"
+        self._chip = f"sm_{max(item for item in _CHIPS if item <= max(10 * major + minor, _CHIPS[0]))}"
         self.timed = self._driver.elapsed_ns
 
     def array(self, shape: Sequence[int], dtype: Any) -> DeviceArray:
@@ -84,11 +84,11 @@ class Gpu:
 
     def send(self, arrays: Iterable[DeviceArray]) -> None:
         """Copy to the device."""
-        for one in arrays:
-            one.push()
+        for item in arrays:
+            item.push()
 
     def fetch(self, arrays: Iterable[DeviceArray]) -> None:
         """Copy from it, once all launches are done."""
         self._driver.wait()
-        for one in arrays:
-            one.pull()
+        for item in arrays:
+            item.pull()

@@ -89,8 +89,8 @@ class Instruction:
         """Function that is called, with its ``@``; empty for what is no direct call."""
         if self.opcode != "call":
             return ""
-        found = re.search(r"@(?:[-a-zA-Z$._0-9]+|\"[^\"]*\")\($", str(self.pieces[0]))
-        return found.group()[:-1] if found else ""
+        result = re.search(r"@(?:[-a-zA-Z$._0-9]+|\"[^\"]*\")\($", str(self.pieces[0]))
+        return result.group()[:-1] if result else ""
 
     @property
     def key(self) -> str:
@@ -99,9 +99,9 @@ class Instruction:
 
     def with_operand(self, place: int, value: str) -> Instruction:
         """The same with another value as operand ``place``."""
-        at = [index for index, piece in enumerate(self.pieces) if isinstance(piece, Operand)][place]
+        position = [index for index, piece in enumerate(self.pieces) if isinstance(piece, Operand)][place]
         pieces = list(self.pieces)
-        pieces[at] = replace(pieces[at], value=value)  # type: ignore[type-var]
+        pieces[position] = replace(pieces[position], value=value)  # type: ignore[type-var]
         return replace(self, pieces=tuple(pieces))
 
     def render(self) -> str:
@@ -153,22 +153,24 @@ class Function:
     @property
     def num_instructions(self) -> int:
         """Those that are not anchors."""
-        return sum(not one.is_anchor for one in self.instructions())
+        return sum(not instruction.is_anchor for instruction in self.instructions())
 
     def find(self, uid: str) -> Instruction | None:
         """The instruction of that name."""
-        return next((one for one in self.instructions() if one.uid == uid), None)
+        return next((instruction for instruction in self.instructions() if instruction.uid == uid), None)
 
     def render(self) -> str:
         """Text of the module."""
-        parameters = ", ".join(" ".join((one.type, *one.attributes, f"%{one.uid}")) for one in self.arguments)
+        parameters = ", ".join(
+            " ".join((argument.type, *argument.attributes, f"%{argument.uid}")) for argument in self.arguments
+        )
         own = dict(self.hints.get("F", {}))
         suffix = "".join(f' "{name}"="{value}"' for name, value in sorted(own.items()))
         lines = [self.head, f"define {self.result} @{self.name}({parameters}){self.suffix}{suffix} {{"]
         nodes: list[str] = []
         for block in self.blocks:
             lines.append(f"{block.label}:")
-            lines += [one.render() + self._attached(one, nodes) for one in block.instructions]
+            lines += [instruction.render() + self._attached(instruction, nodes) for instruction in block.instructions]
         return "\n".join([*lines, "}", self.tail, *nodes, ""])
 
     def _attached(self, one: Instruction, nodes: list[str]) -> str:
@@ -183,7 +185,7 @@ class Function:
         loop = sorted((name, value) for name, value in hints.items() if name != "unpredictable")
         if loop:
             first = len(nodes)
-            members = ", ".join(f"!{first + 1 + at}" for at in range(len(loop)))
+            members = ", ".join(f"!{first + 1 + index}" for index in range(len(loop)))
             nodes.append(f"!{first} = distinct !{{!{first}, {members}}}")
             for name, value in loop:
                 typed = f"i1 {value}" if value in ("true", "false") else f"i32 {value}"
@@ -202,17 +204,17 @@ def parse(text: str) -> Function:
         It has another number of functions, or something that a kernel may not have; names the line.
     """
     lines, source = _without_debugging(text)
-    begins = [at for at, line in enumerate(lines) if line.startswith("define ")]
+    begins = [index for index, line in enumerate(lines) if line.startswith("define ")]
     if len(begins) != 1:
         raise InputError(f"the module has {len(begins)} functions; a kernel is one",
                          fix="keep one function; what it calls must be an intrinsic or of libm")  # fmt: skip
     begin = begins[0]
-    end = next(at for at in range(begin, len(lines)) if lines[at] == "}")
+    end = next(index for index in range(begin, len(lines)) if lines[index] == "}")
     name, result, arguments, suffix = _signature(lines[begin], begin + 1)
     rest = [line for line in (*lines[:begin], *lines[end + 1 :]) if line.startswith("declare ")]
     body = list(_statements(lines[begin + 1 : end], begin + 2))
     names = _names(arguments, body)
-    renamed = tuple(replace(one, uid=names[f"%{one.uid}"][1:]) for one in arguments)
+    renamed = tuple(replace(argument, uid=names[f"%{argument.uid}"][1:]) for argument in arguments)
     head = "\n".join(line for line in lines[:begin] if line.startswith(("target ", "%")) or _SHARED.match(line)).strip(
         "\n"
     )
@@ -220,54 +222,55 @@ def parse(text: str) -> Function:
     blocks = _blocks(body, names)
     if source:
         blocks = tuple(replace(block, instructions=tuple(
-            replace(one, line=source.get(one.line, 0)) for one in block.instructions)) for block in blocks)  # fmt: skip
+            replace(instruction, line=source.get(instruction.line,
+                0)) for instruction in block.instructions)) for block in blocks)  # fmt: skip
     return Function(name, result, renamed, blocks, head, tail, suffix)
 
 
 def _without_debugging(text: str) -> tuple[list[str], dict[int, int]]:
     """Lines without what is there for debuggers, and the line of the source for each that has one."""
     lines = text.splitlines()
-    places = {found.group(1): int(found.group(2)) for line in lines
-              if (found := re.match(r"(!\d+) = !DILocation\(line: (\d+)", line))}  # fmt: skip
+    indices = {result.group(1): int(result.group(2)) for line in lines
+              if (result := re.match(r"(!\d+) = !DILocation\(line: (\d+)", line))}  # fmt: skip
     source: dict[int, int] = {}
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if line.lstrip().startswith("#dbg_"):
-            lines[at] = ""
-        elif found := re.search(r", !dbg (!\d+)", line):
-            source[at + 1] = places.get(found.group(1), 0)
+            lines[index] = ""
+        elif result := re.search(r", !dbg (!\d+)", line):
+            source[index + 1] = indices.get(result.group(1), 0)
     return lines, source
 
 
 def _signature(line: str, number: int) -> tuple[str, str, list[Argument], str]:
-    found = re.match(r"define (.*?)@([-a-zA-Z$._0-9]+|\"[^\"]*\")\(", line)
-    if found is None:
+    results = re.match(r"define (.*?)@([-a-zA-Z$._0-9]+|\"[^\"]*\")\(", line)
+    if results is None:
         raise InputError("this line defines no function that can be read", where=f"line {number}: {line[:80]}")
-    inside, behind = ir_text.balanced(line, found.end() - 1)
-    words = found.group(1).split()
+    inside, behind = ir_text.balanced(line, results.end() - 1)
+    words = results.group(1).split()
     result = words[-1] if words else "void"
     if _ENTRY in words:  # what a GPU is asked to run, and no function that its code calls
         result = f"{_ENTRY} {result}"
     arguments = []
-    for at, part in enumerate(ir_text.split_top(inside)):
+    for index, part in enumerate(ir_text.split_top(inside)):
         kind, rest = ir_text.take_type(part)
-        *attributes, last = ir_text.words(rest) or [f"%{at}"]
+        *attributes, last = ir_text.words(rest) or [f"%{index}"]
         if not last.startswith("%"):
-            attributes, last = [*attributes, last], f"%{at}"
+            attributes, last = [*attributes, last], f"%{index}"
         promised = tuple(word for word in attributes if re.match(_PROMISES, word))
         arguments.append(Argument(last[1:], kind, promised))
     kept = [word for word in re.findall(r"[a-z_]+(?:\([^)]*\))?", behind.split("{")[0].split("#")[0])
             if word in ("nounwind", "norecurse", "nosync", "nofree")]  # fmt: skip
-    return found.group(2), result, arguments, "".join(f" {word}" for word in kept)
+    return results.group(2), result, arguments, "".join(f" {word}" for word in kept)
 
 
 def _statements(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
     """Line number and text of labels and instructions, each on one line."""
     joined, number = "", 0
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         plain = line.split(";", 1)[0].rstrip() if '"' not in line else line.rstrip()
         if not plain.strip():
             continue
-        number = number if joined else first + at
+        number = number if joined else first + index
         joined = f"{joined} {plain.strip()}" if joined else plain
         if joined.count("[") > joined.count("]"):
             continue
@@ -276,19 +279,19 @@ def _statements(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
 
 
 def _names(arguments: list[Argument], body: list[tuple[int, str]]) -> dict[str, str]:
-    names = {f"%{one.uid}": f"%A{at}" for at, one in enumerate(arguments, 1)}
-    unnamed = sum(one.uid.isdigit() for one in arguments)
+    names = {f"%{argument.uid}": f"%A{position}" for position, argument in enumerate(arguments, 1)}
+    unnamed = sum(argument.uid.isdigit() for argument in arguments)
     num_blocks = num_instructions = 0
-    for at, (_, text) in enumerate(body):
+    for index, (_, text) in enumerate(body):
         label = _LABEL.match(text)
-        if label or at == 0:
+        if label or index == 0:
             num_blocks += 1
             names[f"%{label.group(1)}" if label else f"%{unnamed}"] = f"%B{num_blocks}"
         if not label:
             num_instructions += 1
-            found = _RESULT.match(text.strip())
-            if found:
-                names[found.group(1)] = f"%U{num_instructions}"
+            result = _RESULT.match(text.strip())
+            if result:
+                names[result.group(1)] = f"%U{num_instructions}"
     return names
 
 
@@ -296,9 +299,9 @@ def _blocks(body: list[tuple[int, str]], names: dict[str, str]) -> tuple[Block, 
     blocks: list[Block] = []
     current: list[Instruction] = []
     count = 0
-    for at, (number, text) in enumerate(body):
+    for index, (number, text) in enumerate(body):
         label = _LABEL.match(text)
-        if label or at == 0:
+        if label or index == 0:
             current = []
             blocks.append(Block(f"B{len(blocks) + 1}", ()))
         if label:
@@ -319,5 +322,5 @@ def _instruction(uid: str, text: str, line: int) -> Instruction:
             f"a kernel may not have {error}", where=f"line {line}: {text[:100]}",
             fix="kernels have arithmetic, loads, stores, branches, and calls of intrinsics and libm",
         ) from error  # fmt: skip
-    made = tuple(piece if isinstance(piece, str) else Operand(*piece) for piece in pieces)
-    return Instruction(uid, opcode, kind, made, line, incoming, flags)
+    created = tuple(piece if isinstance(piece, str) else Operand(*piece) for piece in pieces)
+    return Instruction(uid, opcode, kind, created, line, incoming, flags)

@@ -108,36 +108,36 @@ class UnknownTextError(ValueError):
 def balanced(text: str, at: int) -> tuple[str, str]:
     """What the bracket at ``at`` holds, and what stands behind it."""
     depth, quoted = 0, False
-    for place in range(at, len(text)):
-        letter = text[place]
+    for index in range(at, len(text)):
+        letter = text[index]
         quoted ^= letter == '"'
         if quoted:
             continue
         depth += letter in "<[{("
         depth -= letter in ">]})"
         if depth == 0:
-            return text[at + 1 : place], text[place + 1 :]
+            return text[at + 1 : index], text[index + 1 :]
     raise UnknownTextError(f"a {text[at]} without its end")
 
 
 def split_top(text: str) -> list[str]:
     """Parts between commas that are in no bracket."""
     parts, depth, last = [], 0, 0
-    for at, letter in enumerate(text):
+    for index, letter in enumerate(text):
         depth += letter in "<[{("
         depth -= letter in ">]})"
         if letter == "," and depth == 0:
-            parts.append(text[last:at].strip())
-            last = at + 1
+            parts.append(text[last:index].strip())
+            last = index + 1
     rest = text[last:].strip()
     return [*parts, rest] if rest else parts
 
 
 def words(text: str) -> list[str]:
     """Words, each with the brackets or the number that belong to it."""
-    found = re.findall(r'(?:align|dereferenceable|dereferenceable_or_null) \d+|"[^"]*"(?:="[^"]*")?|'
+    result = re.findall(r'(?:align|dereferenceable|dereferenceable_or_null) \d+|"[^"]*"(?:="[^"]*")?|'
                        r"[^\s(]+(?:\((?:[^()]|\([^()]*\))*\))?", text)  # fmt: skip
-    return [one.strip() for one in found]
+    return [item.strip() for item in result]
 
 
 def take_type(text: str) -> tuple[str, str]:
@@ -146,10 +146,10 @@ def take_type(text: str) -> tuple[str, str]:
     if text[:1] in _CLOSED:
         inside, rest = balanced(text, 0)
         return text[0] + inside + _CLOSED[text[0]], rest.lstrip()
-    found = _PLAIN_TYPE.match(text)
-    if found is None:
+    result = _PLAIN_TYPE.match(text)
+    if result is None:
         raise UnknownTextError(f"the type {text.split(' ', 1)[0]!r}")
-    return found.group(), text[found.end() :].lstrip()
+    return result.group(), text[result.end() :].lstrip()
 
 
 def _take_value(text: str, kind: str = "") -> tuple[str, str]:
@@ -157,10 +157,10 @@ def _take_value(text: str, kind: str = "") -> tuple[str, str]:
     if text[:1] == "<" or text[:1] in "[{":
         inside, rest = balanced(text, 0)
         return text[0] + inside + _CLOSED[text[0]], rest
-    found = _VALUE.match(text)
-    if found is None:
+    result = _VALUE.match(text)
+    if result is None:
         raise UnknownTextError(f"the value {text[:20]!r}")
-    value, rest = found.group(), text[found.end() :]
+    value, rest = result.group(), text[result.end() :]
     if value.startswith("@") and kind == SHARED:
         return value, rest
     if value.startswith("@"):
@@ -185,10 +185,10 @@ def _take_flags(text: str) -> tuple[tuple[str, ...], str]:
 def _several(text: str, count: int, fixed: tuple[int, ...] = ()) -> tuple[list[Piece], str]:
     """``count`` operands of form ``type value``, with commas between."""
     pieces: list[Piece] = []
-    for at in range(count):
+    for index in range(count):
         kind, text = take_type(text.lstrip(", "))
         value, text = _take_value(text, kind)
-        pieces += [("" if at == 0 else ", ") + kind + " ", (kind, value, at in fixed)]
+        pieces += [("" if index == 0 else ", ") + kind + " ", (kind, value, index in fixed)]
     return pieces, text
 
 
@@ -264,9 +264,9 @@ def _address(rest: str) -> Made:
     element, rest = take_type(rest)
     parts = split_top(rest.lstrip(", "))
     pieces: list[Piece] = [f"{element}"]
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         kind, value = take_type(part)
-        is_fixed = at > 0 and element[0] in "{%[" and not value.startswith("%")
+        is_fixed = index > 0 and element[0] in "{%[" and not value.startswith("%")
         pieces += [f", {kind} ", (kind, _take_value(value, kind)[0], is_fixed)]
     return str(pieces[2][0]), pieces, ()
 
@@ -275,11 +275,11 @@ def _phi(rest: str) -> Made:
     kind, rest = take_type(rest)
     pieces: list[Piece] = [f"{kind} "]
     incoming = []
-    for at, pair in enumerate(split_top(rest)):
+    for index, pair in enumerate(split_top(rest)):
         value, label = _take_value(pair[1:])
         block = label.strip(" ,]")
         incoming.append(block[1:])
-        pieces += ["[ " if at == 0 else ", [ ", (kind, value, False), f", {block} ]"]
+        pieces += ["[ " if index == 0 else ", [ ", (kind, value, False), f", {block} ]"]
     return kind, pieces, tuple(incoming)
 
 
@@ -342,24 +342,24 @@ def _call(rest: str) -> Parts:
     if " asm " in f" {rest}":
         raise UnknownTextError("assembly")
     flags, rest = _take_flags(rest)
-    place = rest.find("@")
-    paren = rest.find("(", place)
-    if place < 0 or paren < 0 or re.search(r"%[-\w.]+\($", rest[: paren + 1]):
+    index = rest.find("@")
+    paren = rest.find("(", index)
+    if index < 0 or paren < 0 or re.search(r"%[-\w.]+\($", rest[: paren + 1]):
         raise UnknownTextError("a call through a pointer")
-    name = rest[place:paren].strip('@"')
+    name = rest[index:paren].strip('@"')
     if not name.startswith("llvm.") and name.removesuffix("f") not in MATH and name not in MATH:
         raise UnknownTextError(f"a call of {name}")
-    before = words(rest[:place].strip())
+    before = words(rest[:index].strip())
     kinds = [word for word in before if word[0] in "<[{" or _PLAIN_TYPE.fullmatch(word)]
-    kind = rest[rest.index("<") : place].strip() if any(word[0] == "<" for word in before) else kinds[-1]
+    kind = rest[rest.index("<") : index].strip() if any(word[0] == "<" for word in before) else kinds[-1]
     inside, _ = balanced(rest, paren)
     pieces: list[Piece] = [f"call {''.join(flag + ' ' for flag in flags)}{kind} @{name}("]
-    for at, part in enumerate(split_top(inside)):
+    for position, part in enumerate(split_top(inside)):
         typed, value = take_type(part)
         value = words(value)[-1] if not value.startswith(("<", "splat")) else value
         if typed == "metadata":
             raise UnknownTextError("a call with metadata")
-        taken = _take_value(value)[0]
-        pieces += [("" if at == 0 else ", ") + typed + " ", (typed, taken, not taken.startswith("%"))]
+        used = _take_value(value)[0]
+        pieces += [("" if position == 0 else ", ") + typed + " ", (typed, used, not used.startswith("%"))]
     pieces.append(")")
     return "call", "" if kind == "void" else kind, pieces, (), flags

@@ -57,8 +57,8 @@ def write_page(folder: Path, page: Page) -> Path:
     """
     path = folder / f"generation-{page.generation:04d}.json"
     rows = [
-        {"edits": to_json(one.edits), "fitness": list(one.evaluation.fitness), "evaluation": _evaluation(one)}
-        for one in page.population
+        {"edits": to_json(item.edits), "fitness": list(item.evaluation.fitness), "evaluation": _evaluation(item)}
+        for item in page.population
     ]
     document = {
         "version": _VERSION, "generation": page.generation, "settings": page.settings, "counts": page.counts,
@@ -70,8 +70,8 @@ def write_page(folder: Path, page: Page) -> Path:
 
 
 def _evaluation(one: Candidate) -> dict[str, Any]:
-    found = one.evaluation
-    return {"kind": found.kind, "is_exact": found.is_exact, "digest": found.digest, "times_ns": found.times_ns}
+    result = one.evaluation
+    return {"kind": result.kind, "is_exact": result.is_exact, "digest": result.digest, "times_ns": result.times_ns}
 
 
 def last_page(folder: Path) -> Page | None:
@@ -106,8 +106,8 @@ def _candidate(row: dict[str, Any], where: str) -> Candidate:
     ratio, error = (_number(value) for value in row["fitness"])
     more = row.get("evaluation", {})
     times = tuple((float(before), float(after)) for before, after in more.get("times_ns", ()))
-    found = Evaluation(
+    result = Evaluation(
         more.get("kind", "ok"), ratio, error, is_exact=bool(more.get("is_exact")), digest=more.get("digest", ""),
         times_ns=times,
     )  # fmt: skip
-    return Candidate(from_json(row["edits"], where), found)
+    return Candidate(from_json(row["edits"], where), result)

@@ -20,8 +20,8 @@ def ranked(goals: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     front = fronts(table)
     alone = np.zeros(len(table))
     for number in np.unique(front):
-        mine = front == number
-        alone[mine] = crowding(table[mine])
+        local = front == number
+        alone[local] = crowding(table[local])
     return front, alone
 
 
@@ -29,19 +29,19 @@ def select(goals: ArrayLike, num_kept: int) -> list[int]:
     """The best, by front and then by how alone they stand; of equals the earlier."""
     front, alone = ranked(goals)
     order = np.lexsort((np.arange(len(front)), -alone, front))
-    return [int(one) for one in order[:num_kept]]
+    return [int(item) for item in order[:num_kept]]
 
 
 def tournament(goals: ArrayLike, num_drawn: int, draw: np.random.Generator) -> list[int]:
     """Winners of pairs that are drawn so that everyone takes part equally often; equals are decided by the draw."""
     front, alone = ranked(goals)
-    found: list[int] = []
-    while len(found) < num_drawn:
+    result: list[int] = []
+    while len(result) < num_drawn:
         for first, second in draw.permutation(len(front))[: len(front) // 2 * 2].reshape(-1, 2):
             better = (front[first], -alone[first]) < (front[second], -alone[second])
             worse = (front[second], -alone[second]) < (front[first], -alone[first])
             wins = bool(draw.integers(2)) if better == worse else better
-            found.append(int(first if wins else second))
+            result.append(int(first if wins else second))
         if len(front) < 2:
-            found.append(0)
-    return found[:num_drawn]
+            result.append(0)
+    return result[:num_drawn]

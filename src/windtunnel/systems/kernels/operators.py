@@ -35,20 +35,20 @@ class _View:
 
     @classmethod
     def of(cls, function: Function) -> _View:
-        places = {
-            one.uid: (number, at)
+        indices = {
+            instruction.uid: (number, index)
             for number, block in enumerate(function.blocks)
-            for at, one in enumerate(block.instructions)
+            for index, instruction in enumerate(block.instructions)
         }
-        return cls(function, Flow.of(function), kinds_of(function), places)
+        return cls(function, Flow.of(function), kinds_of(function), indices)
 
     def values(self, kind: str, use: Place) -> list[str]:
         """Arguments and instructions of a kind that are there before a use."""
-        found = [one.uid for one in self.function.arguments if self.kinds[one.uid] == kind]
-        for uid, place in self.places.items():
-            if self.kinds.get(uid) == kind and self.flow.reaches(place, use) and not uid.endswith(".d"):
-                found.append(uid)
-        return found
+        result = [argument.uid for argument in self.function.arguments if self.kinds[argument.uid] == kind]
+        for uid, index in self.places.items():
+            if self.kinds.get(uid) == kind and self.flow.reaches(index, use) and not uid.endswith(".d"):
+                result.append(uid)
+        return result
 
     def kind_of_slot(self, one: Instruction, slot: int) -> str:
         """Kind of the value that stands there; of a constant, its type."""
@@ -73,10 +73,10 @@ def draw_edit(function: Function, draw: np.random.Generator, operators: str = OP
     if op in "ha":
         genes = list(hints_for(function) if op == "h" else promises_for(function))
         return ((f"-{op}", genes[int(draw.integers(len(genes)))]),) if genes else None
-    targets = [one for one in function.instructions() if is_target(one)]
+    targets = [instruction for instruction in function.instructions() if is_target(instruction)]
     if len(targets) < 2:
         return None
-    source, other = (targets[int(at)] for at in draw.choice(len(targets), size=2, replace=False))
+    source, other = (targets[int(index)] for index in draw.choice(len(targets), size=2, replace=False))
     view = _View.of(function)
     if op == "c":
         return (("-c", source.uid), *_redirected(view, source, draw))
@@ -97,9 +97,9 @@ def _pick(draw: np.random.Generator, values: Sequence[str]) -> str:
 
 def _uses(function: Function, uid: str) -> list[tuple[Instruction, int]]:
     return [
-        (one, slot)
-        for one in function.instructions()
-        for slot, operand in enumerate(one.operands)
+        (instruction, slot)
+        for instruction in function.instructions()
+        for slot, operand in enumerate(instruction.operands)
         if operand.uid == uid
     ]
 
@@ -130,22 +130,22 @@ def _cloned(
 ) -> Edit | None:
     """Copy, move, replace, swap: the head, then what repairs the clones."""
     head = (f"-{op}", f"{source.uid},{other.uid}")
-    before = {one.uid for one in function.instructions()}
+    before = {item.uid for item in function.instructions()}
     try:
         changed = apply_one(function, (head,))
     except InputError:
         return None
     repairs: list[tuple[str, str]] = []
     view = _View.of(changed)
-    for one in [one for one in changed.instructions() if one.uid not in before and not one.is_anchor]:
-        repairs += _repaired(view, one, draw)
+    for instruction in [item for item in changed.instructions() if item.uid not in before and not item.is_anchor]:
+        repairs += _repaired(view, instruction, draw)
         if op == "i" and source.type and _uses(function, source.uid):
-            repairs += _forced(view, one, draw)
+            repairs += _forced(view, instruction, draw)
     if op == "m" and source.type:
         used = _uses(changed, source.uid)
-        place = view.places[f"{source.uid}.d"]
+        index = view.places[f"{source.uid}.d"]
         kinds = kinds_of(function)
-        choices = [*(value for value in view.values(kinds[source.uid], place)), "C1"]
+        choices = [*(value for value in view.values(kinds[source.uid], index)), "C1"]
         value = _pick(draw, choices)
         repairs += [("-p", f"{user.uid}.OP{slot},{value}") for user, slot in used]
     repairs += _dangling(view, repairs, draw)
@@ -154,25 +154,25 @@ def _cloned(
 
 def _repaired(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
     """Each operand of a clone that is not there at its new place gets one that is."""
-    found = []
+    result = []
     for slot, operand in enumerate(one.operands):
         if operand.uid and (operand.uid == one.uid or not view.has(operand.uid, view.places[one.uid])
                             or operand.uid not in view.kinds):  # fmt: skip
             kind = view.kinds.get(operand.uid, operand.type)
             choices = [value for value in view.values(kind, view.places[one.uid]) if value != one.uid]
-            found.append(("-p", f"{one.uid}.OP{slot},{_pick(draw, [*choices, 'C1'])}"))
-    return found
+            result.append(("-p", f"{one.uid}.OP{slot},{_pick(draw, [*choices, 'C1'])}"))
+    return result
 
 
 def _forced(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
     """One later operand of the same kind becomes the copy."""
-    kind, place = view.kinds[one.uid], view.places[one.uid]
+    kind, index = view.kinds[one.uid], view.places[one.uid]
     slots = [
         f"{user.uid}.OP{slot}"
         for user in view.function.instructions()
         for slot, operand in enumerate(user.operands)
         if user.uid != one.uid and not operand.is_fixed and view.kind_of_slot(user, slot) == kind
-        and view.flow.reaches(place, view.place_of_use(user, slot))
+        and view.flow.reaches(index, view.place_of_use(user, slot))
     ]  # fmt: skip
     return [("-p", f"{_pick(draw, slots)},{one.uid}")] if slots else []
 
@@ -180,7 +180,7 @@ def _forced(view: _View, one: Instruction, draw: np.random.Generator) -> list[tu
 def _dangling(view: _View, repairs: list[tuple[str, str]], draw: np.random.Generator) -> list[tuple[str, str]]:
     """Uses of a clone that stands behind them, as after a swap, get another value."""
     repaired = {text.split(",")[0] for _, text in repairs}
-    found = []
+    result = []
     for user in view.function.instructions():
         for slot, operand in enumerate(user.operands):
             name = f"{user.uid}.OP{slot}"
@@ -188,8 +188,8 @@ def _dangling(view: _View, repairs: list[tuple[str, str]], draw: np.random.Gener
                 continue
             choices = view.values(view.kind_of_slot(user, slot), view.place_of_use(user, slot))
             choices = [value for value in choices if value != user.uid]
-            found.append(("-p", f"{name},{_pick(draw, [*choices, 'C1'])}"))
-    return found
+            result.append(("-p", f"{name},{_pick(draw, [*choices, 'C1'])}"))
+    return result
 
 
 def cross(one: Individual, other: Individual, draw: np.random.Generator) -> tuple[Individual, Individual] | None:
@@ -197,6 +197,6 @@ def cross(one: Individual, other: Individual, draw: np.random.Generator) -> tupl
     common, differing = one & other, ordered(one ^ other)
     if len(differing) < 2:
         return None
-    shuffled = [differing[int(at)] for at in draw.permutation(len(differing))]
+    shuffled = [differing[int(index)] for index in draw.permutation(len(differing))]
     cut = int(draw.integers(1, len(shuffled)))
     return common | frozenset(shuffled[:cut]), common | frozenset(shuffled[cut:])

@@ -56,7 +56,7 @@ def _edits_title(document: Mapping[str, Any]) -> str:
 def _edits(document: Mapping[str, Any]) -> str:
     rows = [
         ("yes" if gene["is_faithful"] else "no", escape(gene["rests_on"]), escape(gene["words"]),
-         f"<code>{escape('; '.join(' '.join(one) for one in gene['edit']))}</code>")
+         f"<code>{escape('; '.join(' '.join(item) for item in gene['edit']))}</code>")
         for gene in document["genes"]
     ]  # fmt: skip
     table = render_table(("faithful", "rests on", "what it does", "edit"), rows) if rows else ""
@@ -65,12 +65,14 @@ def _edits(document: Mapping[str, Any]) -> str:
 
 
 def _front(document: Mapping[str, Any]) -> str:
-    points = [(one["time_ratio"], one["error"] or 0.0) for one in document["front"] if one["time_ratio"] is not None]
+    points = [
+        (item["time_ratio"], item["error"] or 0.0) for item in document["front"] if item["time_ratio"] is not None
+    ]
     return _scatter(points, "time over the original's", "largest relative error")
 
 
 def _history(document: Mapping[str, Any]) -> str:
-    points = [(float(one["generation"]), one["time_ratio"]) for one in document["history"] if one["time_ratio"]]
+    points = [(float(item["generation"]), item["time_ratio"]) for item in document["history"] if item["time_ratio"]]
     return _scatter(points, "generation", "time over the original's", is_line=True)
 
 
@@ -81,11 +83,11 @@ def _scatter(points: Sequence[tuple[float, float]], across: str, up: str, *, is_
     most_y = max(1e-12, 1.1 * max(y for _, y in points))
     frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - 20)
     lines = frame.axes(*([f"{step / 4 * most:.3g}" for step in range(5)] for most in (most_x, most_y)))
-    places = [(frame.x(x / most_x), frame.y(y / most_y)) for x, y in points]
+    indices = [(frame.x(x / most_x), frame.y(y / most_y)) for x, y in points]
     if is_line:
-        path = "L".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        path = "L".join(f"{x:.1f},{y:.1f}" for x, y in indices)
         lines.append(f'<path d="M{path}" fill="none" stroke="{_SOLID}" stroke-width="1.6"/>')
-    for point, (x, y) in zip(points, places, strict=True):
+    for point, (x, y) in zip(points, indices, strict=True):
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{_SOLID}">'
                      f"<title>{point[0]:.4g}, {point[1]:.4g}</title></circle>")  # fmt: skip
     lines.append(words(frame.right, frame.floor + 33, across, "end"))
@@ -102,32 +104,32 @@ def _ladder_title(document: Mapping[str, Any]) -> str:
 
 def _ladder(document: Mapping[str, Any]) -> str:
     """Bars of the speed-up of each subset of the edits that work together, on top of the independent ones."""
-    found = [one for one in document["ladder"] if one["edits"] or document["ladder"]]
-    if not found:
+    result = [entry for entry in document["ladder"] if entry["edits"] or document["ladder"]]
+    if not result:
         return "<p>There is nothing to tell apart.</p>"
-    rows = sorted(found, key=lambda one: (len(one["edits"]), one["edits"]))[:_MOST_ROWS]
-    speeds = [1 / one["time_ratio"] if one["time_ratio"] else 0.0 for one in rows]
+    rows = sorted(result, key=lambda one: (len(one["edits"]), one["edits"]))[:_MOST_ROWS]
+    speeds = [1 / row["time_ratio"] if row["time_ratio"] else 0.0 for row in rows]
     most, lines = max([1.0, *speeds]) * 1.05, []
-    for at, (one, speed) in enumerate(zip(rows, speeds, strict=True)):
-        y = at * _ROW + 4
-        label = "+".join(str(number + 1) for number in one["edits"]) or "independent only"
+    for index, (item, speed) in enumerate(zip(rows, speeds, strict=True)):
+        y = index * _ROW + 4
+        label = "+".join(str(number + 1) for number in item["edits"]) or "independent only"
         lines.append(f'<text x="{_LEFT + 60}" y="{y + 13}" font-size="12" text-anchor="end">{label}</text>')
-        if one["kind"] == "ok":
+        if item["kind"] == "ok":
             width = (WIDTH - _LEFT - 160) * speed / most
             lines.append(f'<rect x="{_LEFT + 66}" y="{y}" width="{width:.1f}" height="{_ROW - 6}" fill="{_SOLID}"/>'
                          f'<text x="{_LEFT + 72 + width:.1f}" y="{y + 13}">{speed:.3f}x</text>')  # fmt: skip
         else:
             lines.append(f'<text x="{_LEFT + 66}" y="{y + 13}" font-size="12" fill="{_FAILED}">'
-                         f"{escape(one['kind'])}</text>")  # fmt: skip
+                         f"{escape(item['kind'])}</text>")  # fmt: skip
     height = len(rows) * _ROW + 8
-    keys = "".join(f"<li>{escape(_edit(one))}</li>" for one in document["cluster"])
-    more = f"<p>{len(found) - len(rows)} more are left out.</p>" if len(found) > len(rows) else ""
+    keys = "".join(f"<li>{escape(_edit(entry))}</li>" for entry in document["cluster"])
+    more = f"<p>{len(result) - len(rows)} more are left out.</p>" if len(result) > len(rows) else ""
     return (f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="speed-up of subsets of edits">'
             f"{''.join(lines)}</svg><ol>{keys}</ol>{more}")  # fmt: skip
 
 
 def _edit(edit: Sequence[Sequence[str]]) -> str:
-    return "; ".join(" ".join(one) for one in edit)
+    return "; ".join(" ".join(item) for item in edit)
 
 
 def _diff(document: Mapping[str, Any]) -> str:

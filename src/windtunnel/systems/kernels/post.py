@@ -28,13 +28,13 @@ def minimized(edits: Individual, again: Again, loss: float = _LOSS) -> Individua
     best = again([frozenset(kept)])[0]
     size = len(kept) // 2
     while size >= 1:
-        at = 0
-        while at < len(kept) and len(kept) > 1:
-            rest = kept[:at] + kept[at + size :]
-            if rest and (found := again([frozenset(rest)])[0]).kind == "ok" and _as_fast(best, found, loss):
+        index = 0
+        while index < len(kept) and len(kept) > 1:
+            rest = kept[:index] + kept[index + size :]
+            if rest and (result := again([frozenset(rest)])[0]).kind == "ok" and _as_fast(best, result, loss):
                 kept = rest
             else:
-                at += size
+                index += size
         size //= 2
     if len(kept) == 1 and _as_fast(best, again([frozenset()])[0], loss):
         return frozenset()
@@ -68,13 +68,15 @@ class Ladder:
     @property
     def stepping_stones(self) -> list[int]:
         """Edits of the cluster that fail alone or gain nothing, but are part of its best subset."""
-        passing = {key: one for key, one in self.subsets.items() if one.kind == "ok"}
+        passing = {key: subset for key, subset in self.subsets.items() if subset.kind == "ok"}
         if not passing:
             return []
         best = min(passing, key=lambda key: (passing[key].time_ratio, len(key)))
         start = self.subsets[()].time_ratio
         return [
-            one for one in best if (one,) in self.subsets and not self.subsets[one,].time_ratio < start * (1 - _LOSS)
+            item
+            for item in best
+            if (item,) in self.subsets and not self.subsets[item,].time_ratio < start * (1 - _LOSS)
         ]
 
 
@@ -99,17 +101,17 @@ def ladder(edits: Individual, again: Again) -> Ladder:
 
 
 def _subsets(independent: list[Edit], cluster: list[Edit], again: Again) -> dict[tuple[int, ...], Evaluation]:
-    base, places = frozenset(independent), range(len(cluster))
+    base, indices = frozenset(independent), range(len(cluster))
     if len(cluster) <= _MOST_EXHAUSTIVE:
-        chosen = [one for size in range(len(cluster) + 1) for one in combinations(places, size)]
-        found = again([base | {cluster[at] for at in one} for one in chosen])
-        return dict(zip(chosen, found, strict=True))
+        selected = [item for size in range(len(cluster) + 1) for item in combinations(indices, size)]
+        result = again([base | {cluster[index] for index in item} for item in selected])
+        return dict(zip(selected, result, strict=True))
     subsets: dict[tuple[int, ...], Evaluation] = {(): again([base])[0]}
-    pairs: list[tuple[int, ...]] = list(combinations(places, 2))
-    subsets |= dict(zip(pairs, again([base | {cluster[at] for at in one} for one in pairs]), strict=True))
+    pairs: list[tuple[int, ...]] = list(combinations(indices, 2))
+    subsets |= dict(zip(pairs, again([base | {cluster[index] for index in pair} for pair in pairs]), strict=True))
     now = min(pairs, key=lambda one: subsets[one].time_ratio)
     while len(now) < len(cluster):
-        more = [tuple(sorted((*now, at))) for at in places if at not in now]
-        subsets |= dict(zip(more, again([base | {cluster[at] for at in one} for one in more]), strict=True))
+        more = [tuple(sorted((*now, index))) for index in indices if index not in now]
+        subsets |= dict(zip(more, again([base | {cluster[index] for index in item} for item in more]), strict=True))
         now = min(more, key=lambda one: subsets[one].time_ratio)
     return subsets

@@ -90,18 +90,18 @@ def by_operator(timeline: Timeline, factor: float = 1.3) -> list[OperatorGain]:
     durations_KT = np.stack([_faster(graph.duration_ns, computes & (names.codes == code), factor) for code in codes])
     ends_ns = replay_many(graph, durations_KT, like=timeline).makespan_ns
     num = max(graph.num_iterations, 1)
-    found = []
+    result = []
     for code, durations_T, end_ns in zip(codes.tolist(), durations_KT, ends_ns.tolist(), strict=True):
         saved_ns = float((graph.duration_ns - durations_T).sum())
         won_ns = timeline.makespan_ns - end_ns
         count = int((computes & (names.codes == code)).sum())
-        found.append(
+        result.append(
             OperatorGain(
                 names.values[code], count / num, float(own_ns[code]) / num, timeline.makespan_ns / end_ns,
                 min(max(1 - won_ns / saved_ns, 0.0), 1.0) if saved_ns else 0.0, kernel_for(names.values[code]),
             )
         )  # fmt: skip
-    return sorted(found, key=lambda one: -one.speedup)
+    return sorted(result, key=lambda one: -one.speedup)
 
 
 def _faster(duration_ns: np.ndarray, chosen: np.ndarray, factor: float) -> np.ndarray:
@@ -115,4 +115,4 @@ def kernel_for(operator: str) -> str:
 
 def operators_of(kernel: str) -> list[str]:
     """Parts of names of the operators that a kernel at hand computes; none for a kernel of the user's own."""
-    return [part for part, one in _AT_HAND.items() if one == kernel]
+    return [part for part, item in _AT_HAND.items() if item == kernel]

@@ -132,11 +132,11 @@ class Bench:
         return workers.__enter__()
 
     def _greet(self, workers: Iterable[Workers]) -> None:
-        for one in workers:
-            said = one.receive()
-            if isinstance(said, WindtunnelError):
-                raise said
-            self._by_digest.setdefault(said, Evaluation("ok", 1.0, 0.0, is_exact=True, digest=said))
+        for worker in workers:
+            reported = worker.receive()
+            if isinstance(reported, WindtunnelError):
+                raise reported
+            self._by_digest.setdefault(reported, Evaluation("ok", 1.0, 0.0, is_exact=True, digest=reported))
 
     @property
     def workers(self) -> tuple[Workers, ...]:
@@ -150,19 +150,19 @@ class Bench:
 
     def evaluate(self, candidates: Sequence[Individual]) -> list[Evaluation]:
         """What becomes of each, in order; those not seen before are run."""
-        keys = [key(one) for one in candidates]
+        keys = [key(item) for item in candidates]
         fresh: dict[str, Individual] = {}
-        for name, one in zip(keys, candidates, strict=True):
+        for name, candidate in zip(keys, candidates, strict=True):
             if name in self._by_key or name in fresh:
                 self.counts.repeated += 1
             else:
-                fresh[name] = one
+                fresh[name] = candidate
         self._run(fresh)
         return [self._by_key[name] for name in keys]
 
     def again(self, candidates: Sequence[Individual], num_pairs: int) -> list[Evaluation]:
         """Run each, whatever was seen before, with so many timings; a program that is the original takes its time."""
-        keys = [key(one) for one in candidates]
+        keys = [key(candidate) for candidate in candidates]
         kept = self._by_key, self.counts
         self._by_key, self.counts = {}, Counts()
         try:
@@ -175,7 +175,7 @@ class Bench:
         waiting = list(fresh.items())
         while waiting:
             sent: list[tuple[int, str]] = []
-            for place in range(len(self._workers)):
+            for index in range(len(self._workers)):
                 while waiting:
                     name, edits = waiting.pop(0)
                     try:
@@ -184,11 +184,11 @@ class Bench:
                         self._count("unverifiable")
                         self._by_key[name] = Evaluation("unverifiable", detail=error.message)
                         continue
-                    self._send(place, Order(text, self.tolerance, num_pairs or self.num_pairs, is_forced))
-                    sent.append((place, name))
+                    self._send(index, Order(text, self.tolerance, num_pairs or self.num_pairs, is_forced))
+                    sent.append((index, name))
                     break
-            for place, name in sent:
-                self._by_key[name] = self._hear(place)
+            for index, name in sent:
+                self._by_key[name] = self._hear(index)
 
     def _send(self, place: int, order: Order) -> None:
         try:
@@ -209,10 +209,10 @@ class Bench:
             self.counts.same_program += 1
             return self._by_digest[digest]
         self._count(kind)
-        found = _evaluation(kind, error, is_exact, detail, digest, times)
+        result = _evaluation(kind, error, is_exact, detail, digest, times)
         if digest:
-            self._by_digest.setdefault(digest, found)
-        return found
+            self._by_digest.setdefault(digest, result)
+        return result
 
     def _restart(self, place: int) -> None:
         self._workers[place].close()
@@ -224,7 +224,7 @@ class Bench:
 
     def remember(self, candidates: Sequence[Candidate]) -> None:
         """Take over what an earlier search found, so that it is not run again."""
-        self._by_key.update({one.key: one.evaluation for one in candidates})
+        self._by_key.update({candidate.key: candidate.evaluation for candidate in candidates})
 
     def time(self, edits: Individual, num_pairs: int = 30, *, confidence: float = 0.95) -> Timed:
         """Run a candidate again, compiled anew in a new process, beside the original.
@@ -241,25 +241,25 @@ class Bench:
         with contextlib.ExitStack() as stack:
             fresh = self._begin(self._cores[0])
             stack.callback(fresh.close)
-            said = fresh.receive()
-            if isinstance(said, WindtunnelError):
-                raise said
+            reported = fresh.receive()
+            if isinstance(reported, WindtunnelError):
+                raise reported
             fresh.send(Order(text, self.tolerance, num_pairs, is_forced=True))
             kind, error, is_exact, detail, digest, times = fresh.receive()
-        found = _evaluation(kind, error, is_exact, detail, digest, times)
+        result = _evaluation(kind, error, is_exact, detail, digest, times)
         if not times:
-            return Timed(found, Estimate(math.nan, math.nan, math.nan), 0)
+            return Timed(result, Estimate(math.nan, math.nan, math.nan), 0)
         # the same share of each case in every pair: a pair is a run of all cases, one after the other
         both = np.asarray(times, dtype=np.float64).sum(axis=0)  # [R, 2]
-        return Timed(found, estimate_speedup(both[:, 0], both[:, 1], confidence=confidence), len(both))
+        return Timed(result, estimate_speedup(both[:, 0], both[:, 1], confidence=confidence), len(both))
 
 
 def _evaluation(
     kind: str, error: float, is_exact: bool, detail: str, digest: str, times: Sequence[Sequence[Sequence[int]]]
 ) -> Evaluation:
-    found = Evaluation(kind, error=error, is_exact=is_exact, detail=detail, digest=digest)
+    result = Evaluation(kind, error=error, is_exact=is_exact, detail=detail, digest=digest)
     if kind != "ok":
-        return found
+        return result
     each = [(quiet([pair[0] for pair in case]), quiet([pair[1] for pair in case])) for case in times]
     ratio = float(np.mean([after / before for before, after in each]))
-    return replace(found, time_ratio=ratio, times_ns=tuple(each))
+    return replace(result, time_ratio=ratio, times_ns=tuple(each))

@@ -93,8 +93,8 @@ class Found:
     @property
     def front(self) -> list[Candidate]:
         """Those that no other beats in time and error, quickest first, each once."""
-        goals = np.asarray([one.evaluation.fitness for one in self.population])
-        kept = {one.key: one for one, best in zip(self.population, is_best(goals), strict=True) if best}
+        goals = np.asarray([item.evaluation.fitness for item in self.population])
+        kept = {item.key: item for item, best in zip(self.population, is_best(goals), strict=True) if best}
         return sorted(kept.values(), key=lambda one: one.evaluation.fitness)
 
     @property
@@ -141,8 +141,8 @@ def evolve(
         and time.monotonic() - begun_s < options.time_limit_s
         and page.history[-1]["time_ratio"] > options.enough
     ):
-        made = _next(function, evaluate, options, page.population, page.generation + 1)
-        page = _turned(replace(page, generation=page.generation + 1, population=tuple(made)), counts())
+        created = _next(function, evaluate, options, page.population, page.generation + 1)
+        page = _turned(replace(page, generation=page.generation + 1, population=tuple(created)), counts())
         _keep(folder, page)
         if progress is not None:
             best = page.history[-1]["time_ratio"]
@@ -151,8 +151,8 @@ def evolve(
 
 
 def _turned(page: Page, counts: dict[str, Any]) -> Page:
-    best = min(one.evaluation.fitness for one in page.population)
-    error = min(one.evaluation.error for one in page.population)
+    best = min(item.evaluation.fitness for item in page.population)
+    error = min(item.evaluation.error for item in page.population)
     row = {"generation": page.generation, "time_ratio": best[0], "error": best[1], "least_error": error}
     return replace(page, history=(*page.history, row), counts=counts)
 
@@ -168,26 +168,26 @@ def _draws(options: Options, generation: int, place: int) -> np.random.Generator
 
 def _first(function: Function, evaluate: Evaluate, options: Options) -> list[Candidate]:
     """Each is the union of the edits of some independently mutated copies, drawn again until it passes."""
-    draws = [_draws(options, 0, place) for place in range(options.population)]
-    made: list[Candidate | None] = [None] * options.population
+    draws = [_draws(options, 0, index) for index in range(options.population)]
+    created: list[Candidate | None] = [None] * options.population
     origin = Candidate(frozenset(), evaluate([frozenset()])[0])
     if origin.evaluation.kind != "ok":
         raise InfeasibleError(f"the original does not pass its own tests: {origin.evaluation.kind}",
                               where=function.name, fix=origin.evaluation.detail)  # fmt: skip
     for _ in range(_MOST_REDRAWS):
-        open_places = [place for place, one in enumerate(made) if one is None]
+        open_places = [index for index, entry in enumerate(created) if entry is None]
         if not open_places:
             break
         unions: dict[int, Individual] = dict.fromkeys(open_places, frozenset())
         for _ in range(_FIRST_EDITS):
-            grown = _mutated(function, evaluate, options, dict.fromkeys(open_places, origin), draws)
-            for place, one in grown.items():
-                unions[place] |= one.edits
-        places = list(unions)
-        for place, found in zip(places, evaluate([unions[place] for place in places]), strict=True):
-            if found.kind == "ok":
-                made[place] = Candidate(unions[place], found)
-    return _with_scanned([one or origin for one in made], _scanned(function, evaluate, options))
+            extended = _mutated(function, evaluate, options, dict.fromkeys(open_places, origin), draws)
+            for key, item in extended.items():
+                unions[key] |= item.edits
+        indices = list(unions)
+        for key, result in zip(indices, evaluate([unions[index] for index in indices]), strict=True):
+            if result.kind == "ok":
+                created[key] = Candidate(unions[key], result)
+    return _with_scanned([entry or origin for entry in created], _scanned(function, evaluate, options))
 
 
 def _scanned(function: Function, evaluate: Evaluate, options: Options) -> list[Candidate]:
@@ -197,15 +197,19 @@ def _scanned(function: Function, evaluate: Evaluate, options: Options) -> list[C
     genes = [("-h", text) for text in hints_for(function)] if "h" in options.operators else []
     genes += [("-a", text) for text in promises_for(function)] if "a" in options.operators else []
     alone: list[Individual] = [frozenset([(gene,)]) for gene in genes]
-    found = [Candidate(edits, said) for edits, said in zip(alone, evaluate(alone), strict=True)]
-    better = [one for one in found if one.evaluation.kind == "ok" and one.evaluation.time_ratio < 1]
+    result = [Candidate(edits, reported) for edits, reported in zip(alone, evaluate(alone), strict=True)]
+    better = [item for item in result if item.evaluation.kind == "ok" and item.evaluation.time_ratio < 1]
     return sorted(better, key=lambda one: one.evaluation.fitness)
 
 
 def _passing(seeds: Sequence[Individual], evaluate: Evaluate) -> list[Candidate]:
     """Those of the given sets that pass, the quickest first."""
-    found = [Candidate(one, said) for one, said in zip(seeds, evaluate(seeds), strict=True) if said.kind == "ok"]
-    return sorted(found, key=lambda one: one.evaluation.fitness)
+    result = [
+        Candidate(seed, reported)
+        for seed, reported in zip(seeds, evaluate(seeds), strict=True)
+        if reported.kind == "ok"
+    ]
+    return sorted(result, key=lambda one: one.evaluation.fitness)
 
 
 def _with_scanned(population: list[Candidate], scanned: list[Candidate]) -> list[Candidate]:
@@ -219,48 +223,48 @@ def _next(
     function: Function, evaluate: Evaluate, options: Options, population: Sequence[Candidate], generation: int
 ) -> list[Candidate]:
     draw = _draws(options, generation, -1 % (1 << 31))
-    goals = [one.evaluation.fitness for one in population]
-    children = [population[place] for place in tournament(goals, options.population, draw)]
-    pairs = [at for at in range(0, len(children) - 1, 2) if draw.random() < options.crossover]
+    goals = [entry.evaluation.fitness for entry in population]
+    children = [population[index] for index in tournament(goals, options.population, draw)]
+    pairs = [index for index in range(0, len(children) - 1, 2) if draw.random() < options.crossover]
     _cross_all(children, pairs, evaluate, draw)
-    chosen = {at: one for at, one in enumerate(children) if draw.random() < options.mutation}
-    draws = [_draws(options, generation, place) for place in range(len(children))]
-    for place, one in _mutated(function, evaluate, options, chosen, draws).items():
-        children[place] = one
+    selected = {index: child for index, child in enumerate(children) if draw.random() < options.mutation}
+    draws = [_draws(options, generation, index) for index in range(len(children))]
+    for key, item in _mutated(function, evaluate, options, selected, draws).items():
+        children[key] = item
     elite = select(goals, max(1, options.population // 64))
-    pool = _once([*(population[place] for place in elite), *children], population)
-    kept = select([one.evaluation.fitness for one in pool], options.population)
-    return [pool[place] for place in kept]
+    pool = _once([*(population[index] for index in elite), *children], population)
+    kept = select([entry.evaluation.fitness for entry in pool], options.population)
+    return [pool[index] for index in kept]
 
 
 def _once(pool: list[Candidate], population: Sequence[Candidate]) -> list[Candidate]:
     """Individuals that are there twice make room for others of the old population, as far as there are any."""
     names: set[str] = set()
-    found = []
-    for one in [*pool, *population]:
-        if one.key not in names:
-            names.add(one.key)
-            found.append(one)
-    return found if len(found) >= len(population) else [*found, *pool[: len(population) - len(found)]]
+    result = []
+    for item in [*pool, *population]:
+        if item.key not in names:
+            names.add(item.key)
+            result.append(item)
+    return result if len(result) >= len(population) else [*result, *pool[: len(population) - len(result)]]
 
 
 def _cross_all(children: list[Candidate], pairs: Sequence[int], evaluate: Evaluate, draw: np.random.Generator) -> None:
     """Each pair tries again until a child passes, at most as often as it has edits; a child replaces its parent."""
-    waiting = {at: len(children[at].edits) + len(children[at + 1].edits) for at in pairs
-               if len(children[at].edits) >= 2 or len(children[at + 1].edits) >= 2}  # fmt: skip
+    waiting = {pair: len(children[pair].edits) + len(children[pair + 1].edits) for pair in pairs
+               if len(children[pair].edits) >= 2 or len(children[pair + 1].edits) >= 2}  # fmt: skip
     while waiting:
         tried: list[tuple[int, Individual]] = []
-        for at in list(waiting):
-            both = cross(children[at].edits, children[at + 1].edits, draw)
-            if both is None or waiting[at] <= 0:
-                del waiting[at]
+        for index in list(waiting):
+            both = cross(children[index].edits, children[index + 1].edits, draw)
+            if both is None or waiting[index] <= 0:
+                del waiting[index]
                 continue
-            waiting[at] -= 1
-            tried += [(at, both[0]), (at + 1, both[1])]
-        for (place, edits), found in zip(tried, evaluate([edits for _, edits in tried]), strict=True):
-            if found.kind == "ok":
-                children[place] = Candidate(edits, found)
-                waiting.pop(place - (0 if place in pairs else 1), None)
+            waiting[index] -= 1
+            tried += [(index, both[0]), (index + 1, both[1])]
+        for (position, edits), result in zip(tried, evaluate([edits for _, edits in tried]), strict=True):
+            if result.kind == "ok":
+                children[position] = Candidate(edits, result)
+                waiting.pop(position - (0 if position in pairs else 1), None)
 
 
 def _mutated(
@@ -271,24 +275,24 @@ def _mutated(
     draws: Sequence[np.random.Generator],
 ) -> dict[int, Candidate]:
     """Mutate each until it survives, at most twice as often as there are instructions; all of them side by side."""
-    found: dict[int, Candidate] = {}
+    result: dict[int, Candidate] = {}
     left = dict.fromkeys(chosen, 2 * function.num_instructions)
     while left:
         tried: dict[int, Individual] = {}
-        for place in list(left):
+        for index in list(left):
             edits = None
-            while edits is None and left[place] > 0:
-                left[place] -= 1
-                edits = _with_one_more(function, chosen[place].edits, draws[place], options.operators)
+            while edits is None and left[index] > 0:
+                left[index] -= 1
+                edits = _with_one_more(function, chosen[index].edits, draws[index], options.operators)
             if edits is None:
-                del left[place]
+                del left[index]
             else:
-                tried[place] = edits
-        for (place, edits), said in zip(tried.items(), evaluate(list(tried.values())), strict=True):
-            if said.kind == "ok":
-                found[place] = Candidate(edits, said)
-                left.pop(place, None)
-    return found
+                tried[index] = edits
+        for (index, edits), reported in zip(tried.items(), evaluate(list(tried.values())), strict=True):
+            if reported.kind == "ok":
+                result[index] = Candidate(edits, reported)
+                left.pop(index, None)
+    return result
 
 
 def _with_one_more(

@@ -30,20 +30,20 @@ def is_same(original: Function, edited: Function) -> bool:
     """Whether the edited function is shown to do the same for every input."""
     if [block.label for block in original.blocks] != [block.label for block in edited.blocks]:
         return False
-    promised = [(one.uid, one.type, one.attributes) for one in original.arguments]
-    if promised != [(one.uid, one.type, one.attributes) for one in edited.arguments]:
+    promised = [(argument.uid, argument.type, argument.attributes) for argument in original.arguments]
+    if promised != [(argument.uid, argument.type, argument.attributes) for argument in edited.arguments]:
         return False
     flow = Flow.of(original)
     left, right = _Reading(original, flow), _Reading(edited, flow)
     left.read()
     right.read()
-    for at in range(len(original.blocks)):
-        if left.leaves[at] != right.leaves[at] or left.ends[at] != right.ends[at]:
+    for index in range(len(original.blocks)):
+        if left.leaves[index] != right.leaves[index] or left.ends[index] != right.ends[index]:
             return False
-        if left.joins[at] != right.joins[at]:
+        if left.joins[index] != right.joins[index]:
             return False
-        allowed = set().union(*(left.risks[each] for each in flow.dominators[at]))
-        if not right.risks[at] <= allowed:
+        allowed = set().union(*(left.risks[dominator] for dominator in flow.dominators[index]))
+        if not right.risks[index] <= allowed:
             return False
     return True
 
@@ -63,17 +63,17 @@ class _Reading:
     def read(self) -> None:
         """All blocks, dominators first; then what phis are given, as that may come from any block."""
         order = sorted(range(len(self.function.blocks)), key=lambda one: (len(self.flow.dominators[one]), one))
-        for one in self.function.blocks:
-            for each in one.instructions:
-                if each.opcode == "phi":
-                    self.terms[each.uid] = ("phi", each.uid, each.type)
-        for at in order:
-            self._block(at)
-        for at, block in enumerate(self.function.blocks):
-            self.joins[at] = tuple(
-                (one.uid, tuple(sorted((label, self._term(value.value, value.type))
-                                       for label, value in zip(one.incoming, one.operands, strict=True))))
-                for one in block.instructions if one.opcode == "phi"
+        for item in self.function.blocks:
+            for instruction in item.instructions:
+                if instruction.opcode == "phi":
+                    self.terms[instruction.uid] = ("phi", instruction.uid, instruction.type)
+        for index in order:
+            self._block(index)
+        for index, block in enumerate(self.function.blocks):
+            self.joins[index] = tuple(
+                (entry.uid, tuple(sorted((label, self._term(value.value, value.type))
+                                       for label, value in zip(entry.incoming, entry.operands, strict=True))))
+                for entry in block.instructions if entry.opcode == "phi"
             )  # fmt: skip
 
     def _block(self, at: int) -> None:
@@ -82,24 +82,24 @@ class _Reading:
         if len(before) == 1 and before[0] in self.leaves:
             memory = self.leaves[before[0]]
         risks: set[Term] = set()
-        for one in self.function.blocks[at].instructions:
-            if one.opcode == "phi" or one.is_anchor:
+        for instruction in self.function.blocks[at].instructions:
+            if instruction.opcode == "phi" or instruction.is_anchor:
                 continue
-            operands = tuple(self._term(value.value, value.type) for value in one.operands)
-            if one.opcode == "store":
-                memory = _stored(memory, one, operands)
+            operands = tuple(self._term(value.value, value.type) for value in instruction.operands)
+            if instruction.opcode == "store":
+                memory = _stored(memory, instruction, operands)
                 risks.add(("reach", operands[1]))
-            elif one.opcode == "load":
-                self.terms[one.uid] = _loaded(memory, one, operands[0])
+            elif instruction.opcode == "load":
+                self.terms[instruction.uid] = _loaded(memory, instruction, operands[0])
                 risks.add(("reach", operands[0]))
-            elif one.opcode in ("br", "switch", "ret", "unreachable"):
-                self.ends[at] = (one.key, operands)
-            elif one.opcode == "call" and not one.type:
-                memory = ("call", one.key, operands, memory)
-                risks.add(("call", one.key, operands))
+            elif instruction.opcode in ("br", "switch", "ret", "unreachable"):
+                self.ends[at] = (instruction.key, operands)
+            elif instruction.opcode == "call" and not instruction.type:
+                memory = ("call", instruction.key, operands, memory)
+                risks.add(("call", instruction.key, operands))
             else:
-                self.terms[one.uid] = term = _made(one, operands)
-                if one.opcode in _TRAPS:
+                self.terms[instruction.uid] = term = _made(instruction, operands)
+                if instruction.opcode in _TRAPS:
                     risks.add(term)
         self.leaves[at], self.risks[at] = memory, risks
 
@@ -113,14 +113,14 @@ def _made(one: Instruction, operands: tuple[Term, ...]) -> Term:
     if one.opcode == "select" and operands[1] == operands[2]:
         return operands[1]
     is_commuting = one.opcode in _COMMUTES or one.callee.startswith(
-        tuple(f"@llvm.{each}." for each in _COMMUTING_CALLS)
+        tuple(f"@llvm.{item}." for item in _COMMUTING_CALLS)
     )
     if is_commuting:
         if operands[0] == operands[1] and (one.opcode in ("and", "or") or one.opcode == "call"):
             return operands[0]
         operands = tuple(sorted(operands, key=repr))
     if one.opcode in ("add", "or", "xor", "shl", "lshr", "ashr", "sub"):
-        rest = [each for each in operands if each[0] != "constant" or each[2] != "0"]
+        rest = [operand for operand in operands if operand[0] != "constant" or operand[2] != "0"]
         if len(rest) == 1 and operands[0] == rest[0]:
             return rest[0]
     return (one.key, operands)
@@ -128,12 +128,12 @@ def _made(one: Instruction, operands: tuple[Term, ...]) -> Term:
 
 def _stored(memory: Term, one: Instruction, operands: tuple[Term, ...]) -> Term:
     """Memory after a store: one that only writes what is there changes nothing; a later one to the same place wins."""
-    value, place = operands
-    if value[0] == "load" and value[2] == place and value[3] == memory:
+    value, index = operands
+    if value[0] == "load" and value[2] == index and value[3] == memory:
         return memory
-    if memory[0] == "store" and memory[3] == place and memory[1] == one.key:
+    if memory[0] == "store" and memory[3] == index and memory[1] == one.key:
         memory = memory[4]
-    return ("store", one.key, value, place, memory)
+    return ("store", one.key, value, index, memory)
 
 
 def _loaded(memory: Term, one: Instruction, place: Term) -> Term:

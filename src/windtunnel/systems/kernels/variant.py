@@ -95,18 +95,18 @@ def place_winners(
             raise NotApplicableError(
                 f"the search for {kernel} found nothing that is surely faster", fix="leave it out, or search longer"
             )
-        found = operator or _operator_of(graph, kernel)
-        if found in (one.operator for one in placed):
-            raise InputError(f"two kernels compute {found}", where=kernel, fix="place one of them")
+        result = operator or _operator_of(graph, kernel)
+        if result in (entry.operator for entry in placed):
+            raise InputError(f"two kernels compute {result}", where=kernel, fix="place one of them")
         measured = Estimate(*(float(winner[name]) for name in ("speedup", "speedup_low", "speedup_high")))
         factors = (measured.value, measured.low, measured.high)
-        tries = [faster_operator(graph, re.escape(found), factor).duration_ns for factor in factors]
+        tries = [faster_operator(graph, re.escape(result), factor).duration_ns for factor in factors]
         ends_ns = replay_many(graph, np.stack(tries), like=timeline).makespan_ns
         gains = [timeline.makespan_ns / int(end_ns) for end_ns in ends_ns]
-        placed.append(Placed(kernel, found, measured, str(winner["label"]), Estimate(*gains)))
-    for one in placed:
-        evidence = f"evolved {one.kernel}, measured {gain_text(one.measured)}, {one.label}"
-        changed = faster_operator(changed, re.escape(one.operator), one.measured.value, evidence)
+        placed.append(Placed(kernel, result, measured, str(winner["label"]), Estimate(*gains)))
+    for item in placed:
+        evidence = f"evolved {item.kernel}, measured {gain_text(item.measured)}, {item.label}"
+        changed = faster_operator(changed, re.escape(item.operator), item.measured.value, evidence)
     return changed, sorted(placed, key=lambda one: -one.step.value)
 
 

@@ -85,12 +85,12 @@ def run(
         require_free(folder, force=force)
         for old in [folder / "result.json", *folder.glob("generation-*.json")]:
             old.unlink()
-    found = _open(kernel, test, function)
+    result = _open(kernel, test, function)
     limit_s, timeout_s = parse_duration(time_limit) / 1e9, parse_duration(timeout) / 1e9
     options = Options(population, generations, operators=operators or ALLOWED.get(allow, "c"), seed=seed,
                       time_limit_s=limit_s)  # fmt: skip
     with Progress("evolving") as progress:
-        evolve_kernel(found, options, allowed=allow, folder=folder, progress=progress, timeout_s=timeout_s)
+        evolve_kernel(result, options, allowed=allow, folder=folder, progress=progress, timeout_s=timeout_s)
     document = read_result(folder)
     _finish(document, folder, page, force=force, as_json=as_json)
 
@@ -123,17 +123,17 @@ def step(
     options = Options(population, generations, operators=OPERATORS, seed=seed,
                       time_limit_s=parse_duration(time_limit) / 1e9)  # fmt: skip
     with Progress("evolving") as progress:
-        found = evolve_step(workload, options, parameters=_numbers(parameters), tolerance=tolerance, progress=progress)
+        result = evolve_step(workload, options, parameters=_numbers(parameters), tolerance=tolerance, progress=progress)
     if as_json:
-        print_json(found.json())
+        print_json(result.json())
         return
-    if not found.edits:
+    if not result.edits:
         say(f"{workload}: nothing that is surely faster; the step stays")
         return
-    low, value, high = found.measured.low, found.measured.value, found.measured.high
-    say(f"{workload}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), predicted {found.predicted:.3f}x")
-    say(f"{found.num_left} of {found.num_operators} operators are left")
-    for words in found.words:
+    low, value, high = result.measured.low, result.measured.value, result.measured.high
+    say(f"{workload}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), predicted {result.predicted:.3f}x")
+    say(f"{result.num_left} of {result.num_operators} operators are left")
+    for words in result.words:
         say_wrapped(f"  {words}")
 
 
@@ -267,21 +267,21 @@ def rank(
 
     with Progress("replaying", heartbeat=True) as progress:
         opened = open_graph(graph, progress=progress)
-        found = by_operator(replay(opened), factor)
+        result = by_operator(replay(opened), factor)
     if as_json:
         about = {"schema": "windtunnel.evolve-rank/1", "factor": factor}
-        print_json({**about, "operators": [one.to_dict() for one in found]})
+        print_json({**about, "operators": [item.to_dict() for item in result]})
         return
     say(f"if each operator alone were {factor:g} times as fast:")
     rows = [
-        (one.operator, f"{one.num_tasks:g}", format_duration(one.own_ns), f"{one.speedup:.3f}x",
-         format_ratio(one.hidden), one.at_hand)
-        for one in found[:top]
+        (item.operator, f"{item.num_tasks:g}", format_duration(item.own_ns), f"{item.speedup:.3f}x",
+         format_ratio(item.hidden), item.at_hand)
+        for item in result[:top]
     ]  # fmt: skip
     head = ("operator", "tasks", "own time", "step gains", "hidden", "kernel at hand")
     print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)
     say_wrapped("hidden: share of the time saved that lies beside the critical path, and wins nothing")
-    kernel = next((one.at_hand for one in found[:top] if one.at_hand), "")
+    kernel = next((item.at_hand for item in result[:top] if item.at_hand), "")
     searched = Path(f"{kernel}.evolve")
     if kernel and (searched / "result.json").exists():
         suggest("windtunnel", "kernel", "predict", "step", graph, searched)
@@ -321,9 +321,9 @@ def place(
         save(changed, output, overwrite=force)
     if as_json:
         about = {"schema": "windtunnel.evolve-place/1", "speedup": gain}
-        print_json({**about, "placed": [one.to_dict() for one in placed]})
+        print_json({**about, "placed": [item.to_dict() for item in placed]})
         return
-    rows = [(one.kernel, one.operator, gain_text(one.measured), one.label, gain_text(one.step)) for one in placed]
+    rows = [(item.kernel, item.operator, gain_text(item.measured), item.label, gain_text(item.step)) for item in placed]
     print_table(("kernel", "operator", "measured", "its edits are", "step gains"), rows, numbers=(2, 4), gives_way=1)
     say_wrapped(f"all together: {gain:.3f}x, if the step's operators are what the searches began with")
     if output is not None:

@@ -120,24 +120,24 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
     held_out = list(kernel.cases(HELD_OUT))
     every = [*held_out, *kernel.cases(FITNESS)]
     small = [case for case in every if case.size_bytes <= _MOST_FUZZED_BYTES] or every[:1]
-    drawn = fuzzed(small, _FUZZ_SEED, max(_FUZZ_EACH, 72 // len(small)))
+    sampled = fuzzed(small, _FUZZ_SEED, max(_FUZZ_EACH, 72 // len(small)))
     reasons: list[str] = []
     with ExitStack() as stack:
         judges = _Judges(
             kernel,
             stack.enter_context(_bench(kernel, held_out, (), bench.tolerance)),
-            stack.enter_context(_bench(kernel, small[:1], drawn, 0.0)),
+            stack.enter_context(_bench(kernel, small[:1], sampled, 0.0)),
         )
-        for one in [one for one in candidates if one.edits][:_MOST_JUDGED]:
-            edits = minimized(one.edits, lambda sets: bench.again(sets, _PAIRS_AGAIN))
+        for candidate in [item for item in candidates if item.edits][:_MOST_JUDGED]:
+            edits = minimized(candidate.edits, lambda sets: bench.again(sets, _PAIRS_AGAIN))
             if not edits:
                 continue
-            found = _verdict(judges, bench, edits, len(one.edits), reasons, is_faithful=is_faithful)
-            if found is None and is_faithful and (rest := _faithful_part(judges, edits)):
-                found = _verdict(judges, bench, rest, len(one.edits), reasons, is_faithful=True)
-            if found is not None:
-                return replace(found, num_discarded=len(reasons), discarded=tuple(reasons), num_fuzzed=len(drawn))
-    return replace(_NOTHING, num_discarded=len(reasons), discarded=tuple(reasons), num_fuzzed=len(drawn))
+            result = _verdict(judges, bench, edits, len(candidate.edits), reasons, is_faithful=is_faithful)
+            if result is None and is_faithful and (rest := _faithful_part(judges, edits)):
+                result = _verdict(judges, bench, rest, len(candidate.edits), reasons, is_faithful=True)
+            if result is not None:
+                return replace(result, num_discarded=len(reasons), discarded=tuple(reasons), num_fuzzed=len(sampled))
+    return replace(_NOTHING, num_discarded=len(reasons), discarded=tuple(reasons), num_fuzzed=len(sampled))
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class _Judges:
 
 
 def _bench(kernel: Kernel, cases: Sequence[Case], checks: Sequence[Case], tolerance: float) -> Bench:
-    asked = replace(kernel, cases=lambda _: cases)
-    return Bench(asked, tolerance=tolerance, num_workers=1, split=FITNESS, num_pairs=1, checks=checks)
+    requested = replace(kernel, cases=lambda _: cases)
+    return Bench(requested, tolerance=tolerance, num_workers=1, split=FITNESS, num_pairs=1, checks=checks)
 
 
 def _verdict(
@@ -183,8 +183,8 @@ def _verdict(
 def _faithful_part(judges: _Judges, edits: Individual) -> Individual:
     """Those edits that drawn inputs find nothing wrong with, where others are wrong."""
     every = ordered(edits)
-    found = judges.drawn.evaluate([frozenset([edit]) for edit in every])
-    kept = frozenset(edit for edit, said in zip(every, found, strict=True) if said.kind == "ok")
+    result = judges.drawn.evaluate([frozenset([edit]) for edit in every])
+    kept = frozenset(edit for edit, reported in zip(every, result, strict=True) if reported.kind == "ok")
     return kept if kept != edits else frozenset()
 
 
@@ -200,10 +200,13 @@ def _gene(judges: _Judges, edit: Edit) -> Gene:
             return Gene(edit, words, "proof")
     except InputError:  # it only fits on top of others
         return Gene(edit, words, "fuzzing")
-    found = judges.drawn.evaluate([frozenset([edit])])[0]
-    return Gene(edit, words, "fuzzing" if found.kind == "ok" else "tests")
+    result = judges.drawn.evaluate([frozenset([edit])])[0]
+    return Gene(edit, words, "fuzzing" if result.kind == "ok" else "tests")
 
 
 def _sums_floats(function: Function) -> bool:
     """Whether a float goes around a loop: then a hint may let the compiler take a sum in another order."""
-    return any(one.opcode == "phi" and one.type in ("float", "double", "half") for one in function.instructions())
+    return any(
+        instruction.opcode == "phi" and instruction.type in ("float", "double", "half")
+        for instruction in function.instructions()
+    )

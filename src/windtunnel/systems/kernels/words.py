@@ -49,8 +49,8 @@ def describe(function: Function, edit: Edit) -> str:
         return _deleted(function, first, edit)
     if op == "-p":
         slot, value = names
-        uid, _, place = slot.rpartition(".OP")
-        return f"gives {_named(_of(function, uid), uid)} {_value(function, value)} as operand {int(place) + 1}"
+        uid, _, index = slot.rpartition(".OP")
+        return f"gives {_named(_of(function, uid), uid)} {_value(function, value)} as operand {int(index) + 1}"
     if op == "-x":
         return f"reads past the nearest cache at {_named(first, names[0])}"
     second = _named(_of(function, names[1]), names[1])

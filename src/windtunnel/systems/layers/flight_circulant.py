@@ -28,22 +28,22 @@ _MADE = "layers of circulant blocks"
 @contextmanager
 def block_circulant(program: LiveProgram, *, k: int = 64, layer: str = "") -> Iterator[None]:
     """Multiply with circulant blocks in the linear layers and convolutions that match."""
-    made: dict[int, tuple[Any, Any]] = program.kept.setdefault((_MADE, k, layer), {})  # weight, layer by old weight
+    created: dict[int, tuple[Any, Any]] = program.kept.setdefault((_MADE, k, layer), {})  # weight, layer by old weight
 
     def change_model(model: torch.nn.Module) -> Undo:
-        found = _layers(program, model, k, layer)
-        for module in found:
-            if id(module.weight) not in made:
-                made[id(module.weight)] = module.weight, _circulant(module, k)
-        return together([swap(module, "forward", made[id(module.weight)][1].forward) for module in found])
+        result = _layers(program, model, k, layer)
+        for module in result:
+            if id(module.weight) not in created:
+                created[id(module.weight)] = module.weight, _circulant(module, k)
+        return together([swap(module, "forward", created[id(module.weight)][1].forward) for module in result])
 
     def change_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
         changed = []
         for group in optimizer.param_groups:
             for row, parameter in enumerate(group["params"]):
-                if id(parameter) in made:
+                if id(parameter) in created:
                     changed.append((group["params"], row, parameter))
-                    group["params"][row] = made[id(parameter)][1].weight
+                    group["params"][row] = created[id(parameter)][1].weight
                     parameter.grad = None
 
         def restore() -> None:
@@ -53,7 +53,7 @@ def block_circulant(program: LiveProgram, *, k: int = 64, layer: str = "") -> It
         return restore
 
     with program.each_model(change_model):
-        if program.models and not made:
+        if program.models and not created:
             what = f"no linear layer or convolution of {k} units or more on both sides"
             raise FlightError(f"{what} matches {layer!r}" if layer else f"no model has {what.removeprefix('no ')}")
         with program.each_optimizer(change_optimizer):
@@ -66,7 +66,7 @@ def _layers(program: LiveProgram, model: torch.nn.Module, k: int, layer: str) ->
 
     names = {id(module): name for name, module in model.named_modules()}
     modules = matching(program, model, layer) if layer else paths_of(program, model)
-    found: list[Any] = []
+    result: list[Any] = []
     module: Any
     for path, module in modules.items():
         if not can_be(module) or min(module.weight.shape[:2]) < k:
@@ -77,8 +77,8 @@ def _layers(program: LiveProgram, model: torch.nn.Module, k: int, layer: str) ->
             if layer:
                 raise FlightError(f"{path}: {error.message}", where=error.where, fix=error.fix) from error
             continue
-        found.append(module)
-    return found
+        result.append(module)
+    return result
 
 
 def _circulant(module: Any, k: int) -> Any:
@@ -86,6 +86,6 @@ def _circulant(module: Any, k: int) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # padding is said where k is asked for
-        made: Any = circulant_of(module, k)
-    made.bias = module.bias  # it stays the module's own
-    return made
+        created: Any = circulant_of(module, k)
+    created.bias = module.bias  # it stays the module's own
+    return created

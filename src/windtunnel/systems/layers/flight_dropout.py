@@ -41,10 +41,10 @@ def structured_dropout(
 
     def change(model: torch.nn.Module) -> Undo:
         modules = matching(program, model, layer) if layer else paths_of(program, model)
-        recurrent = {path: one for path, one in modules.items() if type(one) in (torch.nn.LSTM, torch.nn.GRU)}
-        undos = [_with_dropout(one, settings) for one in recurrent.values()]
-        dropouts = [one for one in model.modules() if type(one) is torch.nn.Dropout]
-        linear = {path: one for path, one in modules.items() if type(one) is torch.nn.Linear}
+        recurrent = {path: module for path, module in modules.items() if type(module) in (torch.nn.LSTM, torch.nn.GRU)}
+        undos = [_with_dropout(item, settings) for item in recurrent.values()]
+        dropouts = [module for module in model.modules() if type(module) is torch.nn.Dropout]
+        linear = {path: module for path, module in modules.items() if type(module) is torch.nn.Linear}
         changed.extend(recurrent)
         if settings.input and dropouts and linear:
             undos += _behind_dropout(dropouts, list(linear.values()), settings)

@@ -31,9 +31,9 @@ def group_norm(program: LiveProgram, *, groups: int = 32, layer: str = "") -> It
 
     def change(model: torch.nn.Module) -> Undo:
         modules = matching(program, model, layer) if layer else paths_of(program, model)
-        mine = {path: one for path, one in modules.items() if isinstance(one, _BatchNorm)}
-        changed.extend(mine)
-        return together([_over_groups(one, groups) for one in mine.values()])
+        local = {path: module for path, module in modules.items() if isinstance(module, _BatchNorm)}
+        changed.extend(local)
+        return together([_over_groups(item, groups) for item in local.values()])
 
     with program.each_model(change):
         if program.models and not changed:

@@ -53,21 +53,21 @@ def block_circulant(graph: Graph, k: int = 64, layer: str = "") -> Unpriced:
     if k < 2:
         raise InputError(f"a circulant block has 2 rows or more, not {k}", where=f"k={k}")
     program = captured_program(graph)
-    found = calls_in(program, _OPERATORS, layer, "linear layer or convolution that trains")
-    problems = {place: _problem(program, place, k) for place in found}
-    places = [place for place, problem in problems.items() if not problem]
-    if layer and len(places) < len(found):
-        place, problem = next((place, problem) for place, problem in problems.items() if problem)
-        raise InputError(f"{program.calls[place].layer} {problem}", where=f"layer={layer}", fix="leave it dense")
-    if not places:
+    result = calls_in(program, _OPERATORS, layer, "linear layer or convolution that trains")
+    problems = {position: _problem(program, position, k) for position in result}
+    indices = [key for key, problem in problems.items() if not problem]
+    if layer and len(indices) < len(result):
+        index, problem = next((key, problem) for key, problem in problems.items() if problem)
+        raise InputError(f"{program.calls[index].layer} {problem}", where=f"layer={layer}", fix="leave it dense")
+    if not indices:
         raise NotApplicableError(
-            f"none of {len(found)} layers can be of circulant blocks of {k}",
-            where=f"{program.calls[found[0]].layer} {problems[found[0]]}",
+            f"none of {len(result)} layers can be of circulant blocks of {k}",
+            where=f"{program.calls[result[0]].layer} {problems[result[0]]}",
             fix="take a smaller k",
         )
-    calls = [program.calls[place] for place in places]
+    calls = [program.calls[position] for position in indices]
     columns = {program.parameters[_weight(call)]: _first_columns(call.shapes[_WEIGHT], k) for call in calls}
-    return with_update(graph, replacing(places, "block-circulant", k=k), UpdateForm(reshaped=columns))
+    return with_update(graph, replacing(indices, "block-circulant", k=k), UpdateForm(reshaped=columns))
 
 
 def _first_columns(shape: Sequence[int], k: int) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def _problem(program: Program, place: int, k: int) -> str:
         return f"is {shape[1]} x {shape[0]}, smaller than a block of {k}"
     if call.operator == "aten::conv2d" and int(call.inputs[_GROUPS]) != 1:
         return f"is a convolution of {call.inputs[_GROUPS]} groups"
-    others = [one for one in readers(program, weight) if one != place]
+    others = [reader for reader in readers(program, weight) if reader != place]
     if others:
         return (
             f"shares its weight: {program.calls[others[0]].operator} in {program.calls[others[0]].layer} reads it too"

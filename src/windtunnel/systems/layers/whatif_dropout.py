@@ -56,11 +56,11 @@ def structured_dropout(
     program = captured_program(graph)
     what = "LSTM, GRU or linear layer behind a dropout that trains"
     before = _dropouts(program) if "nr" in place else {}
-    found = calls_in(program, (*_RECURRENT, *((_LINEAR,) if before else ())), layer, what)
-    places = [one for one in found if program.calls[one].operator in _RECURRENT or one in before]
-    if not places:
-        raise NotApplicableError(f"there is no {what}", where=f"layer={layer}" if layer else f"{len(found)} layers")
-    form = replacing([*places, *sorted({before[one] for one in places if one in before})], "structured-dropout",
+    result = calls_in(program, (*_RECURRENT, *((_LINEAR,) if before else ())), layer, what)
+    indices = [item for item in result if program.calls[item].operator in _RECURRENT or item in before]
+    if not indices:
+        raise NotApplicableError(f"there is no {what}", where=f"layer={layer}" if layer else f"{len(result)} layers")
+    form = replacing([*indices, *sorted({before[item] for item in indices if item in before})], "structured-dropout",
                      p=p, place=place, period=period, group=group)  # fmt: skip
     return reformed(graph, form)
 
@@ -68,14 +68,14 @@ def structured_dropout(
 def _dropouts(program: Program) -> dict[int, int]:
     """The call of a dropout module by the call of the linear layer that reads what it gives."""
     others = {call.layer for call in program.calls if not call.mark and call.operator != _DROPOUT}
-    made = {
-        spec.identity: place
-        for place, call in enumerate(program.calls)
+    created = {
+        spec.identity: index
+        for index, call in enumerate(program.calls)
         if not call.mark and call.operator == _DROPOUT and call.inputs[_TRAINS] and call.layer not in others
         for spec in tensors_of(call.outputs, call.output_shapes, call.output_types)
     }
     return {
-        place: made[int(call.inputs[0][0])]
-        for place, call in enumerate(program.calls)
-        if not call.mark and call.operator == _LINEAR and int(call.inputs[0][0]) in made
+        index: created[int(call.inputs[0][0])]
+        for index, call in enumerate(program.calls)
+        if not call.mark and call.operator == _LINEAR and int(call.inputs[0][0]) in created
     }

@@ -67,9 +67,11 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
         row = _TwoWays(near, far)
         row.fill(min(rank, other), half, max(num_microbatches // 2, num_ranks))
         is_even = {rank: 0, other: 1}  # a rank's own stage is that of the first direction
-        numbered = {one: one._replace(microbatch=2 * one.microbatch + is_even[one.stage]) for one in row.actions}
-        rows.append(tuple(one for one in numbered.values() if one.microbatch < num_microbatches))
-        overlaps |= {numbered[one] for one in row.overlaps}
+        numbered = {
+            action: action._replace(microbatch=2 * action.microbatch + is_even[action.stage]) for action in row.actions
+        }
+        rows.append(tuple(item for item in numbered.values() if item.microbatch < num_microbatches))
+        overlaps |= {numbered[overlap] for overlap in row.overlaps}
     return Schedule(
         "dualpipe", tuple(rows), tuple(range(num_ranks)), num_microbatches,
         replicas=tuple((stage, num_ranks - 1 - stage) for stage in range(num_ranks)),
@@ -82,9 +84,9 @@ def _together(rows: list[tuple[Action, ...]], overlaps: set[Action]) -> frozense
     """Those whose other one is there as well: it goes backward, or forward, behind them."""
     kept = set()
     for row in rows:
-        for one, other in pairwise(row):
-            if one in overlaps and other.kind == "B":
-                kept.add(one)
+        for item, other in pairwise(row):
+            if item in overlaps and other.kind == "B":
+                kept.add(item)
     return frozenset(kept)
 
 
@@ -123,8 +125,8 @@ class _TwoWays(Row):
     def _empty(self, place: int, behind: int) -> None:
         """The last passes backward: from the middle on, the weights' gradients wait."""
         switch = 2 * ((place + 1) // 2) + (place + 1) % 2
-        for at in range(2 * (place + 1)):
-            self._back(self.near if at % 2 else self.far, is_split=at >= switch)
+        for index in range(2 * (place + 1)):
+            self._back(self.near if index % 2 else self.far, is_split=index >= switch)
         for _ in range(behind):
             self._weight()
             self._back(self.near, is_split=True)

@@ -46,7 +46,7 @@ class Row:
 
     def within(self, num_microbatches: int) -> tuple[Action, ...]:
         """Without microbatches that are too many: a table for more of them holds for fewer."""
-        return tuple(one for one in self.actions if one.microbatch < num_microbatches)
+        return tuple(action for action in self.actions if action.microbatch < num_microbatches)
 
 
 def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
@@ -67,16 +67,16 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> S
     total = num_microbatches * num_chunks
     rows, most = [], []
     for rank in range(num_ranks):
-        forward = [_interleaved(at, num_ranks, num_chunks) for at in range(total)]
+        forward = [_interleaved(i, num_ranks, num_chunks) for i in range(total)]
         ahead = 2 * (num_ranks - 1 - rank) + (num_chunks - 1) * num_ranks
         # with one round only, whatever comes back comes after all has gone
         ahead = total if num_microbatches == num_ranks else min(ahead, total)
-        row = [Action(chunk * num_ranks + rank, "F", at) for chunk, at in forward[:ahead]]
-        for place, (chunk, at) in enumerate(forward):
-            if place + ahead < total:
-                next_chunk, next_at = forward[place + ahead]
+        row = [Action(chunk * num_ranks + rank, "F", i) for chunk, i in forward[:ahead]]
+        for index, (chunk, position) in enumerate(forward):
+            if index + ahead < total:
+                next_chunk, next_at = forward[index + ahead]
                 row.append(Action(next_chunk * num_ranks + rank, "F", next_at))
-            row.append(Action((num_chunks - 1 - chunk) * num_ranks + rank, "B", at))
+            row.append(Action((num_chunks - 1 - chunk) * num_ranks + rank, "B", position))
         rows.append(tuple(row))
         most.append(min(ahead + 1, total))
     ranks = tuple(stage % num_ranks for stage in range(num_ranks * num_chunks))
@@ -86,8 +86,8 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> S
 def _interleaved(place: int, num_ranks: int, num_chunks: int) -> tuple[int, int]:
     """Chunk and microbatch of the so manieth pass forward."""
     rounds, within = divmod(place, num_ranks * num_chunks)
-    chunk, at = divmod(within, num_ranks)
-    return chunk, rounds * num_ranks + at
+    chunk, index = divmod(within, num_ranks)
+    return chunk, rounds * num_ranks + index
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -105,9 +105,9 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     for rank in range(num_ranks):
         row = Row()
         row.add(rank, "F", min(num_ranks - rank, num_microbatches))
-        for at in range(num_microbatches):
+        for index in range(num_microbatches):
             row.add(rank, "I")
-            if at >= rank:
+            if index >= rank:
                 row.add(rank, "W")
             if row.num_done(rank, "F") < num_microbatches:
                 row.add(rank, "F")

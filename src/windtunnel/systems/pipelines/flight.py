@@ -61,7 +61,7 @@ def fly_pipelines(
                 "microbatches": job.num_microbatches,
                 "schedule": schedule if isinstance(schedule, str) else schedule.name,
                 "solver": run.plan.solver,
-                "slowdown": [round(one, 3) for one in run.slowdown],
+                "slowdown": [round(item, 3) for item in run.slowdown],
                 **({"recompute": True} if recomputes else {}),
             },
             target=job.workload,

@@ -73,7 +73,7 @@ class Rental:
     @property
     def is_proven(self) -> bool:
         """Whether nothing cheaper can do, with any plan of equal stages."""
-        return all(one.is_sure for one in self.cheaper)
+        return all(item.is_sure for item in self.cheaper)
 
 
 def cheapest_machines(
@@ -119,7 +119,7 @@ def cheapest_machines(
     """
     if not 0 < samples_per_s < float("inf"):
         raise InputError(f"{samples_per_s} samples per s", where="--at-least", fix="above 0")
-    offers = [Offer(one, count) for one in instances for count in range(1, most_machines + 1)]
+    offers = [Offer(instance, count) for instance in instances for count in range(1, most_machines + 1)]
     offers.sort(key=lambda one: (one.usd_per_h, one.num_devices, one.instance.name))
     known: dict[str, Mapping[int, Blocks]] = {}
     cheaper: list[Offer] = []
@@ -135,14 +135,14 @@ def cheapest_machines(
         cheaper.append(tried)
     raise InfeasibleError(
         f"no {most_machines} machines of a kind yield {samples_per_s:,.6g} samples per s",
-        where="; ".join(f"{one.count} x {one.instance.name}: {one.reason}" for one in cheaper[-3:]),
+        where="; ".join(f"{item.count} x {item.instance.name}: {item.reason}" for item in cheaper[-3:]),
         fix="more machines (--machines), other ones, or a larger batch",
     )  # fmt: skip
 
 
 def _tried(offer: Offer, profiles: Mapping[int, Blocks], batch: int, most_ns: float, num_replayed: int) -> Offer:
     """The offer with a plan whose batch takes no longer, or with the reason why there is none."""
-    busy_ns = min(_pass_ns(one) * batch / size for size, one in profiles.items()) / offer.num_devices
+    busy_ns = min(_pass_ns(profile) * batch / size for size, profile in profiles.items()) / offer.num_devices
     if busy_ns > most_ns:
         return _without(offer, f"{batch / busy_ns * 1e9:,.1f} samples per s if all devices were always busy")
     links = links_between(offer.instance, offer.count)
@@ -152,10 +152,10 @@ def _tried(offer: Offer, profiles: Mapping[int, Blocks], batch: int, most_ns: fl
         short = [row.missing_bytes for row in table.rows if row.missing_bytes]
         return _without(offer, "no plan fits into memory" if short else "no plan is possible")
     rows = [row for row in table.feasible if _least_ns(row, profiles[row.microbatch]) <= most_ns]
-    found = [
+    result = [
         Played(row, batch_ns(row, stage_times(row, profiles[row.microbatch], links))) for row in rows[:num_replayed]
     ]
-    best = min(found, key=lambda one: one.step_ns, default=None)
+    best = min(result, key=lambda one: one.step_ns, default=None)
     if best is not None and best.step_ns <= most_ns:
         return Offer(offer.instance, offer.count, best)
     if best is None:

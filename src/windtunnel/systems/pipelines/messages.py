@@ -22,10 +22,10 @@ __all__ = ["RULES"]
 
 def _buffered(line: Line, rank: int) -> None:
     """Receives are posted ahead, nobody waits for what it sent."""
-    for at, action in enumerate(line.row(rank)):
+    for index, action in enumerate(line.row(rank)):
         line.expect(action)
         line.compute(rank, action)
-        line.update(rank, at)
+        line.update(rank, index)
 
 
 def _crossing(line: Line, rank: int) -> None:
@@ -33,43 +33,43 @@ def _crossing(line: Line, rank: int) -> None:
     row = line.row(rank)
     sent: list[Message] = []  # of the pass before, in the same direction
     held: list[Message] = []  # goes with the next receive
-    for at, action in enumerate(row):
+    for index, action in enumerate(row):
         line.wait(rank, line.post(rank, [*held, *line.into(action)]))
         line.compute(rank, action)
         line.wait(rank, sent)
-        turns = not line.ends_batch(rank, at) and row[at + 1].kind != action.kind
+        turns = not line.ends_batch(rank, index) and row[index + 1].kind != action.kind
         held = line.out(action) if turns else []
         sent = [] if turns else line.post(rank, line.out(action))
-        if line.ends_batch(rank, at):
+        if line.ends_batch(rank, index):
             line.wait(rank, sent)
             sent = []
-        line.update(rank, at)
+        line.update(rank, index)
 
 
 def _exchanged(line: Line, rank: int) -> None:
     """Several stages per rank: all messages are exchanged between two rounds, and everybody waits for its own."""
     row = line.row(rank)
-    begins = [0, *(at + 1 for at in range(len(row)) if line.ends_batch(rank, at))]
+    begins = [0, *(i + 1 for i in range(len(row)) if line.ends_batch(rank, i))]
     rounds = [one for first, last in pairwise(begins) for one in _rounds(row[first:last])]
-    first, at = 0, -1
+    first, index = 0, -1
     line.wait(rank, line.post(rank, _all(line.into, rounds[0])))
-    for one, following in zip(rounds, [*rounds[1:], ()], strict=True):
-        for action in one:
+    for round_, following in zip(rounds, [*rounds[1:], ()], strict=True):
+        for action in round_:
             line.compute(rank, action)
-        at += len(one)
-        line.wait(rank, line.post(rank, [*_all(line.out, one), *_all(line.into, following)]))
-        if line.ends_batch(rank, at):  # all stages of a rank are updated then
-            for place in range(first, at + 1):
-                line.update(rank, place)
-            first = at + 1
+        index += len(round_)
+        line.wait(rank, line.post(rank, [*_all(line.out, round_), *_all(line.into, following)]))
+        if line.ends_batch(rank, index):  # all stages of a rank are updated then
+            for position in range(first, index + 1):
+                line.update(rank, position)
+            first = index + 1
 
 
 def _rounds(row: Sequence[Action]) -> list[tuple[Action, ...]]:
     """Of a batch: a pass, or, where some go forward when the first comes back, one forward with the next backward."""
     rounds: list[tuple[Action, ...]] = []
-    is_paired = any((one.kind, other.kind) == ("B", "F") for one, other in pairwise(row))
+    is_paired = any((item.kind, other.kind) == ("B", "F") for item, other in pairwise(row))
     for action in row:
-        if is_paired and action.kind == "B" and rounds and [one.kind for one in rounds[-1]] == ["F"]:
+        if is_paired and action.kind == "B" and rounds and [round_.kind for round_ in rounds[-1]] == ["F"]:
             rounds[-1] += (action,)
         else:
             rounds.append((action,))

@@ -65,7 +65,7 @@ def pipelined(
     if num_samples < 1:
         raise InputError(f"{num_samples} samples", where="num_samples", fix="one or more")
     order, before = stage_order(plan)
-    place = {device: at for at, device in enumerate(order)}
+    index = {device: position for position, device in enumerate(order)}
     loads = plan.loads
     spent = (loads.compute_ns + loads.sent_ns + loads.received_ns)[:, order]
     agreeing = sync_ns(plan.problem, plan.device, plan.kind, plan.replicas) * plan.replicas
@@ -78,7 +78,7 @@ def pipelined(
         for device, num_replicas in zip(order, plan.replicas[order].tolist(), strict=True)
         for replica in range(num_replicas)
     ]
-    reads = [{place[other] for other in before[device]} for device in order]
+    reads = [{index[other] for other in before[device]} for device in order]
     return scheduled(plan_schedule(plan, num_samples, schedule), times, reads=reads, names=names)
 
 
@@ -147,7 +147,7 @@ def chained(
     )
     names = None
     if schedule.num_ranks == len(order) and width == 1:
-        names = [f"{plan.problem.types[int(plan.kind[at])].name} {at}" for at in order]
+        names = [f"{plan.problem.types[int(plan.kind[index])].name} {index}" for index in order]
     return scheduled(
         side_by_side(schedule, width), beside(times, len(order), width),
         reads=reads_of(len(order), width), alike=alike(len(order), width), names=names,
@@ -187,7 +187,7 @@ def stage_order(plan: Plan) -> tuple[list[int], list[set[int]]]:
     order: list[int] = []
     waiting = set(range(num))
     while waiting:
-        free = sorted(at for at in waiting if not before[at] & waiting)
+        free = sorted(index for index in waiting if not before[index] & waiting)
         if not free:
             raise NotApplicableError(
                 "devices of this plan wait for each other, so that no pipeline runs it", where=plan.solver,
@@ -201,9 +201,9 @@ def stage_order(plan: Plan) -> tuple[list[int], list[set[int]]]:
 def _crossing_ns(plan: Plan, order: list[int], latency_ns: int) -> NDArray[np.float64]:
     """What the values that cross each boundary take, every value once, each a message of its own [P - 1]."""
     problem = plan.problem
-    place = np.argsort(order)[plan.device]
-    last = place.copy()
+    index = np.argsort(order)[plan.device]
+    last = index.copy()
     rows = ~problem.is_backward[problem.src] & ~problem.is_backward[problem.dst]
-    np.maximum.at(last, problem.src[rows], place[problem.dst[rows]])
+    np.maximum.at(last, problem.src[rows], index[problem.dst[rows]])
     sent_ns = problem.cost_ns + latency_ns
-    return np.array([sent_ns[(place <= at) & (last > at)].sum() for at in range(len(order) - 1)])
+    return np.array([sent_ns[(index <= position) & (last > position)].sum() for position in range(len(order) - 1)])

@@ -49,7 +49,9 @@ def pipeline_lines(played: PlayedSchedule, columns: int) -> list[str]:
     """The diagram in letters, in blocks of so many columns: ``F3`` where it begins, ``-`` while it goes on."""
     has_chunks = played.schedule.num_stages > played.schedule.num_ranks or bool(played.schedule.replicas)
     labels = {
-        one: str(one) if has_chunks else str(one)[len(str(one.stage)) :] for row in played.passes for one, *_ in row
+        item: str(item) if has_chunks else str(item)[len(str(item.stage)) :]
+        for row in played.passes
+        for item, *_ in row
     }
     unit = _unit_ns(played)
     width = 1 + max(map(len, labels.values()), default=1)
@@ -77,8 +79,8 @@ def _cells(row: list[Pass], labels: dict[object, str], unit: int, num_cells: int
     for action, begin, end in row:
         first = max(free, round(begin / unit))
         last = max(first + 1, round(end / unit))
-        for at in range(first, min(last, num_cells)):
-            cells[at] = (labels[action] if at == first else "-").ljust(width)
+        for index in range(first, min(last, num_cells)):
+            cells[index] = (labels[action] if index == first else "-").ljust(width)
         free = last
     return cells
 
@@ -89,12 +91,12 @@ def _diagram(played: PlayedSchedule) -> Section:
     if num > _MOST_DRAWN:
         return Section("schedule", "schedule", title, f"<p>{num:,} passes are too many to draw.</p>")
     scale = (WIDTH - _LEFT - 4) / max(played.makespan_ns, 1)
-    first_stage = [min((one.stage for one, *_ in row), default=0) for row in played.passes]
+    first_stage = [min((item.stage for item, *_ in row), default=0) for row in played.passes]
     marks = []
     for rank, row in enumerate(played.passes):
         y = 6 + rank * (_HIGH + _GAP)
         marks.append(f'<text x="4" y="{y + 16:.0f}">rank {rank}</text>')
-        marks += [_box(one, y, scale, is_later=one.action.stage != first_stage[rank]) for one in row]
+        marks += [_box(item, y, scale, is_later=item.action.stage != first_stage[rank]) for item in row]
     height = 12 + len(played.passes) * (_HIGH + _GAP)
     end = format_duration(played.makespan_ns)
     axis = f'<text x="{_LEFT}" y="{height + 8:.0f}">0</text><text x="{WIDTH - 70}" y="{height + 8:.0f}">{end}</text>'
@@ -102,7 +104,7 @@ def _diagram(played: PlayedSchedule) -> Section:
         f'<svg viewBox="0 0 {WIDTH} {height + 16:.0f}" role="img" aria-label="passes of each rank over time">'
         f"{''.join(marks)}{axis}</svg>"
     )
-    kinds = sorted({one.kind for row in played.passes for one, *_ in row}, key="FBIW".index)
+    kinds = sorted({item.kind for row in played.passes for item, *_ in row}, key="FBIW".index)
     keys = " ".join(
         f'<svg width="14" height="14"><rect width="14" height="14" fill="{PASS_COLORS[kind]}"/></svg> {kind} '
         f"{PASS_LABELS[kind]}" for kind in kinds
@@ -130,7 +132,7 @@ def _box(one: Pass, y: float, scale: float, *, is_later: bool) -> str:
 
 def _ranks(played: PlayedSchedule) -> Section:
     schedule = played.schedule
-    stages = [sorted({one.stage for one, *_ in row}) for row in played.passes]
+    stages = [sorted({item.stage for item, *_ in row}) for row in played.passes]
     held = zip(stages, played.idle_ratios, in_flight(schedule), weight_versions(schedule), strict=True)
     cells = [
         (str(rank), ", ".join(map(str, own)), format_ratio(idle), str(passes), str(versions))

@@ -91,7 +91,7 @@ class PiperPlan:
     @property
     def time_s(self) -> float:
         """Of the slowest stage, per microbatch."""
-        return max(one.time_s for one in self.stages)
+        return max(stage.time_s for stage in self.stages)
 
 
 def plan_piper(problem: PiperProblem, *, cap: int = CAP, progress: Progress | None = None) -> PiperPlan | None:
@@ -107,8 +107,8 @@ def plan_piper(problem: PiperProblem, *, cap: int = CAP, progress: Progress | No
         So many devices and cuts do not fit into a table.
     """
     lattice = downsets(problem.num_layers, problem.src, problem.dst, cap=cap, closed_under="successors")
-    known = [one for one in (equal_stages(problem), *_along_orders(problem)) if one is not None]
-    upper_s = min((one.time_s for one in known), default=math.inf)
+    known = [item for item in (equal_stages(problem), *_along_orders(problem)) if item is not None]
+    upper_s = min((item.time_s for item in known), default=math.inf)
     return _best(problem, lattice, upper_s * (1 + _SLACK), progress)
 
 
@@ -154,7 +154,7 @@ def _best(problem: PiperProblem, lattice: Lattice, upper_s: float, progress: Pro
 def _divisors(problem: PiperProblem) -> NDArray[np.int64]:
     """Data degrees that share the microbatches evenly."""
     degrees = range(1, problem.num_devices + 1)
-    return np.array([one for one in degrees if problem.num_microbatches % one == 0], np.int64)
+    return np.array([degree for degree in degrees if problem.num_microbatches % degree == 0], np.int64)
 
 
 def _stages(
@@ -162,16 +162,16 @@ def _stages(
 ) -> Iterator[PiperStage]:
     """First to last, back along the choices."""
     num = problem.num_devices + 1
-    at, devices, summed = lattice.num_downsets - 1, num - 1, int(last_KD.argmin())
-    while at:
-        code = int(choice_IKD[at, devices, summed])
+    index, devices, summed = lattice.num_downsets - 1, num - 1, int(last_KD.argmin())
+    while index:
+        code = int(choice_IKD[index, devices, summed])
         code, data = divmod(code, num)
         before, degree = divmod(code, len(problem.degrees))
-        inside = lattice.members(at) & ~lattice.members(before)
+        inside = lattice.members(index) & ~lattice.members(before)
         one = stage_of(problem, inside, degree, data, -(-summed // data))
         assert one is not None, "a stage of the best plan fits"
         yield one
-        at, devices, summed = before, devices - one.num_devices, summed - data
+        index, devices, summed = before, devices - one.num_devices, summed - data
 
 
 def stage_of(
@@ -231,12 +231,12 @@ def equal_stages(problem: PiperProblem) -> PiperPlan | None:
                 continue
             for variant in range(len(problem.variants)):
                 stages = [
-                    stage_of(problem, inside, degree, data, len(masks) - place, variant)
-                    for place, inside in enumerate(masks)
+                    stage_of(problem, inside, degree, data, len(masks) - index, variant)
+                    for index, inside in enumerate(masks)
                 ]
-                found = [one for one in stages if one is not None]
-                if len(found) == len(stages):
-                    plan = PiperPlan(tuple(found))
+                result = [stage for stage in stages if stage is not None]
+                if len(result) == len(stages):
+                    plan = PiperPlan(tuple(result))
                     best = plan if best is None or plan.time_s < best.time_s else best
     return best
 
@@ -250,7 +250,7 @@ def _equal_cuts(problem: PiperProblem) -> Iterator[Masks]:
     count = np.cumsum(is_repeated)
     total = int(count[-1])
     for num in range(1, min(total, problem.num_devices) + 1):
-        sizes = [total // num + (place >= num - total % num) for place in range(num)]
+        sizes = [total // num + (index >= num - total % num) for index in range(num)]
         # a stage ends before the first repeated layer of the next one
         inner = [int(np.searchsorted(count, reached + 1)) for reached in np.cumsum(sizes)[:-1].tolist()]
         for ends in {(0, problem.num_layers), (0, begin, end, problem.num_layers)}:

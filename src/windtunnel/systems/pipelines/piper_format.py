@@ -109,13 +109,13 @@ def read_piper(
     nodes, edges = rows_of(document, "nodes", where), rows_of(document, "edges", where)
     if not nodes:
         raise InputError("there are no layers", where=where)
-    row_of = {one: row for row, one in enumerate(unique_ids(nodes, where))}
+    row_of = {unique_identifier: row for row, unique_identifier in enumerate(unique_ids(nodes, where))}
     src, dst = (ends_of(edges, field, row_of, where) for field in ("sourceId", "destId"))
     if (src == dst).any():
         raise InputError("an edge leads from a layer to itself", where=f"{where}, edge {int((src == dst).argmax())}")
     cells = [_cells(node, f"{where}, node {node['id']}") for node in nodes]
-    degrees = sorted({degree for one in cells for degree, _ in one})
-    variants = tuple(dict.fromkeys(variant for one in cells for _, variant in one))
+    degrees = sorted({degree for cell in cells for degree, _ in cell})
+    variants = tuple(dict.fromkeys(variant for cell in cells for _, variant in cell))
     time, weights, kept, fixed = _columns(cells, degrees, variants)
     sync_in, sync_out = (_synced(cells, nodes, degrees, variants, edges, side) for side in ("Fw", "Bw"))
     limit = number_of(document, "maxMemoryPerDevice", where) if memory_bytes is None else memory_bytes
@@ -139,21 +139,21 @@ def _cells(node: Mapping[str, Any], where: str) -> _Cells:
     degrees = node.get("TMPCs")
     if not isinstance(degrees, dict) or not degrees:
         raise InputError("there are no TMPCs", where=where, fix="variants by tensor degree")
-    found: _Cells = {}
+    result: _Cells = {}
     for text in degrees:
         if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) == int(text):
             raise InputError(f"{shown(text)} is no tensor degree", where=where, fix="1, 2, 4 ...")
         for variant in rows_of(degrees, text, where):
             name = str(variant.get("id"))
-            place = f"{where}, tensor degree {text}, {name}"
-            if (int(text), name) in found:
-                raise InputError("a layer has two variants of one name", where=place)
+            location = f"{where}, tensor degree {text}, {name}"
+            if (int(text), name) in result:
+                raise InputError("a layer has two variants of one name", where=location)
             for column in _COLUMNS:
-                _size(variant, column, place)
+                _size(variant, column, location)
             for side in ("syncTimeFw", "syncTimeBw"):
-                _shares(variant, side, place)
-            found[int(text), name] = variant
-    return found
+                _shares(variant, side, location)
+            result[int(text), name] = variant
+    return result
 
 
 def _size(row: Mapping[str, Any], field: str, where: str) -> float:
@@ -185,12 +185,14 @@ def _rate(value: float, where: str) -> float:
 
 def _columns(cells: Sequence[_Cells], degrees: list[int], variants: tuple[str, ...]) -> list[Floats]:
     """Numbers [N, T, V] each; a missing variant takes for ever."""
-    made = np.zeros((len(_COLUMNS), len(cells), len(degrees), len(variants)))
-    made[0] = math.inf
+    created = np.zeros((len(_COLUMNS), len(cells), len(degrees), len(variants)))
+    created[0] = math.inf
     for row, own in enumerate(cells):
         for (degree, variant), numbers in own.items():
-            made[:, row, degrees.index(degree), variants.index(variant)] = [float(numbers[one]) for one in _COLUMNS]
-    return list(made)
+            created[:, row, degrees.index(degree), variants.index(variant)] = [
+                float(numbers[item]) for item in _COLUMNS
+            ]
+    return list(created)
 
 
 def _synced(
@@ -203,10 +205,10 @@ def _synced(
 ) -> Floats:
     """What each edge's reader (``Fw``) or sender (``Bw``) shares for it [E, T, V]."""
     own, other = ("destId", "sourceId") if side == "Fw" else ("sourceId", "destId")
-    of_node = {int(node["id"]): one for node, one in zip(nodes, cells, strict=True)}
-    made = np.zeros((len(edges), len(degrees), len(variants)))
+    of_node = {int(node["id"]): cell for node, cell in zip(nodes, cells, strict=True)}
+    created = np.zeros((len(edges), len(degrees), len(variants)))
     for row, edge in enumerate(edges):
         for (degree, variant), numbers in of_node[int(edge[own])].items():
             share = numbers.get(f"syncTime{side}", {}).get(str(int(edge[other])), 0.0)
-            made[row, degrees.index(degree), variants.index(variant)] = share
-    return made
+            created[row, degrees.index(degree), variants.index(variant)] = share
+    return created

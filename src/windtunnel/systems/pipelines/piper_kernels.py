@@ -116,17 +116,17 @@ def _front(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any, rate: floa
         made_memory, made_time = np.empty(count * num_variants), np.empty(count * num_variants)
         made_from = np.empty(count * num_variants, np.int64)
         num_made = 0
-        for at in range(count):
+        for index in range(count):
             for v in range(num_variants):
                 if time_NV[n, v] == np.inf:
                     continue
-                one_memory, one_time = memory[at] + memory_NV[n, v], time[at] + time_NV[n, v]
+                one_memory, one_time = memory[index] + memory_NV[n, v], time[index] + time_NV[n, v]
                 if one_memory + behind_memory[n + 1] > limit:
                     continue
                 if one_time + behind_time[n + 1] - rate * (limit - one_memory) >= best_time * (1 - _SAME):
                     continue
                 made_memory[num_made], made_time[num_made] = one_memory, one_time
-                made_from[num_made] = at * num_variants + v
+                made_from[num_made] = index * num_variants + v
                 num_made += 1
         if num_made == 0:
             return best_time
@@ -146,10 +146,10 @@ def _front(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any, rate: floa
             variant[start + kept] = made_from[row] % num_variants
             kept += 1
         memory, time, first, count = next_memory[:kept], next_time[:kept], start, kept
-    best_time, at = time[count - 1], first + count - 1
+    best_time, index = time[count - 1], first + count - 1
     for n in range(num - 1, -1, -1):
-        choice_N[n] = variant[at]
-        at = parent[at]
+        choice_N[n] = variant[index]
+        index = parent[index]
     return best_time
 
 
@@ -253,18 +253,18 @@ def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: An
                         fastest = 0.0
                         # as ``piper.stage_of`` prices it, which says by which rule
                         sync = 4.0 * (d - 1) / (d * num_microbatches * bandwidth)
-                        for at in range(rows.size):
+                        for index in range(rows.size):
                             quick = np.inf
                             for v in range(num_variants):
-                                one_NV[at, v] = all_NV[rows[at], v] / d + sync * weights_NTV[rows[at], t, v]
-                                quick = min(quick, one_NV[at, v])
+                                one_NV[index, v] = all_NV[rows[index], v] / d + sync * weights_NTV[rows[index], t, v]
+                                quick = min(quick, one_NV[index, v])
                             fastest += quick
                         for y in range(1, num // d + 2):
                             if not _helps(i, j, used, d, y, fastest, best_IKD):
                                 continue
-                            for at in range(rows.size):
+                            for index in range(rows.size):
                                 for v in range(num_variants):
-                                    memory_NV[at, v] = kept_NTV[rows[at], t, v] * y + fixed_NTV[rows[at], t, v]
+                                    memory_NV[index, v] = kept_NTV[rows[index], t, v] * y + fixed_NTV[rows[index], t, v]
                             load = choose(one_NV, memory_NV, limit, choice_N)
                             if load == np.inf:
                                 break

@@ -24,7 +24,7 @@ def table_document(
     """All rows in raw units; those that were replayed, by their replays."""
     from windtunnel.systems.pipelines.training.plan_file import PLAN_SCHEMA
 
-    replayed = {id(one.row): one.step_ns for one in played}
+    replayed = {id(item.row): item.step_ns for item in played}
     return {
         "schema": PLAN_SCHEMA,
         "batch": batch,
@@ -40,7 +40,7 @@ def _row(row: PlanRow, replayed_ns: float | None) -> dict[str, Any]:
     times = {name: known.pop(name) if row.num_microbatches and row.memory else None
              for name in ("microbatch_ns", "step_ns")}  # fmt: skip
     del known["memory"]
-    memory = [{**dataclasses.asdict(one), "total": one.total} for one in row.memory]
+    memory = [{**dataclasses.asdict(item), "total": item.total} for item in row.memory]
     return {**{name: value for name, value in known.items() if name not in times}, **times,
             "replayed_ns": replayed_ns, "is_feasible": row.is_feasible, "memory_bytes": memory}  # fmt: skip
 
@@ -66,11 +66,11 @@ def print_plans(
     )
     if note:
         say_wrapped(f"  {note}")
-    for at, names in enumerate(stages):
-        say_wrapped(f"  stage {at}: {names[0]}" + (f" to {names[-1]}" if len(names) > 1 else ""))
+    for index, names in enumerate(stages):
+        say_wrapped(f"  stage {index}: {names[0]}" + (f" to {names[-1]}" if len(names) > 1 else ""))
     say()
-    replayed = {id(one.row) for one in played}
-    rows = [_cells(one.row, one.step_ns) for one in played]
+    replayed = {id(item.row) for item in played}
+    rows = [_cells(item.row, item.step_ns) for item in played]
     rows += [_cells(row, None) for row in table.feasible if id(row) not in replayed] if shows_all else []
     head = ["schedule", "width", "depth", "micro", "again", "planner", "replay", "memory"]
     print_table(head, rows, numbers=range(1, 8))
@@ -144,12 +144,13 @@ def print_piper(problem: PiperProblem, found: PiperPlan, equal: PiperPlan | None
     say_wrapped("  " + _versus(problem, found, equal))
     say()
     rows = []
-    for at, one in enumerate(found.stages):
-        count: Mapping[str, int] = Counter(problem.variants[variant] for variant in one.variants)
+    for index, stage in enumerate(found.stages):
+        count: Mapping[str, int] = Counter(problem.variants[variant] for variant in stage.variants)
         kinds = ", ".join(f"{count[name]} {name}" for name in problem.variants if name in count)
         rows.append([
-            str(at), str(one.data), str(one.tensor), str(len(one.layers)), format_duration(round(1e9 * one.time_s)),
-            format_size(round(one.memory_bytes)), kinds,
+            str(index), str(stage.data), str(stage.tensor), str(len(stage.layers)),
+                format_duration(round(1e9 * stage.time_s)),
+            format_size(round(stage.memory_bytes)), kinds,
         ])  # fmt: skip
     head = ["stage", "replicas", "tensor", "layers", "time", "memory", "variants"]
     print_table(head, rows, numbers=range(1, 6), gives_way=6)

@@ -43,8 +43,8 @@ def _memory(row: PlanRow) -> Section:
     """A row per stage."""
     names = list(asdict(row.memory[0]))
     cells = [
-        [str(stage), *(format_size(round(asdict(one)[name])) for name in names), format_size(round(one.total))]
-        for stage, one in enumerate(row.memory)
+        [str(stage), *(format_size(round(asdict(item)[name])) for name in names), format_size(round(item.total))]
+        for stage, item in enumerate(row.memory)
     ]
     head = ["stage", *names, "all"]
     body = render_table(head, cells, numbers=range(1, len(head)))
@@ -52,8 +52,8 @@ def _memory(row: PlanRow) -> Section:
 
 
 def _fitting(table: PlanTable, played: Sequence[Played]) -> Section:
-    replayed = {id(one.row): one.step_ns for one in played}
-    rows = [one.row for one in played] + [row for row in table.feasible if id(row) not in replayed]
+    replayed = {id(item.row): item.step_ns for item in played}
+    rows = [item.row for item in played] + [row for row in table.feasible if id(row) not in replayed]
     cells = [
         [
             row.schedule, str(row.width), str(row.depth), str(row.num_microbatches), str(row.microbatch),

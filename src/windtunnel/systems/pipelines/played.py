@@ -45,7 +45,7 @@ class PlayedSchedule:
         rows = np.flatnonzero((graph.tasks["kind"] == int(Kind.COMPUTE)) & (graph.tasks["phase"] != int(Phase.UPDATE)))
         starts, ends = self.timeline.start_ns[rows].tolist(), self.timeline.finish_ns[rows].tolist()
         times = iter(zip(starts, ends, strict=True))  # tasks were made rank by rank, in order
-        return [[Pass(one, *next(times)) for one in row if one is not None] for row in self.schedule.actions]
+        return [[Pass(item, *next(times)) for item in row if item is not None] for row in self.schedule.actions]
 
     @property
     def makespan_ns(self) -> int:
@@ -82,7 +82,7 @@ class PlayedSchedule:
                     "idle_ratio": idle,
                     "in_flight": held,
                     "weight_versions": versions,
-                    "passes": [{"action": str(one), "begin_ns": begin, "end_ns": end} for one, begin, end in passes],
+                    "passes": [{"action": str(item), "begin_ns": begin, "end_ns": end} for item, begin, end in passes],
                 }
                 for passes, idle, held, versions in ranks
             ],

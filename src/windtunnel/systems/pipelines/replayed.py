@@ -61,13 +61,13 @@ def ranked_by_replay(
 
     Workers have devices of their own, so that pipelines beside each other take the same time.
     """
-    found = []
+    result = []
     for done, row in enumerate(rows):
         if progress is not None:
             progress("replaying plans", done, len(rows))
         times = stage_times(row, profiles[row.microbatch], job.links)
-        found.append(Played(row, batch_ns(row, times)))
-    return sorted(found, key=lambda one: one.step_ns)
+        result.append(Played(row, batch_ns(row, times)))
+    return sorted(result, key=lambda one: one.step_ns)
 
 
 def batch_ns(
@@ -152,13 +152,13 @@ def side_by_side(schedule: Schedule, width: int) -> Schedule:
 
     return dataclasses.replace(
         schedule,
-        actions=tuple(tuple(one and moved(one, which) for one in row) for which in each for row in schedule.actions),
+        actions=tuple(tuple(item and moved(item, which) for item in row) for which in each for row in schedule.actions),
         rank_of=tuple(which * num_ranks + rank for which in each for rank in schedule.rank_of),
         replicas=tuple(
             tuple(which * num_ranks + rank for rank in ranks) for which in each for ranks in schedule.replicas
         ),
         most_in_flight=schedule.most_in_flight * width,
-        overlaps=frozenset(moved(one, which) for which in each for one in schedule.overlaps),
+        overlaps=frozenset(moved(overlap, which) for which in each for overlap in schedule.overlaps),
     )
 
 

@@ -93,9 +93,9 @@ def schedule_of_csv(
     for rank, line in enumerate(cells):
         row: list[Action | None] = []
         for slot, cell in enumerate(line):
-            found = _parsed(cell.strip(), f"rank {rank}, slot {slot}", name)
-            overlaps.update(found[:1] if len(found) > 1 else ())
-            row += found or [None]
+            result = _parsed(cell.strip(), f"rank {rank}, slot {slot}", name)
+            overlaps.update(result[:1] if len(result) > 1 else ())
+            row += result or [None]
         rows.append(tuple(row))
     return _schedule(name, rows, frozenset(overlaps), num_batches, versions)
 
@@ -106,7 +106,7 @@ def _cell(shared: tuple[Action, ...]) -> str:
 
 def _parsed(cell: str, where: str, name: str) -> list[Action]:
     both = _BOTH.fullmatch(cell)
-    found = []
+    result = []
     for token in both.groups() if both else [cell] * bool(cell):
         match = _ACTION.fullmatch(token.strip())
         if match is None:
@@ -115,8 +115,8 @@ def _parsed(cell: str, where: str, name: str) -> list[Action]:
                 fix = "the form without messages: in torch, format='compute_only'"
             raise InputError(f"{where}: {token[:40]!r} is no action", where=f"schedule {name}", fix=fix)
         stage, kind, microbatch = match.groups()
-        found.append(Action(int(stage), cast("ScheduleKind", kind), int(microbatch)))
-    return found
+        result.append(Action(int(stage), cast("ScheduleKind", kind), int(microbatch)))
+    return result
 
 
 def _schedule(
@@ -127,8 +127,8 @@ def _schedule(
     versions: Literal["flush", "2bw", "stash"],
 ) -> Schedule:
     """The table with the ranks of its stages, as they are found in it."""
-    num_stages = 1 + max((one.stage for row in rows for one in row if one is not None), default=-1)
-    num_passes = 1 + max((one.microbatch for row in rows for one in row if one is not None), default=-1)
+    num_stages = 1 + max((item.stage for row in rows for item in row if item is not None), default=-1)
+    num_passes = 1 + max((item.microbatch for row in rows for item in row if item is not None), default=-1)
     where = f"schedule {name}"
     if not num_stages:
         raise InputError("there are no actions", where=where, fix="a line per rank, such as 0F0,0B0")
@@ -141,11 +141,11 @@ def _schedule(
     if num_batches < 1 or num_passes % num_batches:
         raise InputError(f"{num_passes} microbatches are no {num_batches} equal batches", where=where)
     replicas = _replicas(rows, num_stages)
-    if lost := [stage for stage, found in enumerate(replicas) if not found]:
-        raise InputError(f"stage {lost[0]} has no actions", where=where, fix="stages are counted from 0")
+    if missing := [stage for stage, replica in enumerate(replicas) if not replica]:
+        raise InputError(f"stage {missing[0]} has no actions", where=where, fix="stages are counted from 0")
     return Schedule(
-        name, tuple(rows), tuple(found[0] for found in replicas), num_passes // num_batches, num_batches, versions,
-        tuple(replicas) if any(len(found) > 1 for found in replicas) else (), overlaps=overlaps,
+        name, tuple(rows), tuple(replica[0] for replica in replicas), num_passes // num_batches, num_batches, versions,
+        tuple(replicas) if any(len(replica) > 1 for replica in replicas) else (), overlaps=overlaps,
     )  # fmt: skip
 
 
@@ -153,13 +153,13 @@ def _replicas(rows: list[tuple[Action | None, ...]], num_stages: int) -> list[tu
     """Ranks of each stage, in the order in which they take microbatches; the usual one where there is no such order."""
     where: list[dict[int, list[int]]] = [{} for _ in range(num_stages)]
     for rank, row in enumerate(rows):
-        for one in row:
-            if one is not None:
-                where[one.stage].setdefault(rank, []).append(one.microbatch)
-    found = []
-    for taken in where:
-        ranks = sorted(taken, key=lambda rank, taken=taken: min(taken[rank]))  # type: ignore[misc]
-        in_turns = all(at % len(ranks) == turn for turn, rank in enumerate(ranks) for at in taken[rank])
-        usual = sorted(ranks, key=lambda rank, taken=taken: -len(taken[rank]))[:1]  # type: ignore[misc]
-        found.append(tuple(ranks if in_turns else usual))
-    return found
+        for item in row:
+            if item is not None:
+                where[item.stage].setdefault(rank, []).append(item.microbatch)
+    result = []
+    for used in where:
+        ranks = sorted(used, key=lambda rank, taken=used: min(taken[rank]))  # type: ignore[misc]
+        in_turns = all(index % len(ranks) == turn for turn, rank in enumerate(ranks) for index in used[rank])
+        usual = sorted(ranks, key=lambda rank, taken=used: -len(taken[rank]))[:1]  # type: ignore[misc]
+        result.append(tuple(ranks if in_turns else usual))
+    return result

@@ -113,19 +113,19 @@ class Schedule:
     @property
     def is_training(self) -> bool:
         """Whether anything goes backward."""
-        return any(one is not None and one.kind != "F" for row in self.actions for one in row)
+        return any(item is not None and item.kind != "F" for row in self.actions for item in row)
 
     def slots(self, rank: int) -> list[tuple[Action, ...]]:
         """What a rank does, slot by slot: nothing, an action, or two that overlap."""
-        found: list[tuple[Action, ...]] = []
+        result: list[tuple[Action, ...]] = []
         is_open = False
-        for one in self.actions[rank]:
-            if one is None or not is_open:
-                found.append(() if one is None else (one,))
+        for action in self.actions[rank]:
+            if action is None or not is_open:
+                result.append(() if action is None else (action,))
             else:
-                found[-1] += (one,)
-            is_open = one in self.overlaps and not is_open
-        return found
+                result[-1] += (action,)
+            is_open = action in self.overlaps and not is_open
+        return result
 
     def rank(self, stage: int, microbatch: int) -> int:
         """Who has this microbatch at this stage."""
@@ -135,14 +135,14 @@ class Schedule:
 
 def has_parts(schedule: Schedule) -> bool:
     """Whether some backward passes are done in two parts."""
-    return any(one is not None and one.kind in "IW" for row in schedule.actions for one in row)
+    return any(item is not None and item.kind in "IW" for row in schedule.actions for item in row)
 
 
 def forward_only(num_ranks: int, num_microbatches: int, replicas: Sequence[int] = ()) -> Schedule:
     """Inference: every rank takes what comes; arguments and errors as of ``gpipe``."""
-    made = _linear("forward-only", num_ranks, num_microbatches, replicas, lambda _: num_microbatches)
-    rows = tuple(tuple(one for one in row if one is not None and one.kind == "F") for row in made.actions)
-    return replace(made, actions=rows, most_in_flight=())
+    created = _linear("forward-only", num_ranks, num_microbatches, replicas, lambda _: num_microbatches)
+    rows = tuple(tuple(item for item in row if item is not None and item.kind == "F") for row in created.actions)
+    return replace(created, actions=rows, most_in_flight=())
 
 
 def gpipe(num_ranks: int, num_microbatches: int, replicas: Sequence[int] = ()) -> Schedule:
@@ -179,8 +179,10 @@ def pipedream(num_ranks: int, num_microbatches: int, num_batches: int, replicas:
     The paper's batches are of one microbatch each. Arguments and errors as of ``gpipe``.
     """
     require_some("pipedream", num_ranks, num_microbatches, num_batches)
-    made = one_forward_one_backward(num_ranks, num_microbatches * num_batches, replicas)
-    return replace(made, name="pipedream", num_microbatches=num_microbatches, num_batches=num_batches, versions="stash")
+    created = one_forward_one_backward(num_ranks, num_microbatches * num_batches, replicas)
+    return replace(
+        created, name="pipedream", num_microbatches=num_microbatches, num_batches=num_batches, versions="stash"
+    )
 
 
 def pipedream_2bw(num_ranks: int, num_microbatches: int, num_batches: int) -> Schedule:
@@ -214,11 +216,11 @@ def repeated(schedule: Schedule, num_batches: int) -> Schedule:
     def later(action: Action | None, batch: int) -> Action | None:
         return action and action._replace(microbatch=action.microbatch + batch * step)
 
-    rows = tuple(tuple(later(one, batch) for batch in range(num_batches) for one in row) for row in schedule.actions)
+    rows = tuple(tuple(later(item, batch) for batch in range(num_batches) for item in row) for row in schedule.actions)
     overlaps = frozenset(
-        one._replace(microbatch=one.microbatch + batch * step)
+        overlap._replace(microbatch=overlap.microbatch + batch * step)
         for batch in range(num_batches)
-        for one in schedule.overlaps
+        for overlap in schedule.overlaps
     )
     return replace(schedule, actions=rows, num_batches=schedule.num_batches * num_batches, overlaps=overlaps)
 
@@ -245,15 +247,15 @@ def _linear(
     for stage, num_replicas in enumerate(each):
         ranks.append(tuple(range(len(rows), len(rows) + num_replicas)))
         for replica in range(num_replicas):
-            mine = range(replica, num_microbatches, num_replicas)
-            first = min(num_ahead(stage), len(mine))
-            row = [Action(stage, "F", at) for at in mine[:first]]
-            for back, ahead in zip(mine, [*mine[first:], *[None] * first], strict=True):
+            local = range(replica, num_microbatches, num_replicas)
+            first = min(num_ahead(stage), len(local))
+            row = [Action(stage, "F", index) for index in local[:first]]
+            for back, ahead in zip(local, [*local[first:], *[None] * first], strict=True):
                 row.append(Action(stage, "B", back))
                 row += [] if ahead is None else [Action(stage, "F", ahead)]
             rows.append(tuple(row))
             most.append(first)
     return Schedule(
-        name, tuple(rows), tuple(one[0] for one in ranks), num_microbatches, most_in_flight=tuple(most),
+        name, tuple(rows), tuple(rank[0] for rank in ranks), num_microbatches, most_in_flight=tuple(most),
         replicas=tuple(ranks) if max(each) > 1 else (),
     )  # fmt: skip

@@ -119,7 +119,9 @@ def scheduled(
     for rank in range(schedule.num_ranks):
         rule(line, rank)
     line.finish(alike)
-    return line.builder.build({"rank_base_bytes": tuple(int(one) for one in base_bytes)} if base_bytes else None)
+    return line.builder.build(
+        {"rank_base_bytes": tuple(int(base_size) for base_size in base_bytes)} if base_bytes else None
+    )
 
 
 def working_ranks(graph: Graph) -> NDArray[np.int64]:
@@ -127,8 +129,8 @@ def working_ranks(graph: Graph) -> NDArray[np.int64]:
     ranks = np.asarray(graph.tasks["rank"], np.int64)
     if "peer" not in graph.tasks:
         return ranks
-    found: NDArray[np.int64] = np.where(graph.tasks["peer"] >= 0, graph.tasks["peer"], ranks)
-    return found
+    result: NDArray[np.int64] = np.where(graph.tasks["peer"] >= 0, graph.tasks["peer"], ranks)
+    return result
 
 
 class Line:
@@ -180,7 +182,7 @@ class Line:
 
     def row(self, rank: int) -> list[Action]:
         """What a rank does."""
-        return [one for one in self.schedule.actions[rank] if one is not None]
+        return [action for action in self.schedule.actions[rank] if action is not None]
 
     def ends_batch(self, rank: int, at: int) -> bool:
         """Whether a batch ends with this action of a rank."""
@@ -188,45 +190,49 @@ class Line:
 
     def into(self, action: Action) -> list[Message]:
         """What a pass receives from other ranks."""
-        stage, kind, at = action
+        stage, kind, index = action
         others = {"F": self.reads[stage], "W": ()}.get(kind, self._readers[stage])
-        return [Message(other, stage, at, kind != "F") for other in sorted(others) if self._is_apart(stage, other, at)]
+        return [
+            Message(other, stage, index, kind != "F") for other in sorted(others) if self._is_apart(stage, other, index)
+        ]
 
     def out(self, action: Action) -> list[Message]:
         """What a pass sends to other ranks."""
-        stage, kind, at = action
+        stage, kind, index = action
         others = {"F": self._readers[stage], "W": ()}.get(kind, self.reads[stage])
-        return [Message(stage, other, at, kind != "F") for other in sorted(others) if self._is_apart(stage, other, at)]
+        return [
+            Message(stage, other, index, kind != "F") for other in sorted(others) if self._is_apart(stage, other, index)
+        ]
 
     def _is_apart(self, stage: int, other: int, at: int) -> bool:
         return self.schedule.rank(stage, at) != self.schedule.rank(other, at)
 
     def compute(self, rank: int, action: Action) -> None:
         """A pass, behind all that was waited for."""
-        stage, kind, at = action
+        stage, kind, index = action
         self.tasks[action] = self._then(
-            rank, f"sample {at}, stage {stage}{_PARTS[kind]}", Phase.FORWARD if kind == "F" else Phase.BACKWARD,
-            self._pass_ns[kind][stage], at,
+            rank, f"sample {index}, stage {stage}{_PARTS[kind]}", Phase.FORWARD if kind == "F" else Phase.BACKWARD,
+            self._pass_ns[kind][stage], index,
         )  # fmt: skip
         for part in parts(action):
             self._keep_or_free(part, self.tasks[action])
         if kind in "BW" and self._agree_ns[stage]:
-            self._agreed[stage, at] = self._then(
-                rank, f"weights of stage {stage}", Phase.UPDATE, self._agree_ns[stage], at, kind=Kind.COMM
+            self._agreed[stage, index] = self._then(
+                rank, f"weights of stage {stage}", Phase.UPDATE, self._agree_ns[stage], index, kind=Kind.COMM
             )
 
     def _keep_or_free(self, part: Action, task: int) -> None:
         """What a pass forward keeps is the output of a task beside it, which each part of the backward pass reads."""
-        stage, kind, at = part
+        stage, kind, index = part
         for freed_by, kept_bytes in self._kept_bytes.items():
             if kind == "F" and kept_bytes[stage]:
-                self._kept[stage, freed_by, at] = self.builder.task(
-                    f"kept of sample {at}, stage {stage}", kind=Kind.VIRTUAL, phase=Phase.FORWARD, duration_ns=0,
-                    iteration=at, rank=self.schedule.rank(stage, at), output_bytes=int(kept_bytes[stage]),
+                self._kept[stage, freed_by, index] = self.builder.task(
+                    f"kept of sample {index}, stage {stage}", kind=Kind.VIRTUAL, phase=Phase.FORWARD, duration_ns=0,
+                    iteration=index, rank=self.schedule.rank(stage, index), output_bytes=int(kept_bytes[stage]),
                 )  # fmt: skip
-                self.builder.edge(task, self._kept[stage, freed_by, at], kind=EdgeKind.CONTROL, from_start=True)
-        if (stage, kind, at) in self._kept:
-            self.builder.edge(self._kept[stage, kind, at], task, kind=EdgeKind.DATA)
+                self.builder.edge(task, self._kept[stage, freed_by, index], kind=EdgeKind.CONTROL, from_start=True)
+        if (stage, kind, index) in self._kept:
+            self.builder.edge(self._kept[stage, kind, index], task, kind=EdgeKind.DATA)
 
     def update(self, rank: int, at: int) -> None:
         """The optimizer, where a stage's batch ends with this action of a rank; with others all at the rank's end."""
@@ -277,21 +283,21 @@ class Line:
 
     def expect(self, action: Action) -> None:
         """Let a pass wait for what others send it whenever that comes."""
-        for one in self.into(action):
-            sender = Action(one.src, "F" if not one.is_backward else "B", one.microbatch)
-            self._late.append((one, sender, action))
+        for item in self.into(action):
+            sender = Action(item.src, "F" if not item.is_backward else "B", item.microbatch)
+            self._late.append((item, sender, action))
 
     def post(self, rank: int, messages: Sequence[Message]) -> list[Message]:
         """Send or ask for: a message begins when both sides have."""
-        for one in messages:
-            task = self._message(one)
+        for message in messages:
+            task = self._message(message)
             for before in self._frontier[rank]:
                 self.builder.edge(before, task, kind=EdgeKind.MESSAGE)
         return list(messages)
 
     def wait(self, rank: int, messages: Sequence[Message]) -> None:
         """What comes next comes behind them."""
-        self._frontier[rank] += [self._messages[one] for one in messages]
+        self._frontier[rank] += [self._messages[message] for message in messages]
 
     def _message(self, one: Message) -> int:
         if one not in self._messages:
@@ -320,12 +326,12 @@ class Line:
             for (task, _), (_, before) in permutations(together, 2):
                 for other in before:
                     self.builder.edge(other, task, kind=EdgeKind.SYNC)
-        for one, sender, receiver in self._late:
+        for item, sender, receiver in self._late:
             src = self.tasks[sender if sender in self.tasks else sender._replace(kind="I")]
             if self._message_ns is None:
                 self.builder.edge(src, self.tasks[receiver], kind=EdgeKind.MESSAGE, lag_ns=self._latency_ns)
                 continue
-            task = self._message(one)
+            task = self._message(item)
             self.builder.edge(src, task, kind=EdgeKind.MESSAGE)
             self.builder.edge(task, self.tasks[receiver], kind=EdgeKind.MESSAGE)
         for stage, ranks in enumerate(self.schedule.replicas):
@@ -333,23 +339,27 @@ class Line:
 
     def _agree(self, stage: int, num_replicas: int) -> None:
         """Replicas agree on their weights once each has done one microbatch backward."""
-        done = sorted(at for which, at in self._agreed if which == stage)
+        done = sorted(index for which, index in self._agreed if which == stage)
         for first in range(0, max(done, default=-1) + 1, num_replicas):
-            for one, other in permutations([at for at in range(first, first + num_replicas) if at in done], 2):
-                back = Action(stage, "B" if Action(stage, "B", one) in self.tasks else "W", one)
+            for item, other in permutations(
+                [index for index in range(first, first + num_replicas) if index in done], 2
+            ):
+                back = Action(stage, "B" if Action(stage, "B", item) in self.tasks else "W", item)
                 self.builder.edge(self.tasks[back], self._agreed[stage, other], kind=EdgeKind.SYNC)
 
 
 def _batch_ends(schedule: Schedule, rank: int) -> set[int]:
     """Places of the last action of each batch."""
-    row = [one for one in schedule.actions[rank] if one is not None]
-    return set({one.microbatch // schedule.num_microbatches: at for at, one in enumerate(row)}.values())
+    row = [action for action in schedule.actions[rank] if action is not None]
+    return set({item.microbatch // schedule.num_microbatches: index for index, item in enumerate(row)}.values())
 
 
 def _stage_ends(schedule: Schedule, rank: int) -> set[int]:
     """Places after which a stage has done all of a batch."""
-    row = [one for one in schedule.actions[rank] if one is not None]
-    return set({(one.stage, one.microbatch // schedule.num_microbatches): at for at, one in enumerate(row)}.values())
+    row = [action for action in schedule.actions[rank] if action is not None]
+    return set(
+        {(item.stage, item.microbatch // schedule.num_microbatches): index for index, item in enumerate(row)}.values()
+    )
 
 
 def _each(values: ArrayLike, num: int, name: str) -> NDArray[np.int64]:
@@ -358,5 +368,5 @@ def _each(values: ArrayLike, num: int, name: str) -> NDArray[np.int64]:
         raise InputError(f"{given.size} values for {num} stages", where=name, fix="one per stage, or one for all")
     if not (np.isfinite(given) & (given >= 0)).all():
         raise InputError("a value is negative or no number", where=name, fix="nanoseconds or bytes, 0 or more")
-    found: NDArray[np.int64] = np.broadcast_to(given.round().astype(np.int64), (num,))
-    return found
+    result: NDArray[np.int64] = np.broadcast_to(given.round().astype(np.int64), (num,))
+    return result

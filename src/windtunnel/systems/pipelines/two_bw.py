@@ -110,7 +110,7 @@ class PlanRow:
     @property
     def peak_bytes(self) -> float:
         """Of the worker that holds most."""
-        return max((one.total for one in self.memory), default=0.0)
+        return max((item.total for item in self.memory), default=0.0)
 
     @property
     def num_workers(self) -> int:
@@ -196,8 +196,8 @@ def plan_2bw(
         for schedule in schedules if depth > 1 else ("none",):
             for microbatch in sorted(profiles):
                 for again in recomputes:
-                    asked = PlanRow(schedule, width, depth, microbatch, again)
-                    rows.append(_row(asked, profiles[microbatch], job))
+                    requested = PlanRow(schedule, width, depth, microbatch, again)
+                    rows.append(_row(requested, profiles[microbatch], job))
     return PlanTable(tuple(sorted(rows, key=lambda row: (not row.is_feasible, row.step_ns))))
 
 
@@ -233,7 +233,7 @@ def _row(asked: PlanRow, blocks: Blocks, job: Job) -> PlanRow:
     memory = tuple(memory_of_stage(blocks, units, stage, how) for stage, units in enumerate(stages))
     microbatch_ns = time_per_microbatch_ns(blocks, stages, how, job)
     turns = count + asked.depth - 1 if asked.schedule == "1f1b" else count
-    peak = max(one.total for one in memory)
+    peak = max(item.total for item in memory)
     reason, missing = "", 0.0
     if peak > job.memory_bytes:
         stage = max(range(len(memory)), key=lambda at: memory[at].total)

@@ -37,17 +37,17 @@ def plan_machines(
 
     if not (path.exists() or Path(path.name.partition(":")[0]).suffix):
         raise InputError("a workload is planned for this host", where="--at-least", fix="capture it, and name its .wt")
-    asked = [instance(name.strip()) for name in names.split(",") if name.strip()] or list(instances().values())
+    requested = [instance(name.strip()) for name in names.split(",") if name.strip()] or list(instances().values())
     with Progress("planning") as progress:
         graph = open_graph(path, progress=progress, needs_times=False)
-        found = cheapest_machines(
-            graph, samples or batch_of(graph), batch, sizes_of(batch, microbatches), samples_per_s, asked,
+        result = cheapest_machines(
+            graph, samples or batch_of(graph), batch, sizes_of(batch, microbatches), samples_per_s, requested,
             most_machines=most_machines, num_replayed=num_replayed, progress=progress,
         )  # fmt: skip
     if as_json:
-        print_json(_document(found, batch, samples_per_s))
+        print_json(_document(result, batch, samples_per_s))
     else:
-        _print(found, batch, samples_per_s)
+        _print(result, batch, samples_per_s)
 
 
 def _document(found: Rental, batch: int, samples_per_s: float) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _document(found: Rental, batch: int, samples_per_s: float) -> dict[str, Any]
         "least_samples_per_s": samples_per_s,
         "is_proven": found.is_proven,
         "best": _row(found.best, batch),
-        "cheaper": [_row(one, batch) for one in found.cheaper],
+        "cheaper": [_row(item, batch) for item in found.cheaper],
     }
 
 
@@ -98,12 +98,12 @@ def _print(found: Rental, batch: int, samples_per_s: float) -> None:
     if found.cheaper:
         say()
         rows = [
-            (f"{one.count} x {one.instance.name}", f"{one.usd_per_h:,.2f}", one.reason)
-            for one in found.cheaper[-_SHOWN:]
+            (f"{item.count} x {item.instance.name}", f"{item.usd_per_h:,.2f}", item.reason)
+            for item in found.cheaper[-_SHOWN:]
         ]
         print_table(("cheaper", "USD per h", "is too slow, or too small"), rows, numbers=(1,), gives_way=2)
         if len(found.cheaper) > _SHOWN:
             say(f"and {len(found.cheaper) - _SHOWN} that cost even less")
-    unsure = sum(not one.is_sure for one in found.cheaper)
+    unsure = sum(not item.is_sure for item in found.cheaper)
     if unsure:
         advise(f"of {unsure} cheaper ones not all plans were replayed: --replay tries more")

@@ -43,9 +43,9 @@ def fly(
     from windtunnel.systems.pipelines.training.search import improve
     from windtunnel.whatifs import parse_step
 
-    chosen = parse_step(target, kind="workload")
+    selected = parse_step(target, kind="workload")
     with Progress("flying") as progress, stdout_to_stderr():
-        job = job_of(chosen.name, chosen.parameters, devices, microbatches, progress=progress)
+        job = job_of(selected.name, selected.parameters, devices, microbatches, progress=progress)
         exact = place(job.layers.problem)
         plans = [improve(job, exact, schedule)]  # type: ignore[arg-type]
         if compare:
@@ -68,19 +68,20 @@ def _stages(job: PipelineJob, plan: Plan) -> list[list[str]]:
     from windtunnel.systems.pipelines.training.model import stage_of_modules
 
     stage_of = stage_of_modules(job, plan)
-    return [[name for name, stage in stage_of.items() if stage == at] for at in range(len(plan.kind))]
+    return [[name for name, stage in stage_of.items() if stage == index] for index in range(len(plan.kind))]
 
 
 def _print(job: PipelineJob, plans: list[Plan], receipts: list[Receipt]) -> None:
     from windtunnel.units import format_duration
 
     rows = [
-        (plan.solver, format_duration(one.predicted_ns), format_duration(one.changed.value), f"{one.predicted:.2f}x",
-         f"{one.measured:.2f}x", "{:.2f}-{:.2f}".format(*one.measured_interval), f"{one.error_ratio:+.1%}")
-        for plan, one in zip(plans, receipts, strict=True)
+        (plan.solver, format_duration(receipt.predicted_ns), format_duration(receipt.changed.value),
+            f"{receipt.predicted:.2f}x",
+         f"{receipt.measured:.2f}x", "{:.2f}-{:.2f}".format(*receipt.measured_interval), f"{receipt.error_ratio:+.1%}")
+        for plan, receipt in zip(plans, receipts, strict=True)
     ]  # fmt: skip
     print_table(("split", "predicted", "measured", "of one process", "measured", "90 %", "error"), rows,
                 numbers=(1, 2, 3, 4, 5, 6), gives_way=0)  # fmt: skip
     say()
-    for at, names in enumerate(_stages(job, plans[0])):
-        say(f"stage {at}: {len(names)} layers, {', '.join(filter(None, names[:_SHOWN_LAYERS]))} ...")
+    for index, names in enumerate(_stages(job, plans[0])):
+        say(f"stage {index}: {len(names)} layers, {', '.join(filter(None, names[:_SHOWN_LAYERS]))} ...")

@@ -97,8 +97,8 @@ def plan(
     is_workload = not (path.exists() or name.suffix)
     if is_workload:
         output = derived(name, ".plan.json", output)
-    for one in filter(None, (output, report)):
-        require_free(one, force=force)
+    for item in filter(None, (output, report)):
+        require_free(item, force=force)
     if is_piper(path):
         _plan_piper(path, devices, memory, bandwidth, time_unit, most_downsets, as_json=as_json)
         return
@@ -108,34 +108,38 @@ def plan(
         whole_numbers(text, option, least=1)
         for text, option in ((microbatches, "--microbatches"), (width, "--width"), (depth, "--depth"))
     )
-    asked = _Asked(
+    requested = _Asked(
         batch, samples_of, memory, _one_of(schedule, _SCHEDULES, "--schedule"), widths, depths,
         _one_of(recompute, _AGAIN, "--recompute"), precision, base, replay,
     )  # fmt: skip
     if at_least:
-        plan_machines(path, devices, batch, asked.microbatches, at_least, machines, samples, replay, as_json=as_json)
+        plan_machines(
+            path, devices, batch, requested.microbatches, at_least, machines, samples, replay, as_json=as_json
+        )
         return
     with Progress("planning") as progress, stdout_to_stderr():
         if is_workload:
-            found = _of_workload(target, devices, asked, progress)
+            result = _of_workload(target, devices, requested, progress)
         else:
             links = _links(bandwidth or "16 GB/s", network, per_server)
-            found = _of_graph(path, devices, samples, links, asked, progress)
-    stages = [list(found.blocks.names[first:last]) for first, last in cut_evenly(found.blocks.num_blocks, found.depth)]
-    document = {**table_document(found.table, found.played, stages, found.note, batch), **found.runs}
+            result = _of_graph(path, devices, samples, links, requested, progress)
+    stages = [
+        list(result.blocks.names[first:last]) for first, last in cut_evenly(result.blocks.num_blocks, result.depth)
+    ]
+    document = {**table_document(result.table, result.played, stages, result.note, batch), **result.runs}
     if output is not None:
         with whole(output) as scratch:
             scratch.write_text(json_text(document, indent=1) + "\n")
     if report is not None:
         from windtunnel.systems.pipelines.plans_page import plans_page
 
-        plans_page(found.table, found.played, report, title=path.stem, note=found.note, overwrite=True)
+        plans_page(result.table, result.played, report, title=path.stem, note=result.note, overwrite=True)
     if as_json:
         print_json(document)
     else:
-        print_plans(found.table, found.played, stages, found.note, batch, shows_all=shows_all)
-    for one in filter(None, (output, report)):
-        advise(f"written: {one}")
+        print_plans(result.table, result.played, stages, result.note, batch, shows_all=shows_all)
+    for item in filter(None, (output, report)):
+        advise(f"written: {item}")
     if is_workload:
         suggest("windtunnel", "pipeline", "run", "--plan", output)
 
@@ -188,11 +192,11 @@ def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -
 
     if not devices.isdigit() or not int(devices):
         raise InputError(f"--devices {devices!r} is no number of processes", where=target, fix="--devices 2")
-    chosen = parse_step(target, kind="workload")
+    selected = parse_step(target, kind="workload")
     number = int(devices)
     sizes = sizes_of(asked.batch, asked.microbatches)
-    profiles = profiled.captured_blocks(chosen.name, chosen.parameters, asked.batch, sizes, progress=progress)
-    conditions = profiled.conditions_for(chosen.name, chosen.parameters, profiles, number, asked.batch)
+    profiles = profiled.captured_blocks(selected.name, selected.parameters, asked.batch, sizes, progress=progress)
+    conditions = profiled.conditions_for(selected.name, selected.parameters, profiles, number, asked.batch)
     job = _job(number, math.inf, profiled.links_of(conditions, number), asked)
     table = _table(profiles, job, asked)
     played = profiled.ranked_on_host(table.feasible[: asked.num_replayed], profiles, conditions, progress=progress)
@@ -200,7 +204,7 @@ def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -
         f"processes of this host share its cores: messages {format_duration(round(conditions.latency_ns))} and "
         f"{format_rate(conditions.bandwidth_bytes_per_s)}, {conditions.slowdown[-1]:.2f} times slower all at once"
     )
-    runs = plan_fields(profiled.pipeline_of(played[0], profiles, chosen.name, chosen.parameters, asked.batch))
+    runs = plan_fields(profiled.pipeline_of(played[0], profiles, selected.name, selected.parameters, asked.batch))
     return _Found(table, played, next(iter(profiles.values())), note, runs)
 
 
@@ -261,11 +265,11 @@ def _plan_piper(
             bandwidth_bytes_per_s=parse_rate(bandwidth) if bandwidth else None,
             seconds_per_unit=_one_of(time_unit, seconds, "--time-unit"),
         )
-        found = plan_piper(problem, cap=most_downsets, progress=progress)
+        result = plan_piper(problem, cap=most_downsets, progress=progress)
         equal = equal_stages(problem)
-    if found is None:
+    if result is None:
         require_memory(problem)
     elif as_json:
-        print_json(piper_document(problem, found, equal))
+        print_json(piper_document(problem, result, equal))
     else:
-        print_piper(problem, found, equal)
+        print_piper(problem, result, equal)

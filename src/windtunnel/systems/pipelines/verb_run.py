@@ -79,10 +79,10 @@ def run(
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from windtunnel.systems.pipelines.training.elastic import train_elastic
 
-            found = train_elastic(spec, known=known, progress=progress, **more)
-            if found is None:  # another rank speaks
+            result = train_elastic(spec, known=known, progress=progress, **more)
+            if result is None:  # another rank speaks
                 return
-            planned, trained = found
+            planned, trained = result
         else:
             planned = known or planned_pipeline(spec, progress=progress)
             orders = planned.orders(num_alone=0 if memory else 3, **more)
@@ -120,9 +120,9 @@ def _spec(
 
     if not target:
         raise InputError("there is no workload", where="WORKLOAD", fix="name one, such as mlp, or a plan: --plan JSON")
-    chosen = parse_step(target, kind="workload")
+    selected = parse_step(target, kind="workload")
     return PipelineSpec(
-        chosen.name, dict(chosen.parameters), ranks or _RANKS, microbatches or _MICROBATCHES, schedule or _SCHEDULE,
+        selected.name, dict(selected.parameters), ranks or _RANKS, microbatches or _MICROBATCHES, schedule or _SCHEDULE,
         chunks or None, width or 1, recompute, max_norm or None,
     )  # fmt: skip
 
@@ -138,14 +138,14 @@ def _read(plan: Path, target: str, own: list[str], *, max_norm: float) -> Planne
     from windtunnel.cli.files import require_there
     from windtunnel.systems.pipelines.training.plan_file import read_plan
 
-    said = [*([target] if target else []), *own]
-    if said:
+    reported = [*([target] if target else []), *own]
+    if reported:
         raise InputError(
-            f"the plan says what runs, not {', '.join(said)}", where=str(plan), fix="leave one of them out"
+            f"the plan says what runs, not {', '.join(reported)}", where=str(plan), fix="leave one of them out"
         )
     require_there(plan)
-    found = read_plan(plan)
-    return dataclasses.replace(found, spec=dataclasses.replace(found.spec, max_norm=max_norm or None))
+    result = read_plan(plan)
+    return dataclasses.replace(result, spec=dataclasses.replace(result.spec, max_norm=max_norm or None))
 
 
 def _document(planned: PlannedPipeline, trained: Trained) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _document(planned: PlannedPipeline, trained: Trained) -> dict[str, Any]:
         "step_interval_ns": None if step is None else [step.low, step.high],
         "predicted_step_ns": planned.predicted_ns,
         "one_process_ns": None if trained.alone_ns is None else trained.alone_ns.value,
-        "memory_bytes": [one.memory for one in trained.reports if one.memory],
+        "memory_bytes": [report.memory for report in trained.reports if report.memory],
     }
 
 
@@ -177,7 +177,9 @@ def _print(document: dict[str, Any]) -> None:
     first, losses = document["first_step"], document["losses"]
     jump = max(1, -(-len(losses) // _SHOWN))
     shown = sorted({*range(0, len(losses), jump), len(losses) - 1})
-    print_table(("step", "loss"), [(str(first + at + 1), f"{losses[at]:.4f}") for at in shown], numbers=(0, 1))
+    print_table(
+        ("step", "loss"), [(str(first + position + 1), f"{losses[position]:.4f}") for position in shown], numbers=(0, 1)
+    )
     say()
     for name, key in (("step", "step_ns"), ("predicted", "predicted_step_ns"), ("one process", "one_process_ns")):
         if document[key] is not None:
@@ -185,10 +187,10 @@ def _print(document: dict[str, Any]) -> None:
     if document["memory_bytes"]:
         kinds = ("base", "peak", "weight", "gradient", "optimizer state", "feature map")
         rows = [
-            (str(rank), *(format_size(one[kind]) for kind in kinds))
-            for rank, one in enumerate(document["memory_bytes"])
+            (str(rank), *(format_size(item[kind]) for kind in kinds))
+            for rank, item in enumerate(document["memory_bytes"])
         ]
         print_table(("rank", "before", "peak", *kinds[2:]), rows, numbers=tuple(range(7)))
     say()
-    for at, names in enumerate(document["stages"]):
-        say(f"stage {at}: {len(names)} layers, {', '.join(filter(None, names[:3]))} ...")
+    for index, names in enumerate(document["stages"]):
+        say(f"stage {index}: {len(names)} layers, {', '.join(filter(None, names[:3]))} ...")

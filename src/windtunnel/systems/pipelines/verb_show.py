@@ -93,7 +93,7 @@ def _times(forward: str, backward: str, message: str) -> StageTimes:
     forward_ns, message_ns = _durations(forward), _durations(message)
     return StageTimes(
         forward_ns=forward_ns,
-        backward_ns=_durations(backward) if backward else [2 * one for one in forward_ns],
+        backward_ns=_durations(backward) if backward else [2 * item for item in forward_ns],
         message_ns=message_ns if any(message_ns) else None,
     )
 
@@ -101,7 +101,7 @@ def _times(forward: str, backward: str, message: str) -> StageTimes:
 def _durations(text: str) -> list[float]:
     from windtunnel.units import parse_duration
 
-    return [float(parse_duration(one)) for one in text.split(",")]
+    return [float(parse_duration(part)) for part in text.split(",")]
 
 
 def _print(played: PlayedSchedule) -> None:
@@ -114,7 +114,9 @@ def _print(played: PlayedSchedule) -> None:
         say(line)
     say()
     ranks = zip(played.idle_ratios, in_flight(schedule), weight_versions(schedule), strict=True)
-    rows = [(str(at), format_ratio(idle), str(held), str(versions)) for at, (idle, held, versions) in enumerate(ranks)]
+    rows = [
+        (str(index), format_ratio(idle), str(held), str(versions)) for index, (idle, held, versions) in enumerate(ranks)
+    ]
     print_table(("rank", "idle", "passes in flight", "versions of weights"), rows, numbers=(0, 1, 2, 3))
     say()
     batches = f"{schedule.num_batches} batches of " if schedule.num_batches > 1 else ""

@@ -68,10 +68,10 @@ def parts(action: Action) -> tuple[Action, ...]:
 
 def needs(part: Action, num_stages: int) -> list[Action]:
     """Parts that have to be done before this one."""
-    stage, kind, at = part
-    own: dict[str, list[Action]] = {"I": [Action(stage, "F", at)], "W": [Action(stage, "I", at)]}
+    stage, kind, index = part
+    own: dict[str, list[Action]] = {"I": [Action(stage, "F", index)], "W": [Action(stage, "I", index)]}
     other = part.reads(num_stages)
-    return own.get(kind, []) + ([] if other is None else [Action(other, kind, at)])
+    return own.get(kind, []) + ([] if other is None else [Action(other, kind, index)])
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:
@@ -80,8 +80,8 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
     most = []
     for row in schedule.actions:
         held = peak = 0
-        for one in row:
-            held += 0 if one is None else change[one.kind]
+        for item in row:
+            held += 0 if item is None else change[item.kind]
             peak = max(peak, held)
         most.append(peak)
     return tuple(most)
@@ -93,16 +93,18 @@ def weight_versions(schedule: Schedule) -> tuple[int, ...]:
         return ({"flush": 1, "2bw": 2}[schedule.versions],) * schedule.num_ranks
     most = []
     for row in schedule.actions:
-        passes = [one for one in row if one is not None]
-        left = Counter(one.microbatch // schedule.num_microbatches for one in passes if one.kind in "BW")
+        passes = [item for item in row if item is not None]
+        left = Counter(
+            step_pass.microbatch // schedule.num_microbatches for step_pass in passes if step_pass.kind in "BW"
+        )
         newest, seen, peak = 0, dict[tuple[int, int], int](), 1
-        for stage, kind, at in passes:
+        for stage, kind, index in passes:
             if kind == "F":
-                seen[stage, at] = newest
+                seen[stage, index] = newest
             elif kind != "I":
-                seen.pop((stage, at), None)
-                left[at // schedule.num_microbatches] -= 1
-                newest += left[at // schedule.num_microbatches] == 0
+                seen.pop((stage, index), None)
+                left[index // schedule.num_microbatches] -= 1
+                newest += left[index // schedule.num_microbatches] == 0
             peak = max(peak, len({newest, *seen.values()}))
         most.append(peak)
     return tuple(most)
@@ -119,20 +121,20 @@ class _Table:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.rows = [[one for one in row if one is not None] for row in schedule.actions]
+        self.rows = [[entry for entry in row if entry is not None] for row in schedule.actions]
         self._slot = [
             [slot for slot, shared in enumerate(schedule.slots(rank)) for _ in shared]
             for rank in range(schedule.num_ranks)
         ]
         self.place: dict[Action, tuple[int, int]] = {}
         for rank, row in enumerate(self.rows):
-            for at, one in enumerate(row):
-                self._require_here(one, rank, at)
-                for part in parts(one):
+            for index, item in enumerate(row):
+                self._require_here(item, rank, index)
+                for part in parts(item):
                     if part in self.place:
                         before = self.said(part)
-                        raise self.wrong(self.where(rank, at), f"{one} comes twice: {before}", "leave one of them")
-                    self.place[part] = (rank, at)
+                        raise self.wrong(self.where(rank, index), f"{item} comes twice: {before}", "leave one of them")
+                    self.place[part] = (rank, index)
 
     def _require_here(self, one: Action, rank: int, at: int) -> None:
         schedule, where = self.schedule, self.where(rank, at)
@@ -148,8 +150,8 @@ class _Table:
 
     def said(self, part: Action) -> str:
         """The action that does this part, with its place."""
-        rank, at = self.place[part]
-        return f"{self.rows[rank][at]} ({self.where(rank, at)})"
+        rank, index = self.place[part]
+        return f"{self.rows[rank][index]} ({self.where(rank, index)})"
 
     def wrong(self, where: str, what: str, fix: str = "") -> InputError:
         return InputError(f"{where}: {what}", where=f"schedule {self.schedule.name}", fix=fix)
@@ -158,10 +160,10 @@ class _Table:
         """Where a missing part should have been: an empty slot between its neighbors, or before who needs it."""
         schedule = self.schedule
         rank = schedule.rank(part.stage, part.microbatch)
-        places = [self.place[one] for one in needs(part, schedule.num_stages) if one in self.place]
-        low = max([self._slot[rank][at] + 1 for where, at in places if where == rank], default=0)
-        users = [at for at, one in enumerate(self.rows[rank])
-                 if any(part in needs(each, schedule.num_stages) for each in parts(one))]  # fmt: skip
+        indices = [self.place[need] for need in needs(part, schedule.num_stages) if need in self.place]
+        low = max([self._slot[rank][index] + 1 for where, index in indices if where == rank], default=0)
+        users = [index for index, row in enumerate(self.rows[rank])
+                 if any(part in needs(item, schedule.num_stages) for item in parts(row))]  # fmt: skip
         slots = schedule.slots(rank)
         high = self._slot[rank][users[0]] if users else len(slots)
         empty = [slot for slot in range(low, high) if not slots[slot]]
@@ -172,12 +174,12 @@ def _require_all(table: _Table) -> None:
     """Every microbatch passes every stage once, in all parts."""
     schedule = table.schedule
     kinds: tuple[ScheduleKind, ...] = ("F", "I", "W") if schedule.is_training else ("F",)
-    for at in range(schedule.num_passes):
+    for index in range(schedule.num_passes):
         for stage in range(schedule.num_stages):
-            missing = [Action(stage, kind, at) for kind in kinds if Action(stage, kind, at) not in table.place]
+            missing = [Action(stage, kind, index) for kind in kinds if Action(stage, kind, index) not in table.place]
             if not missing:
                 continue
-            name = missing[0]._replace(kind="B") if [one.kind for one in missing] == ["I", "W"] else missing[0]
+            name = missing[0]._replace(kind="B") if [item.kind for item in missing] == ["I", "W"] else missing[0]
             raise table.wrong(table.gap(missing[0]), f"{name} is missing", "every microbatch passes every stage once")
 
 
@@ -190,10 +192,10 @@ def _wanted(table: _Table) -> Iterator[tuple[Action, Action]]:
 
 def _require_order(table: _Table) -> None:
     for part, other in _wanted(table):
-        (rank, at), (other_rank, other_at) = table.place[part], table.place[other]
-        if rank == other_rank and at < other_at:
+        (rank, index), (other_rank, other_at) = table.place[part], table.place[other]
+        if rank == other_rank and index < other_at:
             raise table.wrong(
-                table.where(rank, at), f"{table.rows[rank][at]} comes before {table.said(other)}, which it needs"
+                table.where(rank, index), f"{table.rows[rank][index]} comes before {table.said(other)}, which it needs"
             )
 
 
@@ -219,8 +221,8 @@ def _missing(table: _Table, rank: int, at: int, done: set[Action]) -> list[Actio
     """What an action still needs; a part of its own is no need."""
     row = table.rows[rank]
     own = parts(row[at]) if row else ()
-    wanted = [one for part in own for one in needs(part, table.schedule.num_stages)]
-    return [one for one in wanted if one not in done and one not in own]
+    requested = [need for part in own for need in needs(part, table.schedule.num_stages)]
+    return [item for item in requested if item not in done and item not in own]
 
 
 def _stuck(table: _Table, next_at: list[int], done: set[Action], rank: int) -> InputError:
@@ -232,10 +234,10 @@ def _stuck(table: _Table, next_at: list[int], done: set[Action], rank: int) -> I
     ring = seen[seen.index(rank) :]
     ring = ring[ring.index(min(ring)) :] + ring[: ring.index(min(ring))]
     says = []
-    for one in ring:
-        missing = _missing(table, one, next_at[one], done)[0]
+    for item in ring:
+        missing = _missing(table, item, next_at[item], done)[0]
         says.append(
-            f"{table.where(one, next_at[one])}: {table.rows[one][next_at[one]]} waits for {table.said(missing)}"
+            f"{table.where(item, next_at[item])}: {table.rows[item][next_at[item]]} waits for {table.said(missing)}"
         )
     return table.wrong("; ".join(says), "so that these ranks wait for each other")
 
@@ -244,16 +246,16 @@ def _require_pairs(table: _Table) -> None:
     """Messages of one direction between two ranks are asked for as they are sent."""
     sent: dict[tuple[int, int, str], list[tuple[int, int, Action, Action]]] = defaultdict(list)
     for part, other in _wanted(table):
-        (rank, at), (sender, sent_at) = table.place[part], table.place[other]
+        (rank, index), (sender, sent_at) = table.place[part], table.place[other]
         if part.stage != other.stage and rank != sender:
-            sent[sender, rank, part.kind].append((at, sent_at, part, other))
+            sent[sender, rank, part.kind].append((index, sent_at, part, other))
     for (_, rank, _), messages in sent.items():
         messages.sort()
-        for (at, first, _, need), (_, second, later, later_need) in pairwise(messages):
+        for (index, first, _, need), (_, second, later, later_need) in pairwise(messages):
             if first > second:
                 raise table.wrong(
-                    table.where(rank, at),
-                    f"{table.rows[rank][at]} receives from {table.said(need)} before {table.said(later)} does from "
+                    table.where(rank, index),
+                    f"{table.rows[rank][index]} receives from {table.said(need)} before {table.said(later)} does from "
                     f"{table.said(later_need)}: messages would cross",
                 )
 
@@ -264,19 +266,19 @@ def _require_weights(table: _Table) -> None:
     delay = {"flush": 1, "2bw": 2, "stash": schedule.num_batches}[schedule.versions]
     last: dict[tuple[int, int, int], int] = {}  # by rank, stage, batch: the place of what ends it there
     first: dict[tuple[int, int, int, str], int] = {}
-    for part, (rank, at) in table.place.items():
+    for part, (rank, index) in table.place.items():
         key = rank, part.stage, part.microbatch // schedule.num_microbatches
         if part.kind == "W":
-            last[key] = max(last.get(key, at), at)
+            last[key] = max(last.get(key, index), index)
         if part.kind != "I":
-            first[*key, part.kind] = min(first.get((*key, part.kind), at), at)
-    for (rank, stage, batch, kind), at in first.items():
+            first[*key, part.kind] = min(first.get((*key, part.kind), index), index)
+    for (rank, stage, batch, kind), index in first.items():
         end = last.get((rank, stage, batch - (delay if kind == "F" else 1)), -1)
-        if end > at:
+        if end > index:
             row = table.rows[rank]
             raise table.wrong(
-                table.where(rank, at),
-                f"{row[at]} of batch {batch} comes before {row[end]} ({table.where(rank, end)}), which ends batch "
+                table.where(rank, index),
+                f"{row[index]} of batch {batch} comes before {row[end]} ({table.where(rank, end)}), which ends batch "
                 f"{row[end].microbatch // schedule.num_microbatches} there{_why(schedule, kind)}",
             )
 

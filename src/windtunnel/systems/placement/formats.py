@@ -43,29 +43,31 @@ def read_problem(
     nodes, edges = rows_of(document, "nodes", where), rows_of(document, "edges", where)
     nodes = sorted(nodes, key=lambda node: whole_of(node, "id", f"{where}, a node"))  # the file's order says nothing
     ids = unique_ids(nodes, where)
-    row_of = {one: row for row, one in enumerate(ids)}
-    at = [f"{where}, node {one}" for one in ids]
-    names = tuple(str(one) for one in ids)
+    row_of = {identifier: row for row, identifier in enumerate(ids)}
+    location = [f"{where}, node {identifier}" for identifier in ids]
+    names = tuple(str(identifier) for identifier in ids)
     src, dst = (ends_of(edges, field, row_of, where) for field in ("sourceId", "destId"))
     cost_E = np.array([number_of(edge, "cost", f"{where}, edge {row}") for row, edge in enumerate(edges)]) * MS
-    supported = [_truth(node, "supportedOnFpga", place) for node, place in zip(nodes, at, strict=True)]
+    supported = [_truth(node, "supportedOnFpga", index) for node, index in zip(nodes, location, strict=True)]
     memory = number_of(document, "maxSizePerFPGA", where) if memory_bytes is None else memory_bytes
     types = (
         DeviceType("accelerator", _count(document, "maxFPGAs", where, num_accelerators), memory),
         DeviceType("cpu", _count(document, "maxCPUs", where, num_cpus), comm_scale=0.0),
     )
     times = [
-        [number_of(node, field, place) for field in ("fpgaLatency", "cpuLatency")]
-        for node, place in zip(nodes, at, strict=True)
+        [number_of(node, field, index) for field in ("fpgaLatency", "cpuLatency")]
+        for node, index in zip(nodes, location, strict=True)
     ]
     return Problem(
         names,
         types,
         np.array(times).reshape(-1, 2) * MS,
-        np.array([number_of(node, "size", place, 0.0) for node, place in zip(nodes, at, strict=True)]),
-        np.array([[not one, False] for one in supported]).reshape(-1, 2),
-        np.array([_truth(node, "isBackwardNode", place, False) for node, place in zip(nodes, at, strict=True)], bool),
-        _colors(nodes, at),
+        np.array([number_of(node, "size", index, 0.0) for node, index in zip(nodes, location, strict=True)]),
+        np.array([[not item, False] for item in supported]).reshape(-1, 2),
+        np.array(
+            [_truth(node, "isBackwardNode", index, False) for node, index in zip(nodes, location, strict=True)], bool
+        ),
+        _colors(nodes, location),
         src,
         dst,
         cost_of_nodes(names, src, cost_E / MS, "ms") * MS,
@@ -94,11 +96,11 @@ def _truth(row: Mapping[str, Any], field: str, where: str, default: bool | None 
 
 def _colors(nodes: Sequence[Mapping[str, Any]], at: Sequence[str]) -> NDArray[np.int64]:
     """Color of every node; one without a color has its own."""
-    given = [None if node.get("colorClass") is None else whole_of(node, "colorClass", place)
-             for node, place in zip(nodes, at, strict=True)]  # fmt: skip
-    known = {color: number for number, color in enumerate(dict.fromkeys(one for one in given if one is not None))}
+    given = [None if node.get("colorClass") is None else whole_of(node, "colorClass", index)
+             for node, index in zip(nodes, at, strict=True)]  # fmt: skip
+    known = {color: number for number, color in enumerate(dict.fromkeys(item for item in given if item is not None))}
     own = iter(range(len(known), len(known) + len(nodes)))
-    return np.array([next(own) if one is None else known[one] for one in given], np.int64)
+    return np.array([next(own) if item is None else known[item] for item in given], np.int64)
 
 
 def split_document(problem: Problem, device_N: NDArray[Any], kind_D: NDArray[Any], value_ns: float) -> dict[str, Any]:

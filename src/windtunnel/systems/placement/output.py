@@ -28,10 +28,10 @@ def print_plan(document: dict[str, Any], plan: Plan) -> None:
         moved = columns.pop("sends") + columns.pop("receives")
         columns |= {"transfers": moved, "agrees": ["sync_ns"]}
     rows = []
-    for at, one in enumerate(document["devices"]):
-        name = f"{at} {one['kind']}" + (f" x {one['replicas']}" if one["replicas"] > 1 else "")
-        times = [format_duration(round(sum(one[name] for name in names))) for names in columns.values()]
-        rows.append([name, str(one["num_nodes"]), *times, format_size(round(one["memory_bytes"])), one["bound_by"]])
+    for index, item in enumerate(document["devices"]):
+        name = f"{index} {item['kind']}" + (f" x {item['replicas']}" if item["replicas"] > 1 else "")
+        times = [format_duration(round(sum(item[name] for name in names))) for names in columns.values()]
+        rows.append([name, str(item["num_nodes"]), *times, format_size(round(item["memory_bytes"])), item["bound_by"]])
     head = ["device", "nodes", *columns, "memory", "bound"]
     print_table(head, rows, numbers=range(1, len(head) - 1), gives_way=0)
 
@@ -58,8 +58,8 @@ def print_moves(document: dict[str, Any]) -> None:
     say()
     say("cheapest moves of one node to a neighboring device:")
     rows = [
-        [", ".join(one["nodes"][:3]), f"{one['source']} to {one['target']}",
-         f"{'+' if one['change_ns'] >= 0 else ''}{format_duration(round(one['change_ns']))}"]
-        for one in document["moves"]
+        [", ".join(item["nodes"][:3]), f"{item['source']} to {item['target']}",
+         f"{'+' if item['change_ns'] >= 0 else ''}{format_duration(round(item['change_ns']))}"]
+        for item in document["moves"]
     ]  # fmt: skip
     print_table(["node", "devices", "costs"], rows, numbers=(2,), gives_way=0)

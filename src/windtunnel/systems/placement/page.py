@@ -78,12 +78,12 @@ def _depths(problem: Problem) -> np.ndarray:
 def _places(problem: Problem) -> tuple[np.ndarray, np.ndarray, float]:
     """Across and down by layer; within a layer by the mean place of what is read (barycenters)."""
     depth = _depths(problem)
-    layers = [np.flatnonzero(depth == one) for one in range(int(depth.max()) + 1)]
+    layers = [np.flatnonzero(depth == index) for index in range(int(depth.max()) + 1)]
     x = np.zeros(problem.num_nodes)
     before = problem.before
     for layer in layers:
-        wanted = [float(np.mean(x[before[node]])) if before[node] else 0.5 for node in layer.tolist()]
-        order = layer[np.argsort(wanted, kind="stable")]
+        requested = [float(np.mean(x[before[node]])) if before[node] else 0.5 for node in layer.tolist()]
+        order = layer[np.argsort(requested, kind="stable")]
         x[order] = (np.arange(len(order)) + 0.5) / len(order)
     return 20 + (WIDTH - 40) * x, 20 + _ROW * depth, 40 + _ROW * float(depth.max())
 
@@ -125,11 +125,11 @@ def _bars(rows: Sequence[DeviceRow]) -> Section:
     """One bar per device: compute, sending, receiving."""
     most = max((row.load_ns for row in rows), default=1.0) or 1.0
     body = []
-    for at, row in enumerate(rows):
-        left, y = 90.0, 10 + 26 * at
-        body.append(f'<rect x="4" y="{y}" width="12" height="12" fill="{_color(at)}"/>')
-        body.append(f'<text x="22" y="{y + 11}">{escape(f"{at} {row.kind}", 14)}</text>')
-        for value, color in ((row.compute_ns, _color(at)), (row.sent_ns, "#8c939b"), (row.received_ns, "#c3c8ce")):
+    for index, row in enumerate(rows):
+        left, y = 90.0, 10 + 26 * index
+        body.append(f'<rect x="4" y="{y}" width="12" height="12" fill="{_color(index)}"/>')
+        body.append(f'<text x="22" y="{y + 11}">{escape(f"{index} {row.kind}", 14)}</text>')
+        for value, color in ((row.compute_ns, _color(index)), (row.sent_ns, "#8c939b"), (row.received_ns, "#c3c8ce")):
             width = (WIDTH - 180) * value / most
             body.append(f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="14" fill="{color}"/>')
             left += width
@@ -144,14 +144,14 @@ def _bars(rows: Sequence[DeviceRow]) -> Section:
 def _table(rows: Sequence[DeviceRow]) -> Section:
     cells = [
         (
-            str(at),
+            str(index),
             escape(row.kind),
             f"{row.num_nodes:,}",
-            *(format_duration(round(one)) for one in (row.load_ns, row.compute_ns, row.sent_ns, row.received_ns)),
+            *(format_duration(round(item)) for item in (row.load_ns, row.compute_ns, row.sent_ns, row.received_ns)),
             format_size(round(row.memory_bytes)),
             row.bound_by,
         )
-        for at, row in enumerate(rows)
+        for index, row in enumerate(rows)
     ]
     head = ("device", "kind", "nodes", "load", "compute", "sends", "receives", "memory", "bound by")
     return Section("devices", "devices", "Devices", render_table(head, cells, numbers=(2, 3, 4, 5, 6, 7)))

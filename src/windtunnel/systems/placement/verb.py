@@ -147,7 +147,7 @@ def _row(plan: Plan) -> dict[str, Any]:
 def _devices(plan: Plan) -> list[dict[str, Any]]:
     from windtunnel.search.placement.explain import device_rows
 
-    return [dataclasses.asdict(one) for one in device_rows(plan)]
+    return [dataclasses.asdict(device_row) for device_row in device_rows(plan)]
 
 
 def _moves(plan: Plan, objective: str) -> list[dict[str, Any]]:
@@ -155,8 +155,8 @@ def _moves(plan: Plan, objective: str) -> list[dict[str, Any]]:
 
     if objective != "throughput" or (plan.replicas > 1).any():
         return []
-    found = moves(plan, is_contiguous=is_in_stages(plan))
-    return [dataclasses.asdict(one) for one in found if one.is_allowed][:_SHOWN_MOVES]
+    result = moves(plan, is_contiguous=is_in_stages(plan))
+    return [dataclasses.asdict(item) for item in result if item.is_allowed][:_SHOWN_MOVES]
 
 
 def _even_split(plan: Plan, objective: str, combine: str) -> Plan:
@@ -164,12 +164,12 @@ def _even_split(plan: Plan, objective: str, combine: str) -> Plan:
     from windtunnel.search.placement.baselines import even
     from windtunnel.search.placement.latency import of_plan
 
-    found = even(plan.problem)
+    result = even(plan.problem)
     if objective == "latency":
-        return of_plan(found, solver="even")
-    loads = found.loads
+        return of_plan(result, solver="even")
+    loads = result.loads
     value_ns = loads.flush_load_ns() if objective == "flush" else loads.max_load_ns(combine)  # type: ignore[arg-type]
-    return dataclasses.replace(found, value_ns=value_ns)
+    return dataclasses.replace(result, value_ns=value_ns)
 
 
 def _write(plan: Plan, output: Path | None, picture: Path | None) -> None:

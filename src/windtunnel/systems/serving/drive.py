@@ -50,12 +50,12 @@ def send(
     first_batch = len(live.batches)
     origin_ns = moment_in(_SOON_NS)
     futures = []
-    for at, arrival_ns in enumerate(arrival_ns_R.tolist()):
+    for index, arrival_ns in enumerate(arrival_ns_R.tolist()):
         wait_for(origin_ns + arrival_ns)
-        futures.append(live.submit(None if more is None else more(at), origin_ns + arrival_ns))
+        futures.append(live.submit(None if more is None else more(index), origin_ns + arrival_ns))
         if progress is not None:
-            progress("answering", at, len(arrival_ns_R))
-    answered = np.array([one.result().answered_ns - origin_ns for one in futures], dtype=np.int64)
+            progress("answering", index, len(arrival_ns_R))
+    answered = np.array([future.result().answered_ns - origin_ns for future in futures], dtype=np.int64)
     return Answered(arrival_ns_R, answered, len(live.batches) - first_batch)
 
 

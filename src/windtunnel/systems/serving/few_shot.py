@@ -66,23 +66,23 @@ def measured_few(
     if not grid:
         raise InputError("there is no cell to measure", fix="give threads and batches")
     most = min(max(_LEAST, int(most_share * len(grid))), len(grid))
-    found: dict[Cell, float] = {}
+    result: dict[Cell, float] = {}
 
     def add(cell: Cell) -> None:
-        found[cell] = measure(cell)
+        result[cell] = measure(cell)
         if progress is not None:
-            progress("profiling", len(found), most)
+            progress("profiling", len(result), most)
 
     for cell in _first(grid):
         add(cell)
-    while len(found) < most:
-        profile = estimated(found, grid)
-        splits = [best_split(profile, num_threads, one) for one in sorted(set(batches))]
-        needed = Counter(cell for split in splits for cell in set(split.cells) if cell not in found)
+    while len(result) < most:
+        profile = estimated(result, grid)
+        splits = [best_split(profile, num_threads, batch) for batch in sorted(set(batches))]
+        needed = Counter(cell for split in splits for cell in set(split.cells) if cell not in result)
         if not needed:
             break
         add(max(needed, key=lambda one: (needed[one], one)))
-    return found
+    return result
 
 
 def _first(grid: Sequence[Cell]) -> list[Cell]:
@@ -119,8 +119,8 @@ def _terms(cells: Floats, power: float) -> Floats:
 
 
 def _law(cells: Floats, power: float, weights: Floats) -> Floats:
-    found: Floats = _terms(cells, power) @ weights
-    return found
+    result: Floats = _terms(cells, power) @ weights
+    return result
 
 
 def _fit(cells: Floats, times: Floats, power: float) -> tuple[float, float, Floats]:

@@ -24,17 +24,17 @@ def receipts_of_splits(job: str, flown: Sequence[FlownSplit], baseline: FlownSpl
         Receipt(
             whatif="serving-split",
             predicted_baseline_ns=baseline.split.latency_ns,
-            predicted_ns=one.split.latency_ns,
+            predicted_ns=item.split.latency_ns,
             baseline=baseline.latency,
-            changed=one.latency,
-            speedup=estimate_speedup(baseline.latency_ns_R, one.latency_ns_R),
-            parameters={"split": str(one.split), "over": str(baseline.split), "batch": one.split.batch},
+            changed=item.latency,
+            speedup=estimate_speedup(baseline.latency_ns_R, item.latency_ns_R),
+            parameters={"split": str(item.split), "over": str(baseline.split), "batch": item.split.batch},
             target=job,
             hardware_fingerprint=machine(),
-            num_rounds=len(one.latency_ns_R),
+            num_rounds=len(item.latency_ns_R),
         )
-        for one in flown
-        if one is not baseline
+        for item in flown
+        if item is not baseline
     ]
 
 

@@ -55,7 +55,7 @@ class Served:
             What the requests have brought.
         """
         try:
-            return [Answer(one) for one in self._outputs(list(bodies))]
+            return [Answer(tensor) for tensor in self._outputs(list(bodies))]
         except Exception as error:
             if len(bodies) > 1:
                 return [self.answers([body])[0] for body in bodies]
@@ -65,10 +65,10 @@ class Served:
         if self.preprocess is None:
             raise InputError("what is served takes nothing from a request", fix="give Served a preprocess")
         returned = self.model(*self.preprocess(bodies))
-        found = returned.tolist() if self.postprocess is None else self.postprocess(returned)
-        if len(found) != len(bodies):
-            raise InputError(f"{len(found)} answers came to {len(bodies)} requests", where="postprocess")
-        return list(found)
+        result = returned.tolist() if self.postprocess is None else self.postprocess(returned)
+        if len(result) != len(bodies):
+            raise InputError(f"{len(result)} answers came to {len(bodies)} requests", where="postprocess")
+        return list(result)
 
 
 def served(job: str, most_inputs: int) -> Served:
@@ -91,17 +91,17 @@ def served(job: str, most_inputs: int) -> Served:
     from windtunnel.whatifs import parse_step
 
     if is_job_file(job):
-        made = made_by(job, Served)
+        created = made_by(job, Served)
     else:
-        chosen = parse_step(job, kind="workload")
-        built = build_workload(chosen.name, {**chosen.parameters, "batch_size": most_inputs})
+        selected = parse_step(job, kind="workload")
+        built = build_workload(selected.name, {**selected.parameters, "batch_size": most_inputs})
         if built.supervised is None:
             raise InputError(
-                f"a step of {chosen.name} is more than a model and a loss",
+                f"a step of {selected.name} is more than a model and a loss",
                 where=job,
                 fix="serve resnet50, vit or decoder-lm, or a file.py:function that returns a Served",
             )
         given, _ = built.supervised.draw()
-        made = Served(built.model, lambda batch: tuple(one[:batch] for one in given))
-    made.model.eval()
-    return made
+        created = Served(built.model, lambda batch: tuple(item[:batch] for item in given))
+    created.model.eval()
+    return created

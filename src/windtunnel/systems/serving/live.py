@@ -89,7 +89,7 @@ class LiveServer:
         self._state = "warming"
         self._failure: WindtunnelError | None = None
         self._is_closing = self._has_answered_all = False
-        self._threads = [threading.Thread(target=one, daemon=True) for one in (self._answer, self._change)]
+        self._threads = [threading.Thread(target=item, daemon=True) for item in (self._answer, self._change)]
 
     def __enter__(self) -> LiveServer:
         for thread in self._threads:
@@ -220,8 +220,8 @@ class LiveServer:
                 if len(self._queue) >= self._split.batch or left_ns <= 0 or self._is_closing:
                     # whose instance has died is tried alone: others shall not share its fate
                     most = 1 if self._queue[0].tries else min(len(self._queue), self._split.batch)
-                    taken = [self._queue.popleft() for _ in range(most)]
-                    batch = [one for one in taken if one.tries or one.future.set_running_or_notify_cancel()]
+                    used = [self._queue.popleft() for _ in range(most)]
+                    batch = [item for item in used if item.tries or item.future.set_running_or_notify_cancel()]
                     if batch:
                         return batch
                     continue
@@ -233,19 +233,19 @@ class LiveServer:
 
     def _deal(self, batch: list[_Request], split: Split, active: _Active) -> list[Running]:
         """Let all instances answer their part; gives those that died of it, whose requests wait again."""
-        parts = Split(tuple(one for one, _ in active), split.batch).parts(len(batch))
-        moment_ns, at = moment_in(0), 0
-        asked: list[tuple[Running, list[_Request]]] = []
+        parts = Split(tuple(item for item, _ in active), split.batch).parts(len(batch))
+        moment_ns, index = moment_in(0), 0
+        requested: list[tuple[Running, list[_Request]]] = []
         for (_, process), part in zip(active, parts, strict=True):
-            own, at = batch[at : at + part], at + part
+            own, index = batch[index : index + part], index + part
             if own and self._is_sent(process, own, moment_ns):
-                asked.append((process, own))
+                requested.append((process, own))
         answers: list[tuple[_Request, Answer]] = []
         died, again = [], []
-        for process, own in asked:
+        for process, own in requested:
             try:
-                _, found, _ = process.workers.receive()
-                answers += zip(own, found or [Answer(None)] * len(own), strict=True)
+                _, result, _ = process.workers.receive()
+                answers += zip(own, result or [Answer(None)] * len(own), strict=True)
             except WorkerError as error:
                 died.append(process)
                 again += _again(own, error)
@@ -260,9 +260,11 @@ class LiveServer:
         return died
 
     def _is_sent(self, process: Running, own: list[_Request], moment_ns: int) -> bool:
-        bodies = [one.body for one in own]
+        bodies = [item.body for item in own]
         try:
-            process.workers.send(Order(len(own), moment_ns, bodies if any(one is not None for one in bodies) else None))
+            process.workers.send(
+                Order(len(own), moment_ns, bodies if any(body is not None for body in bodies) else None)
+            )
         except WorkerError:
             pass  # it is heard of when its answer is waited for
         except Exception as error:  # of pickle, before a byte is sent
@@ -277,7 +279,7 @@ class LiveServer:
         return (
             self._state == "serving"
             and self._split is self._target
-            and [one for one, _ in self._active] == list(self._target.instances)
+            and [item for item, _ in self._active] == list(self._target.instances)
         )
 
     def _change(self) -> None:
@@ -317,13 +319,13 @@ class LiveServer:
             # who has died meanwhile is missing, which is the next change
             target, alive = self._target, [process for _, process in self._active]
             pairs = zip(target.instances, placed(target, [*alive, *new]), strict=True)
-            self._active = [(instance, one) for instance, one in pairs if one is not None]
+            self._active = [(instance, item) for instance, item in pairs if item is not None]
             self._split, self._state = target, "draining"
             serving_ns = moment_in(0)
             self._moved.notify_all()
             still = [process for _, process in self._active]
-            self._moved.wait_for(lambda: not any(one not in still for _, one in self._busy))
-        close_all([one for one in [*held, *new] if one not in still])
+            self._moved.wait_for(lambda: not any(item not in still for _, item in self._busy))
+        close_all([item for item in [*held, *new] if item not in still])
         with self._moved:
             if held:  # else it is the start
                 self.changes.append(Change(before, target, begun_ns, serving_ns, moment_in(0)))
@@ -333,7 +335,9 @@ class LiveServer:
 
     def _is_like(self, split: Split) -> bool:
         """Whether what is asked for now has the same threads: a queue that wavers must not begin each warm-up anew."""
-        return sorted(one.threads for one in split.instances) == sorted(one.threads for one in self._target.instances)
+        return sorted(instance.threads for instance in split.instances) == sorted(
+            instance.threads for instance in self._target.instances
+        )
 
     def _fail(self, before: Split, target: Split, begun_ns: int, error: WindtunnelError) -> None:
         """Serve on with what is left, or not at all."""
@@ -341,8 +345,8 @@ class LiveServer:
             now_ns = moment_in(0)
             self.changes.append(Change(before, target, begun_ns, now_ns, now_ns, failed=error.message))
             if self._active:
-                left = tuple(one for one, _ in self._active)
-                self._split = Split(left, min(before.batch, sum(one.batch for one in left)))
+                left = tuple(item for item, _ in self._active)
+                self._split = Split(left, min(before.batch, sum(item.batch for item in left)))
                 self._state = "serving"
                 if self._target is target:
                     self._target = self._split
@@ -357,7 +361,7 @@ def _again(own: list[_Request], error: WorkerError) -> list[_Request]:
         request.tries += 1
         if request.tries >= _TRIES:
             _give(request, error)
-    return [one for one in own if one.tries < _TRIES]
+    return [item for item in own if item.tries < _TRIES]
 
 
 def _give(request: _Request, error: WindtunnelError) -> None:

@@ -56,17 +56,17 @@ class Split:
     @property
     def latency_ns(self) -> float:
         """Of the whole batch."""
-        return max(one.latency_ns for one in self.instances)
+        return max(instance.latency_ns for instance in self.instances)
 
     @property
     def threads(self) -> int:
         """Of all instances."""
-        return sum(one.threads for one in self.instances)
+        return sum(instance.threads for instance in self.instances)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """Threads and batch of each instance."""
-        return tuple((one.threads, one.batch) for one in self.instances)
+        return tuple((instance.threads, instance.batch) for instance in self.instances)
 
     def shares(self) -> tuple[int, ...]:
         """Inputs of each instance, in order: full ones, then what is left; no instance is without one.
@@ -76,12 +76,12 @@ class Split:
         >>> Split((Instance(2, 8, 1.0), Instance(2, 8, 1.0)), 11).shares()
         (8, 3)
         """
-        left, found = self.batch, []
-        for at, one in enumerate(self.instances):
-            still = len(self.instances) - at - 1
-            found.append(min(one.batch, left - still))
-            left -= found[-1]
-        return tuple(found)
+        left, result = self.batch, []
+        for index, instance in enumerate(self.instances):
+            still = len(self.instances) - index - 1
+            result.append(min(instance.batch, left - still))
+            left -= result[-1]
+        return tuple(result)
 
     def parts(self, inputs: int) -> tuple[int, ...]:
         """Inputs of each instance of a batch that may be short, in proportion to what each takes; some may have none.
@@ -93,7 +93,11 @@ class Split:
         >>> Split((Instance(2, 8, 1.0), Instance(2, 8, 1.0)), 16).parts(5)
         (2, 3)
         """
-        ends = np.cumsum([one.batch for one in self.instances]) * inputs // sum(one.batch for one in self.instances)
+        ends = (
+            np.cumsum([instance.batch for instance in self.instances])
+            * inputs
+            // sum(instance.batch for instance in self.instances)
+        )
         return tuple(np.diff(ends, prepend=0).tolist())
 
     def __str__(self) -> str:
@@ -131,7 +135,7 @@ class Slowdown:
 
     def of(self, profile: Profile) -> Profile:
         """The profile of instances with busy neighbors."""
-        return profile.with_latencies(profile.latency_ns_C * [self.at(one) for one in profile.threads_C.tolist()])
+        return profile.with_latencies(profile.latency_ns_C * [self.at(item) for item in profile.threads_C.tolist()])
 
 
 def fit_slowdown(profile: Profile, flown: Iterable[tuple[Cell, float]]) -> Slowdown:
@@ -156,4 +160,4 @@ def fit_slowdown(profile: Profile, flown: Iterable[tuple[Cell, float]]) -> Slowd
             ratios.setdefault(cell[0], []).append(latency_ns / alone[cell])
     if not ratios:
         raise InputError("no instance that ran is one of the profile's", fix="fly splits of this profile")
-    return Slowdown(tuple(sorted(ratios)), tuple(float(np.mean(ratios[one])) for one in sorted(ratios)))
+    return Slowdown(tuple(sorted(ratios)), tuple(float(np.mean(ratios[ratio])) for ratio in sorted(ratios)))

@@ -58,7 +58,7 @@ def profile_of(path: Path, flown: Path | None, where: Sequence[str] | None = Non
     """
     from windtunnel.systems.serving.profile import read_profile
 
-    pairs = [one.partition("=") for one in where or ()]
+    pairs = [item.partition("=") for item in where or ()]
     if not all(sign for _, sign, _ in pairs):
         raise InputError("a condition names a column and its text", where="--where", fix="write it like mode=graph")
     known = read_profile(path, {column: text for column, _, text in pairs})

@@ -56,7 +56,7 @@ def serving_page(
 
 
 def _title(plans: Sequence[Mapping[str, Split | None]]) -> str:
-    pairs = [(one["one"], one["best"]) for one in plans]
+    pairs = [(plan["one"], plan["best"]) for plan in plans]
     gains = [whole.latency_ns / best.latency_ns for whole, best in pairs if whole is not None and best is not None]
     return f"Up to {max(gains):.2f} times the rate of one instance" if gains else "Inputs answered per second"
 
@@ -66,7 +66,7 @@ def _rates(plans: Sequence[Mapping[str, Split | None]]) -> str:
     for name, words in _WORDS.items():
         splits = sorted((one for plan in plans if (one := plan[name]) is not None), key=lambda one: one.batch)
         if splits:
-            lines.append(Curve(words, [(one.batch, 1e9 * one.batch / one.latency_ns) for one in splits]))
+            lines.append(Curve(words, [(split.batch, 1e9 * split.batch / split.latency_ns) for split in splits]))
     return curves(lines, "inputs per second over the batch", x_label="inputs of a batch", y_label="inputs per second")
 
 
@@ -75,6 +75,6 @@ def _table(plans: Sequence[Mapping[str, Split | None]]) -> str:
     for plan in plans:
         best = plan["best"]
         assert best is not None
-        shown = [format_duration(one.latency_ns) if one is not None else "" for one in map(plan.get, _WORDS)]
+        shown = [format_duration(item.latency_ns) if item is not None else "" for item in map(plan.get, _WORDS)]
         rows.append((f"{best.batch:,}", escape(str(best)), *shown))
     return render_table(("batch", "instances", *_WORDS.values()), rows, numbers=(0, 2, 3, 4))

@@ -41,13 +41,13 @@ def started(job: str, split: Split, alive: Sequence[Running], most_inputs: int) 
     most_inputs : int
         The largest batch.
     """
-    places = placed(split, alive)
-    held = {core for one in places if one is not None for core in one.cores}
+    indices = placed(split, alive)
+    held = {core for item in indices if item is not None for core in item.cores}
     free = iter([core for core in server_cores() if core not in held])
     new: list[Running] = []
     try:
-        for instance, place in zip(split.instances, places, strict=True):
-            if place is None:
+        for instance, index in zip(split.instances, indices, strict=True):
+            if index is None:
                 cores = tuple(next(free) for _ in range(instance.threads))
                 new.append(Running(cores, instances(job, [cores], most_inputs).__enter__()))
     except BaseException:
@@ -59,13 +59,13 @@ def started(job: str, split: Split, alive: Sequence[Running], most_inputs: int) 
 def placed(split: Split, alive: Sequence[Running]) -> list[Running | None]:
     """For each instance one that runs and has as many threads, as long as there are such."""
     left = list(alive)
-    found: list[Running | None] = []
+    result: list[Running | None] = []
     for instance in split.instances:
-        same = next((one for one in left if len(one.cores) == instance.threads), None)
+        same = next((item for item in left if len(item.cores) == instance.threads), None)
         if same is not None:
             left.remove(same)
-        found.append(same)
-    return found
+        result.append(same)
+    return result
 
 
 def is_warm(new: Sequence[Running], split: Split, is_wanted: Callable[[], bool]) -> bool:
@@ -78,24 +78,24 @@ def is_warm(new: Sequence[Running], split: Split, is_wanted: Callable[[], bool])
     WorkerError
         One has ended.
     """
-    most = max(one.batch for one in split.instances)
+    most = max(instance.batch for instance in split.instances)
     sizes = [*(1 << power for power in range((most - 1).bit_length())), *[most] * _WARMUP]
-    for one in new:
+    for item in new:
         for inputs in sizes:
-            one.workers.send(Order(inputs, moment_in(0)))
-    left = {id(one): len(sizes) + 1 for one in new}  # "ready", then an answer to each
+            item.workers.send(Order(inputs, moment_in(0)))
+    left = {id(entry): len(sizes) + 1 for entry in new}  # "ready", then an answer to each
     while any(left.values()):
         if not is_wanted():
             return False
-        for one in new:
-            while left[id(one)] and one.workers.has_answer():
-                one.workers.receive()
-                left[id(one)] -= 1
+        for item in new:
+            while left[id(item)] and item.workers.has_answer():
+                item.workers.receive()
+                left[id(item)] -= 1
         wait_for(moment_in(_LOOK_NS))
     return True
 
 
 def close_all(processes: Sequence[Running]) -> None:
     """End them."""
-    for one in processes:
-        one.workers.close()
+    for process in processes:
+        process.workers.close()

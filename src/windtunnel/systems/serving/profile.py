@@ -137,12 +137,12 @@ def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[Row]:
         rows = [(line, row) for line, row in rows if row.get(column) == text]
         if not rows:
             raise InputError(f"no row has {column}={text}", where=str(path), fix=f"it has {', '.join(known[:12])}")
-    found = []
+    result = []
     for line, row in rows:
         threads, batch = (whole_number(row, name, path, line, least=1) for name in COLUMNS[:2])
         size = whole_number(row, _BYTES, path, line) if _BYTES in row else None
-        found.append(Row(line, (threads, batch), 1e6 * number(row, latency, path, line, least=_LEAST_MS), size))
-    return found
+        result.append(Row(line, (threads, batch), 1e6 * number(row, latency, path, line, least=_LEAST_MS), size))
+    return result
 
 
 def read_profile(path: Path, where: Mapping[str, str] | None = None) -> Profile:
@@ -153,9 +153,9 @@ def read_profile(path: Path, where: Mapping[str, str] | None = None) -> Profile:
     InputError
         Also where two rows say different things of one cell; names the lines and what tells them apart.
     """
-    found: dict[Cell, Row] = {}
+    result: dict[Cell, Row] = {}
     for row in read_cells(path, where):
-        known = found.setdefault(row.cell, row)
+        known = result.setdefault(row.cell, row)
         if known.latency_ns != row.latency_ns:
             raise InputError(
                 f"{row.cell[0]} threads with a batch of {row.cell[1]} take {known.latency_ns / 1e6:g} ms and "
@@ -163,8 +163,8 @@ def read_profile(path: Path, where: Mapping[str, str] | None = None) -> Profile:
                 where=f"{path}: lines {known.line} and {row.line}",
                 fix=_told_apart(path, known.line, row.line),
             )
-    sizes = {cell: row.own_bytes for cell, row in found.items() if row.own_bytes is not None}
-    return Profile.of({cell: row.latency_ns for cell, row in found.items()}, sizes or None)
+    sizes = {cell: row.own_bytes for cell, row in result.items() if row.own_bytes is not None}
+    return Profile.of({cell: row.latency_ns for cell, row in result.items()}, sizes or None)
 
 
 def _told_apart(path: Path, first: int, second: int) -> str:

@@ -63,19 +63,19 @@ def requests_of(text: str) -> Ints:
 
 
 def _values(text: str, given: str, defaults: dict[str, float]) -> dict[str, float]:
-    found = dict(defaults)
+    result = dict(defaults)
     for piece in filter(None, (piece.strip() for piece in given.split(","))):
         key, _, value = piece.partition("=")
         if key not in defaults:
             fix = did_you_mean(key, defaults) or f"it has {', '.join(defaults)}"
             raise InputError(f"there is no {key!r}", where=text, fix=fix)
         try:
-            found[key] = float(value)
+            result[key] = float(value)
         except ValueError:
-            found[key] = float("nan")
-        if not 0 <= found[key] < float("inf") or (key != "seed" and not found[key]):
+            result[key] = float("nan")
+        if not 0 <= result[key] < float("inf") or (key != "seed" and not result[key]):
             raise InputError(f"{value!r} is no {key}", where=text, fix="give a number above 0")
-    return found
+    return result
 
 
 def _constant(values: dict[str, float]) -> Floats:
@@ -89,18 +89,20 @@ def _poisson(values: dict[str, float]) -> Floats:
 def _bursts(values: dict[str, float]) -> Floats:
     """A share of them in the last tenths of all periods."""
     share = 0.1 * values["peak"] / (0.1 * values["peak"] + 0.9)
-    places, period = _drawn(values["rate"] * values["seconds"], values), values["period"]
-    within: Floats = np.where(places < 1 - share, places / (1 - share) * 0.9, 0.9 + 0.1 * (places - 1 + share) / share)
+    indices, period = _drawn(values["rate"] * values["seconds"], values), values["period"]
+    within: Floats = np.where(
+        indices < 1 - share, indices / (1 - share) * 0.9, 0.9 + 0.1 * (indices - 1 + share) / share
+    )
     rng = np.random.default_rng([int(values["seed"]), 1])
-    moments: Floats = (rng.integers(0, max(1, round(values["seconds"] / period)), size=len(places)) + within) * period
+    moments: Floats = (rng.integers(0, max(1, round(values["seconds"] / period)), size=len(indices)) + within) * period
     return moments
 
 
 def _drawn(mean: float, values: dict[str, float]) -> Floats:
     """As many as a Poisson process has in that time, each anywhere in [0, 1)."""
     rng = np.random.default_rng(int(values["seed"]))
-    places: Floats = rng.random(rng.poisson(mean))
-    return places
+    indices: Floats = rng.random(rng.poisson(mean))
+    return indices
 
 
 _USUAL = {"rate": 10.0, "seconds": 30.0}
@@ -113,9 +115,9 @@ _PATTERNS: dict[str, tuple[Callable[[dict[str, float]], Floats], dict[str, float
 
 def _read(path: Path) -> Ints:
     rows = read_rows(path, (COLUMN,))
-    found = np.array([number(row, COLUMN, path, line) for line, row in enumerate(rows, 2)])
-    if (np.diff(found) < 0).any():
-        line = int(np.flatnonzero(np.diff(found) < 0)[0]) + 3
+    result = np.array([number(row, COLUMN, path, line) for line, row in enumerate(rows, 2)])
+    if (np.diff(result) < 0).any():
+        line = int(np.flatnonzero(np.diff(result) < 0)[0]) + 3
         raise InputError("a request comes before the one above it", where=f"{path}: line {line}", fix="sort the rows")
-    moments: Ints = (1e6 * (found - found[0])).astype(np.int64)
+    moments: Ints = (1e6 * (result - result[0])).astype(np.int64)
     return moments

@@ -87,14 +87,14 @@ def measuring(
         An instance failed.
     """
     known = sorted(set(threads))
-    with instances(job, [server_cores()[:one] for one in fitting(known)], most_inputs) as workers:
+    with instances(job, [server_cores()[:item] for item in fitting(known)], most_inputs) as workers:
         _ready(workers)
 
         def measure(cell: Cell) -> float:
             rank = known.index(cell[0])
             turns = rounds_of(5, rounds, budget_s, warmup=_WARMUP)
             times = [(turn, _answer(workers, rank, cell[1])[0]) for turn in turns]
-            return float(np.median([taken for turn, taken in times if turn >= 0]))
+            return float(np.median([used for turn, used in times if turn >= 0]))
 
         yield measure
 
@@ -112,16 +112,16 @@ def measure_cells(
     known = sorted({threads for threads, _ in cells})
     times: dict[Cell, list[int]] = {cell: [] for cell in cells}
     held: dict[Cell, int | None] = {}
-    with instances(job, [server_cores()[:one] for one in fitting(known)], max(b for _, b in cells)) as workers:
+    with instances(job, [server_cores()[:item] for item in fitting(known)], max(b for _, b in cells)) as workers:
         _ready(workers)
         for turn in rounds_of(5, rounds, budget_s, warmup=_WARMUP, progress=progress, what="profiling"):
             for cell in cells:
-                taken, own_bytes = _answer(workers, known.index(cell[0]), cell[1])
+                used, own_bytes = _answer(workers, known.index(cell[0]), cell[1])
                 held.setdefault(cell, own_bytes)
                 if turn >= 0:
-                    times[cell].append(taken)
+                    times[cell].append(used)
     sizes = {cell: size for cell, size in held.items() if size is not None}
-    return Profile.of({cell: float(np.median(taken)) for cell, taken in times.items()}, sizes or None)
+    return Profile.of({cell: float(np.median(time_)) for cell, time_ in times.items()}, sizes or None)
 
 
 def fly_splits(
@@ -148,11 +148,11 @@ def fly_splits(
             _ready(group)
         for turn in rounds_of(5, rounds, budget_s, warmup=_WARMUP, progress=progress, what="flying"):
             order = range(len(splits)) if turn % 2 == 0 else range(len(splits) - 1, -1, -1)
-            for at in order:
-                taken = _answers(groups[at], splits[at].shares())
+            for index in order:
+                used = _answers(groups[index], splits[index].shares())
                 if turn >= 0:
-                    times[at].append(taken)
-    return [_flown(split, np.array(taken, dtype=np.float64)) for split, taken in zip(splits, times, strict=True)]
+                    times[index].append(used)
+    return [_flown(split, np.array(time_, dtype=np.float64)) for split, time_ in zip(splits, times, strict=True)]
 
 
 def _flown(split: Split, times_RI: np.ndarray) -> FlownSplit:
@@ -165,7 +165,7 @@ def _flown(split: Split, times_RI: np.ndarray) -> FlownSplit:
 def _group(job: str, split: Split) -> Workers:
     fitting([split.threads])
     left = iter(server_cores())
-    cores = [list(islice(left, one.threads)) for one in split.instances]
+    cores = [list(islice(left, instance.threads)) for instance in split.instances]
     return instances(job, cores, max(split.shares()))
 
 

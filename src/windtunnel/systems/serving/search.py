@@ -41,9 +41,9 @@ def optimum_table(profile: Profile, num_threads: int, batch: int, rule: Rule = "
     """
     _require(profile, num_threads, batch, rule)
     columns = profile.threads_C, profile.batch_C, profile.latency_ns_C
-    found = best_table(*columns, num_threads, batch, rule, adds=False)
-    found[0], found[:, 0] = np.inf, np.inf
-    return found
+    result = best_table(*columns, num_threads, batch, rule, adds=False)
+    result[0], result[:, 0] = np.inf, np.inf
+    return result
 
 
 def soonest_ns(profile: Profile, num_threads: int, batch: int) -> float:
@@ -134,15 +134,15 @@ def best_split(
 
 def best_splits(profile: Profile, num_threads: int, most_bytes: float = math.inf) -> dict[int, Split]:
     """The best for every batch that is a power of two, as far as there is one."""
-    found: dict[int, Split] = {}
+    result: dict[int, Split] = {}
     batch = 1
     while True:
         try:
-            found[batch] = best_split(profile, num_threads, batch, most_bytes=most_bytes)
+            result[batch] = best_split(profile, num_threads, batch, most_bytes=most_bytes)
         except InfeasibleError:
-            if not found:
+            if not result:
                 raise
-            return found
+            return result
         batch *= 2
 
 
@@ -196,15 +196,15 @@ def shortlist(
         As for ``best_split``.
     """
     best = best_split(profile, num_threads, batch, most_bytes=most_bytes)
-    found, ends = {best.cells: best}, []
+    result, ends = {best.cells: best}, []
     for count in range(1, min(num_threads, batch) + 1):
         one = equal_split(profile, num_threads, count, batch)
         if one is not None and (profile.bytes_of(one.cells) or 0) <= most_bytes:
-            found.setdefault(one.cells, one)
+            result.setdefault(one.cells, one)
             if count in (1, num_threads):
                 ends.append(one.cells)
-    ranked = sorted(found.values(), key=lambda one: (one.latency_ns, one.threads))
-    return ranked[:most] + [one for one in ranked[most:] if one.cells in ends]
+    ranked = sorted(result.values(), key=lambda one: (one.latency_ns, one.threads))
+    return ranked[:most] + [item for item in ranked[most:] if item.cells in ends]
 
 
 def equal_split(profile: Profile, num_threads: int, count: int, batch: int) -> Split | None:
@@ -233,7 +233,7 @@ def _raise_unreachable(profile: Profile, num_threads: int, batch: int, rule: Rul
     table = optimum_table(profile, num_threads, batch + int(profile.batch_C.max()), rule)[num_threads]
     reached = np.flatnonzero(np.isfinite(table))
     near = [reached[reached < batch][-1:], reached[reached > batch][:1]]
-    words = " and ".join(f"{one:,}" for one in np.concatenate(near).tolist())
+    words = " and ".join(f"{item:,}" for item in np.concatenate(near).tolist())
     what = f"{num_threads} threads" + (", all of them," if rule == "exact" else "")
     raise InfeasibleError(
         f"no instances of {what} take {batch:,} inputs at once",

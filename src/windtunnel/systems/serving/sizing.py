@@ -84,7 +84,7 @@ def sized_servers(
         )
     most = num_threads or profile.most_threads
     beside_busy = profile if slowdown is None else slowdown.of(profile)
-    found = []
+    result = []
     for threads in range(1, most + 1):
         try:
             splits = best_splits(beside_busy, threads, most_bytes)
@@ -97,14 +97,14 @@ def sized_servers(
             for wait in _WAITS
         ]
         if tried:
-            found.append(min(tried, key=lambda one: one.latency_ns))
+            result.append(min(tried, key=lambda one: one.latency_ns))
         if progress is not None:
             progress("sizing", threads, most)
-    if not found:
+    if not result:
         raise InfeasibleError(
             "no server of these threads has an instance in the profile that fits", fix="profile more threads"
         )
-    return found
+    return result
 
 
 def foretold(server: Server, arrival_ns_R: NDArray[np.int64], latency_ns_B: NDArray[np.float64], share: float) -> Sized:

@@ -49,8 +49,8 @@ def best_table(
     adds : bool
         Whether values add up; else the largest is that of the split.
     """
-    found: Floats = _table(threads_C, batch_C, value_C, num_threads, batch, rule != "exact", rule == "ragged", adds)
-    return found
+    result: Floats = _table(threads_C, batch_C, value_C, num_threads, batch, rule != "exact", rule == "ragged", adds)
+    return result
 
 
 @numba.njit(cache=True)

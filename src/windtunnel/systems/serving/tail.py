@@ -88,13 +88,13 @@ def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered
     """
     arrivals, durations, most = arrival_ns_R.tolist(), latency_ns_B.round().astype(int).tolist(), server.split.batch
     answered = np.empty(len(arrivals), dtype=np.int64)
-    at, free_ns, num_batches = 0, 0, 0
-    while at < len(arrivals):
-        begun_ns = max(_closes_ns(arrivals, at, most, server.wait_ns), free_ns)
-        upto = min(bisect_right(arrivals, begun_ns, lo=at), at + most)
-        free_ns = begun_ns + durations[upto - at]
-        answered[at:upto] = free_ns
-        at, num_batches = upto, num_batches + 1
+    index, free_ns, num_batches = 0, 0, 0
+    while index < len(arrivals):
+        begun_ns = max(_closes_ns(arrivals, index, most, server.wait_ns), free_ns)
+        upto = min(bisect_right(arrivals, begun_ns, lo=index), index + most)
+        free_ns = begun_ns + durations[upto - index]
+        answered[index:upto] = free_ns
+        index, num_batches = upto, num_batches + 1
     return Answered(arrival_ns_R, answered, num_batches)
 
 
@@ -128,26 +128,26 @@ def batch_latencies(profile: Profile, split: Split, slowdown: Slowdown | None = 
     InputError
         The profile has no instance with such threads, or none with so large a batch.
     """
-    known = {one.threads: _column(profile, one.threads) for one in split.instances}
-    for one in split.instances:
-        if one.batch > known[one.threads][0][-1]:
+    known = {item.threads: _column(profile, item.threads) for item in split.instances}
+    for instance in split.instances:
+        if instance.batch > known[instance.threads][0][-1]:
             raise InputError(
-                f"the profile has no instance of {one.threads} threads with a batch of {one.batch}",
+                f"the profile has no instance of {instance.threads} threads with a batch of {instance.batch}",
                 fix="profile larger batches",
             )
-    found = np.zeros(split.batch + 1)
+    result = np.zeros(split.batch + 1)
     for inputs in range(1, split.batch + 1):
         parts = split.parts(inputs)
-        busy = sum(one.threads for one, part in zip(split.instances, parts, strict=True) if part)
+        busy = sum(item.threads for item, part in zip(split.instances, parts, strict=True) if part)
         times = [0.0]
-        for one, part in zip(split.instances, parts, strict=True):
+        for instance, part in zip(split.instances, parts, strict=True):
             if part:
-                alone_ns = float(np.interp(part, *known[one.threads]))
-                share = (busy - one.threads) / max(1, split.threads - one.threads)
-                more = 0.0 if slowdown is None else slowdown.at(one.threads) - 1
+                alone_ns = float(np.interp(part, *known[instance.threads]))
+                share = (busy - instance.threads) / max(1, split.threads - instance.threads)
+                more = 0.0 if slowdown is None else slowdown.at(instance.threads) - 1
                 times.append(alone_ns * (1 + more * share))
-        found[inputs] = max(times)
-    return found
+        result[inputs] = max(times)
+    return result
 
 
 def _column(profile: Profile, threads: int) -> tuple[Ints, Floats]:

@@ -79,20 +79,20 @@ def profile(
             share = parse_ratio(few)
             with measuring(job, counts, max(inputs), rounds=rounds, budget_s=limit_s / num_cells) as measure:
                 few_cells = measured_few(measure, counts, inputs, counts[-1], most_share=share, progress=progress)
-            found = Profile.of(few_cells)
+            result = Profile.of(few_cells)
         else:
             cells = [(t, b) for t in counts for b in sorted(set(inputs))]
-            found = measure_cells(job, cells, rounds=rounds, budget_s=limit_s, progress=progress)
-    sizes = found.own_bytes
-    write_profile(path, found.cells.items(), sizes)
+            result = measure_cells(job, cells, rounds=rounds, budget_s=limit_s, progress=progress)
+    sizes = result.own_bytes
+    write_profile(path, result.cells.items(), sizes)
     if as_json:
         rows = [
             {"num_threads": t, "batch_size": b, "latency_ns": ns, "memory_bytes": sizes and sizes[t, b]}
-            for (t, b), ns in found.cells.items()
+            for (t, b), ns in result.cells.items()
         ]
         print_json({"schema": "windtunnel.serve-profile/1", "job": job, "cells": rows, "written": str(path)})
         return
-    _print_cells(found.cells)
+    _print_cells(result.cells)
     advise(f"written: {path}")
     suggest("windtunnel", "serve", "plan", path, "--batch", max(inputs))
 
@@ -105,8 +105,8 @@ def _stem(job: str) -> str:
 def _print_cells(found: dict[tuple[int, int], float]) -> None:
     from windtunnel.units import format_duration
 
-    counts, inputs = (sorted({cell[at] for cell in found}) for at in (0, 1))
-    head = ["batch", *(f"{one} thread{'s' * (one > 1)}" for one in counts)]
+    counts, inputs = (sorted({cell[index] for cell in found}) for index in (0, 1))
+    head = ["batch", *(f"{count} thread{'s' * (count > 1)}" for count in counts)]
     rows = [[f"{b}", *(format_duration(found[t, b]) if (t, b) in found else "" for t in counts)] for b in inputs]
     print_table(head, rows, numbers=range(len(head)))
 
@@ -148,14 +148,14 @@ def plan(
     if not batches:
         raise InputError("there is no batch to plan for", where="--batch", fix="write it like --batch 8,16")
     most_bytes = memory_limit(memory)
-    plans = [_plan(known, num_threads, one, rule, most_bytes) for one in batches]  # type: ignore[arg-type]
+    plans = [_plan(known, num_threads, item, rule, most_bytes) for item in batches]  # type: ignore[arg-type]
     if page is not None:
         from windtunnel.systems.serving.page import serving_page
 
         serving_page(profile.name, num_threads, plans, page, overwrite=force)
     if as_json:
         print_json({"schema": "windtunnel.serve-plan/1", "threads": num_threads, "rule": rule,
-                    "plans": [_document(known, one) for one in plans]})  # fmt: skip
+                    "plans": [_document(known, plan_) for plan_ in plans]})  # fmt: skip
     else:
         _print_plans(known, plans)
     if page is not None:
@@ -175,13 +175,13 @@ def _plan(known: Profile, num_threads: int, batch: int, rule: Rule, most_bytes: 
 
 def _document(known: Profile, plans: dict[str, Split | None]) -> dict[str, Any]:
     return {
-        name: None if one is None else {
-            "batch": one.batch, "latency_ns": one.latency_ns, "threads": one.threads,
-            "memory_bytes": known.bytes_of(one.cells),
+        name: None if plan_ is None else {
+            "batch": plan_.batch, "latency_ns": plan_.latency_ns, "threads": plan_.threads,
+            "memory_bytes": known.bytes_of(plan_.cells),
             "instances": [{"threads": it.threads, "batch": share, "latency_ns": it.latency_ns}
-                          for it, share in zip(one.instances, one.shares(), strict=True)],
+                          for it, share in zip(plan_.instances, plan_.shares(), strict=True)],
         }
-        for name, one in plans.items()
+        for name, plan_ in plans.items()
     }  # fmt: skip
 
 
@@ -189,8 +189,8 @@ def _print_plans(known: Profile, plans: Sequence[dict[str, Split | None]]) -> No
     from windtunnel.units import format_duration, format_size
 
     rows = []
-    for one in plans:
-        best, others = one["best"], (one["one"], one["thin"])
+    for plan_ in plans:
+        best, others = plan_["best"], (plan_["one"], plan_["thin"])
         assert best is not None
         gains = [f"{other.latency_ns / best.latency_ns:.2f}x" if other is not None else "" for other in others]
         size = known.bytes_of(best.cells)
@@ -235,31 +235,31 @@ def fly(
     num_threads = threads or known.most_threads
     splits = shortlist(known, num_threads, batch, most, memory_limit(memory))
     with Progress("flying") as progress:
-        found = fly_splits(job, splits, rounds=rounds, budget_s=parse_duration(time_limit) / 1e9, progress=progress)
-    whole = next((one for one in found if [num_threads] == [it.threads for it in one.split.instances]), None)
+        result = fly_splits(job, splits, rounds=rounds, budget_s=parse_duration(time_limit) / 1e9, progress=progress)
+    whole = next((item for item in result if [num_threads] == [it.threads for it in item.split.instances]), None)
     if whole is not None:
         kept = Ledger(ledger)
-        for receipt in receipts_of_splits(job, found, whole):
+        for receipt in receipts_of_splits(job, result, whole):
             kept.add(receipt)
-    busy = [row for one in found if one.split.threads == num_threads for row in _full(one)]
+    busy = [row for item in result if item.split.threads == num_threads for row in _full(item)]
     if busy:
         write_profile(path, busy)
     if as_json:
         rows = [
             {
-                "split": str(one.split),
-                "predicted_ns": one.split.latency_ns,
-                "latency_ns": one.latency.value,
-                "low_ns": one.latency.low,
-                "high_ns": one.latency.high,
-                "error_ratio": one.error_ratio,
+                "split": str(item.split),
+                "predicted_ns": item.split.latency_ns,
+                "latency_ns": item.latency.value,
+                "low_ns": item.latency.low,
+                "high_ns": item.latency.high,
+                "error_ratio": item.error_ratio,
             }
-            for one in found
+            for item in result
         ]
         print_json({"schema": "windtunnel.serve-flight/1", "job": job, "batch": batch, "flights": rows,
                     "written": str(path) if busy else None})  # fmt: skip
         return
-    _print_flown(found)
+    _print_flown(result)
     if whole is None:
         advise("no receipts: the profile has no instance with all threads for that batch")
     if not busy:
@@ -280,9 +280,9 @@ def _print_flown(found: Sequence[FlownSplit]) -> None:
     from windtunnel.units import format_duration
 
     rows = [
-        [str(one.split), format_duration(one.split.latency_ns), format_duration(one.latency.value),
-         f"{format_duration(one.latency.low)} to {format_duration(one.latency.high)}", f"{one.error_ratio:+.1%}"]
-        for one in found
+        [str(item.split), format_duration(item.split.latency_ns), format_duration(item.latency.value),
+         f"{format_duration(item.latency.low)} to {format_duration(item.latency.high)}", f"{item.error_ratio:+.1%}"]
+        for item in found
     ]  # fmt: skip
     head = ["instances <threads,batch>", "predicted", "measured", "90 %", "error"]
     print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)

@@ -94,15 +94,15 @@ def run(
 
 
 def _by_split(live: LiveServer) -> dict[str, list[Batch]]:
-    found: dict[str, list[Batch]] = {}
-    for one in live.batches:
-        found.setdefault(f"{one.split}, {one.split.batch} together", []).append(one)
-    return found
+    result: dict[str, list[Batch]] = {}
+    for batch in live.batches:
+        result.setdefault(f"{batch.split}, {batch.split.batch} together", []).append(batch)
+    return result
 
 
 def _full_ns(batches: list[Batch]) -> float | None:
     """What a full batch took, the median; None if there was none."""
-    full = [one.answered_ns - one.begun_ns for one in batches if one.inputs == one.split.batch]
+    full = [batch.answered_ns - batch.begun_ns for batch in batches if batch.inputs == batch.split.batch]
     return median(full) if full else None
 
 
@@ -110,39 +110,39 @@ def _document(live: LiveServer, answered: Answered | None) -> dict[str, Any]:
     return {
         "schema": "windtunnel.serve-run/1",
         "job": live.job,
-        "num_requests": sum(one.inputs for one in live.batches) if answered is None else len(answered.arrival_ns_R),
+        "num_requests": sum(batch.inputs for batch in live.batches) if answered is None else len(answered.arrival_ns_R),
         "latency_ns": None if answered is None else {str(part): answered.latency_ns(part) for part in (0.5, 0.99)},
         "splits": [
-            {"split": str(taken[0].split), "batch": taken[0].split.batch, "num_batches": len(taken),
-             "num_requests": sum(one.inputs for one in taken),
-             "predicted_ns": taken[0].split.latency_ns, "full_batch_ns": _full_ns(taken)}
-            for taken in _by_split(live).values()
+            {"split": str(used[0].split), "batch": used[0].split.batch, "num_batches": len(used),
+             "num_requests": sum(item.inputs for item in used),
+             "predicted_ns": used[0].split.latency_ns, "full_batch_ns": _full_ns(used)}
+            for used in _by_split(live).values()
         ],
         "changes": [
-            {"before": str(one.before), "after": str(one.after), "batch": one.after.batch,
-             "starting_ns": one.serving_ns - one.begun_ns, "draining_ns": one.ended_ns - one.serving_ns,
-             "failed": one.failed or None}
-            for one in live.changes
+            {"before": str(change.before), "after": str(change.after), "batch": change.after.batch,
+             "starting_ns": change.serving_ns - change.begun_ns, "draining_ns": change.ended_ns - change.serving_ns,
+             "failed": change.failed or None}
+            for change in live.changes
         ],
     }  # fmt: skip
 
 
 def _print(live: LiveServer, answered: Answered | None) -> None:
     rows = []
-    for taken in _by_split(live).values():
-        split, full_ns = taken[0].split, _full_ns(taken)
+    for used in _by_split(live).values():
+        split, full_ns = used[0].split, _full_ns(used)
         rows.append([
-            str(split), f"{split.batch}", f"{len(taken):,}", f"{sum(one.inputs for one in taken):,}",
+            str(split), f"{split.batch}", f"{len(used):,}", f"{sum(item.inputs for item in used):,}",
             format_duration(split.latency_ns), "" if full_ns is None else format_duration(full_ns),
             "" if full_ns is None else f"{split.latency_ns / full_ns - 1:+.1%}",
         ])  # fmt: skip
     head = ["instances <threads,batch>", "together", "batches", "requests", "full, predicted", "measured", "error"]
     print_table(head, rows, numbers=range(1, 7), gives_way=0)
     say()
-    for one in live.changes:
-        words = f"{one.before} to {one.after}, {one.after.batch} together"
-        took = format_duration(one.ended_ns - one.begun_ns)
-        say(f"failed, {words}: {one.failed}" if one.failed else f"changed in {took}: {words}")
+    for change in live.changes:
+        words = f"{change.before} to {change.after}, {change.after.batch} together"
+        took = format_duration(change.ended_ns - change.begun_ns)
+        say(f"failed, {words}: {change.failed}" if change.failed else f"changed in {took}: {words}")
     if answered is not None:
         half, tail = (format_duration(answered.latency_ns(part)) for part in (0.5, 0.99))
         say(f"{len(answered.arrival_ns_R):,} requests answered, half of them in {half}, 99 % in {tail}")

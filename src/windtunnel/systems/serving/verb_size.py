@@ -61,12 +61,12 @@ def size(
     slowdown = slowdown_of(known, flown)
     arrivals = requests_of(requests)
     with Progress("sizing") as progress:
-        found = sized_servers(
+        result = sized_servers(
             known, arrivals, limit_ns, share=part, num_threads=threads, slowdown=slowdown,
             most_bytes=memory_limit(memory), progress=progress,
         )  # fmt: skip
-    chosen = next((one for one in found if one.latency_ns <= limit_ns), None)
-    best = chosen if chosen is not None else min(found, key=lambda one: one.latency_ns)
+    selected = next((item for item in result if item.latency_ns <= limit_ns), None)
+    best = selected if selected is not None else min(result, key=lambda one: one.latency_ns)
     flights: list[tuple[Sized, list[Answered]]] = []
     if job:
         flights = _fly(job, [best, *_one_instance(known, best, arrivals, part, slowdown)], rounds)
@@ -75,24 +75,24 @@ def size(
     if as_json:
         print_json({
             "schema": "windtunnel.serve-size/1", "num_requests": len(arrivals), "limit_ns": limit_ns, "share": part,
-            "servers": [_document(one, part) for one in found],
-            "chosen": None if chosen is None else _document(chosen, part),
-            "flights": [{"foretold": _document(one, part), "measured": [_latencies(it, part) for it in taken]}
-                        for one, taken in flights],
+            "servers": [_document(item, part) for item in result],
+            "chosen": None if selected is None else _document(selected, part),
+            "flights": [{"foretold": _document(item, part), "measured": [_latencies(it, part) for it in used]}
+                        for item, used in flights],
         })  # fmt: skip
     else:
-        _print_sized(found, limit_ns, part)
+        _print_sized(result, limit_ns, part)
         say()
-        if chosen is None:
+        if selected is None:
             say(f"no server answers {part:.4g} of {len(arrivals):,} requests within {format_duration(limit_ns)}")
         else:
-            say(f"fewest threads in time: {chosen.server.split.threads}, as {chosen.server}")
+            say(f"fewest threads in time: {selected.server.split.threads}, as {selected.server}")
         if flights:
             say()
             _print_flights(flights, part)
         else:
             advise("to answer such requests really: --fly, with what the profile is of")
-    if chosen is None:
+    if selected is None:
         raise typer.Exit(1)
 
 
@@ -115,12 +115,12 @@ def _fly(job: str, sized: Sequence[Sized], rounds: int) -> list[tuple[Sized, lis
     """Each server in its turn in every round."""
     from windtunnel.systems.serving.drive import fly_requests
 
-    found: list[tuple[Sized, list[Answered]]] = [(one, []) for one in sized]
+    result: list[tuple[Sized, list[Answered]]] = [(entry, []) for entry in sized]
     with Progress("answering") as progress:
         for _ in range(rounds):
-            for one, taken in found:
-                taken.append(fly_requests(job, one.server, one.answered.arrival_ns_R, progress=progress))
-    return found
+            for item, used in result:
+                used.append(fly_requests(job, item.server, item.answered.arrival_ns_R, progress=progress))
+    return result
 
 
 def _latencies(one: Answered, part: float) -> dict[str, Any]:
@@ -140,11 +140,11 @@ def _document(one: Sized, part: float) -> dict[str, Any]:
 
 def _print_sized(found: Sequence[Sized], limit_ns: int, part: float) -> None:
     rows = []
-    for one in found:
-        server = one.server
+    for item in found:
+        server = item.server
         rows.append([
             f"{server.split.threads}", str(server.split), f"{server.split.batch}", format_duration(server.wait_ns),
-            *_shown(one.answered, part), "yes" if one.latency_ns <= limit_ns else "",
+            *_shown(item.answered, part), "yes" if item.latency_ns <= limit_ns else "",
         ])  # fmt: skip
     head = ["threads", "instances <threads,batch>", "together", "waits", "half of all", f"{part:.4g} of all", "in time"]
     print_table(head, rows, numbers=(0, 2, 3, 4, 5), gives_way=1)
@@ -156,11 +156,11 @@ def _shown(one: Answered, part: float) -> list[str]:
 
 def _print_flights(flights: Sequence[tuple[Sized, list[Answered]]], part: float) -> None:
     rows = []
-    for one, taken in flights:
-        middle, tail = (median(it.latency_ns(level) for it in taken) for level in (0.5, part))
+    for item, used in flights:
+        middle, tail = (median(it.latency_ns(level) for it in used) for level in (0.5, part))
         rows.append([
-            str(one.server.split), *_shown(one.answered, part), format_duration(middle), format_duration(tail),
-            f"{one.latency_ns / tail - 1:+.1%}",
+            str(item.server.split), *_shown(item.answered, part), format_duration(middle), format_duration(tail),
+            f"{item.latency_ns / tail - 1:+.1%}",
         ])  # fmt: skip
     head = ["instances <threads,batch>", "half of all, foretold", f"{part:.4g} of all", "half of all, measured",
             f"{part:.4g} of all", "error"]  # fmt: skip

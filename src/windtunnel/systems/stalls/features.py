@@ -103,15 +103,15 @@ def fit_stalls(features: Sequence[Features], stalls_ns: Sequence[float]) -> Stal
     if (
         len(features) != len(stalls_ns)
         or len(features) < 4
-        or not all(np.isfinite(one) and one > 0 for one in stalls_ns)
+        or not all(np.isfinite(item) and item > 0 for item in stalls_ns)
     ):
         raise InputError(
             f"{len(features)} models with {len(stalls_ns)} stalls do not say what a collective and a byte take",
             where="stalls_ns",
             fix="measure four models or more, each with a stall above 0",
         )
-    found = [_with_errors(features, np.array(stalls_ns, dtype=np.float64), counts) for counts in COUNTS]
-    return min(found, key=lambda one: float(np.median(one.left_out_errors)))
+    result = [_with_errors(features, np.array(stalls_ns, dtype=np.float64), counts) for counts in COUNTS]
+    return min(result, key=lambda one: float(np.median(one.left_out_errors)))
 
 
 def fit_tiers(found: Sequence[Stalls]) -> dict[str, StallModel]:
@@ -119,10 +119,10 @@ def fit_tiers(found: Sequence[Stalls]) -> dict[str, StallModel]:
     models = {}
     for tier in TIERS:
         pairs = [
-            (job.features, one.per_iteration_ns.value)
+            (job.features, stall.per_iteration_ns.value)
             for job in found
-            for one in job.stalls
-            if one.cause == tier and one.is_detected
+            for stall in job.stalls
+            if stall.cause == tier and stall.is_detected
         ]
         if len(pairs) >= _LEAST_MODELS:
             models[tier] = fit_stalls(*(list(column) for column in zip(*pairs, strict=True)))
@@ -130,12 +130,12 @@ def fit_tiers(found: Sequence[Stalls]) -> dict[str, StallModel]:
 
 
 def _with_errors(features: Sequence[Features], stalls_ns: NDArray[np.float64], counts: str) -> StallModel:
-    rows = np.array([_row(one, counts) for one in features])
+    rows = np.array([_row(feature, counts) for feature in features])
     errors = []
-    for at in range(len(features)):
-        others = np.arange(len(features)) != at
+    for index in range(len(features)):
+        others = np.arange(len(features)) != index
         model = _fitted(rows[others], stalls_ns[others], counts)
-        errors.append(abs(model.stall_ns(features[at]) / float(stalls_ns[at]) - 1))
+        errors.append(abs(model.stall_ns(features[index]) / float(stalls_ns[index]) - 1))
     return replace(_fitted(rows, stalls_ns, counts), left_out_errors=tuple(errors))
 
 
@@ -144,8 +144,8 @@ def _fitted(rows: NDArray[np.float64], stalls_ns: NDArray[np.float64], counts: s
 
     scale = np.maximum(rows.max(axis=0), 1e-30)
     weighted = rows / scale / stalls_ns[:, None]  # a share of each stall counts, not its size
-    found, _ = nnls(weighted, np.ones(len(stalls_ns)))
-    collective_ns, byte_ns, rest_ns = (found / scale).tolist()
+    result, _ = nnls(weighted, np.ones(len(stalls_ns)))
+    collective_ns, byte_ns, rest_ns = (result / scale).tolist()
     return StallModel(counts, collective_ns, byte_ns, rest_ns)
 
 

@@ -44,7 +44,7 @@ def write_batches(workload: Workload, folder: Path, num_files: int) -> list[Path
     paths = []
     for number in range(num_files):
         inputs, target = workload.supervised.draw()
-        arrays: dict[str, Any] = {f"input{at}": _stored(one.cpu().numpy()) for at, one in enumerate(inputs)}
+        arrays: dict[str, Any] = {f"input{index}": _stored(tensor.cpu().numpy()) for index, tensor in enumerate(inputs)}
         path = folder / f"batch{number:06d}.npz"
         np.savez_compressed(path, target=target.cpu().numpy(), **arrays)
         paths.append(path)
@@ -78,9 +78,9 @@ def _used(array: np.ndarray[Any, Any], random: np.random.Generator) -> np.ndarra
         return array
     height, width = (size - 2 * _MARGIN for size in array.shape[2:])
     used = np.empty((*array.shape[:2], height, width), np.float32)
-    places = random.integers(0, 2 * _MARGIN + 1, (len(array), 2))
+    indices = random.integers(0, 2 * _MARGIN + 1, (len(array), 2))
     is_mirrored = random.random(len(array)) < 0.5
-    for row, (top, left) in enumerate(places):
+    for row, (top, left) in enumerate(indices):
         cut = array[row, :, top : top + height, left : left + width]
         used[row] = cut[:, :, ::-1] if is_mirrored[row] else cut
     return used / np.float32(127.5) - np.float32(1)

@@ -101,23 +101,27 @@ def network_forecast(
     """
     from windtunnel.sources.torch.step import capture
 
-    made = job_of(job)
+    created = job_of(job)
     with threads(1):
         graph = capture(
-            made.step, iterations=_CAPTURED, model=list(made.models), optimizer=list(made.optimizers), progress=progress
+            created.step,
+            iterations=_CAPTURED,
+            model=list(created.models),
+            optimizer=list(created.optimizers),
+            progress=progress,
         )
         over = f"data-parallel:num_ranks={num_ranks},num_cores={num_ranks},latency_ns="
         request = f"{over}{latency_ns},bandwidth_bytes_per_s={bandwidth_bytes_per_s:.0f}"
         free = f"{over}0,bandwidth_bytes_per_s={_LOOPBACK_BYTES_PER_S:.0f}"
-        asked = parse_requests([request, free, *(f"{request}+{one}" for one in remedies)])
-        answers = {str(one.request): one for one in whatif(graph, asked, progress=progress)}
-    plain, fast, *changed = (answers[str(one)] for one in asked)
-    for one in (plain, fast):
-        if not one.is_applicable:
-            raise NotApplicableError(one.reason, where=job, fix=one.advice)
+        requested = parse_requests([request, free, *(f"{request}+{remedy}" for remedy in remedies)])
+        answers = {str(entry.request): entry for entry in whatif(graph, requested, progress=progress)}
+    plain, fast, *changed = (answers[str(entry)] for entry in requested)
+    for item in (plain, fast):
+        if not item.is_applicable:
+            raise NotApplicableError(item.reason, where=job, fix=item.advice)
     iteration_ns = _per_batch_ns(plain, num_ranks)
-    found = [Remedy(str(one.request), _per_batch_ns(one, num_ranks)) for one in changed if one.is_applicable]
-    better = sorted((one for one in found if one.iteration_ns < iteration_ns), key=lambda one: one.iteration_ns)
+    result = [Remedy(str(entry.request), _per_batch_ns(entry, num_ranks)) for entry in changed if entry.is_applicable]
+    better = sorted((entry for entry in result if entry.iteration_ns < iteration_ns), key=lambda one: one.iteration_ns)
     stall_ns = iteration_ns - _per_batch_ns(fast, num_ranks)
     return NetworkForecast(request, iteration_ns, stall_ns, _exposed(plain), tuple(better))
 
@@ -137,8 +141,8 @@ def _exposed(answer: Answer) -> tuple[BucketStall, ...]:
     alone_ns = (finish - start)[is_message] - hidden
     by_bucket = alone_ns.reshape(-1, max(len(filled), 1)).sum(axis=0) / graph.num_iterations
     return tuple(
-        BucketStall(tuple(one["layers"]), one["size_bytes"], float(exposed))
-        for one, exposed in zip(filled, by_bucket, strict=True)
+        BucketStall(tuple(item["layers"]), item["size_bytes"], float(exposed))
+        for item, exposed in zip(filled, by_bucket, strict=True)
     )
 
 

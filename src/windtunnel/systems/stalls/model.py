@@ -150,8 +150,8 @@ class Stalls:
     @property
     def bottleneck(self) -> str:
         """The detected cause that takes longest, or ``compute``."""
-        found = [one for one in self.stalls if one.is_detected]
-        return max(found, key=lambda one: one.per_iteration_ns.value).cause if found else "compute"
+        result = [stall for stall in self.stalls if stall.is_detected]
+        return max(result, key=lambda one: one.per_iteration_ns.value).cause if result else "compute"
 
     def median_ns(self, run: str) -> float:
         """Time per iteration of a run."""
@@ -164,7 +164,7 @@ class Stalls:
 
     def interconnect(self) -> Stall | None:
         """As Stash counts it: what ranks of one machine lose to each other, for whatever reason."""
-        if any(one not in self.times_ns for one in _INTERCONNECT):
+        if any(item not in self.times_ns for item in _INTERCONNECT):
             return None
         return _stall("interconnect", *_INTERCONNECT, "as published: contention and exchange", self.times_ns)
 
@@ -172,23 +172,23 @@ class Stalls:
         """All differences and the time alone, over the run that has every cause; None if it was not made."""
         if "everything" not in self.times_ns or len(self.stalls) < len(CAUSES):
             return None
-        lost = sum(self.median_ns(has) - self.median_ns(has_not) for has, has_not, _ in CAUSES.values())
-        return (self.median_ns("alone") + lost) / self.median_ns("everything")
+        missing = sum(self.median_ns(has) - self.median_ns(has_not) for has, has_not, _ in CAUSES.values())
+        return (self.median_ns("alone") + missing) / self.median_ns("everything")
 
     def advice(self) -> list[str]:
         """What a cache and cores would do, in words; nothing where no file was read."""
         if self.reading is None:
             return []
-        wanted = self.samples_per_s("together")
-        share, cores = self.reading.useful_cache(wanted), self.reading.useful_cores(wanted)
-        said = [f"{cores} core{'s' if cores > 1 else ''} prepare{'' if cores > 1 else 's'} as fast as is trained"]
+        requested = self.samples_per_s("together")
+        share, cores = self.reading.useful_cache(requested), self.reading.useful_cores(requested)
+        reported = [f"{cores} core{'s' if cores > 1 else ''} prepare{'' if cores > 1 else 's'} as fast as is trained"]
         if share is None:
-            said.append("not even memory reads as fast as is trained")
+            reported.append("not even memory reads as fast as is trained")
         elif share > 0:
-            said.append(f"reading keeps up from {share:.0%} of the samples in memory on")
+            reported.append(f"reading keeps up from {share:.0%} of the samples in memory on")
         else:
-            said.append("the disk alone reads as fast as is trained")
-        return said
+            reported.append("the disk alone reads as fast as is trained")
+        return reported
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -204,11 +204,11 @@ class Stalls:
             },
             "stalls": [
                 {
-                    "cause": one.cause, "what": one.what, "ns": one.per_iteration_ns.value,
-                    "low_ns": one.per_iteration_ns.low, "high_ns": one.per_iteration_ns.high, "share": one.share,
-                    "detected": one.is_detected, "clamped": one.is_clamped,
+                    "cause": item.cause, "what": item.what, "ns": item.per_iteration_ns.value,
+                    "low_ns": item.per_iteration_ns.low, "high_ns": item.per_iteration_ns.high, "share": item.share,
+                    "detected": item.is_detected, "clamped": item.is_clamped,
                 }
-                for one in listed
+                for item in listed
             ],
             "bottleneck": self.bottleneck,
             "sum_over_everything": self.sum_over_everything(),
@@ -234,24 +234,24 @@ def stalls_of(times_ns: Mapping[str, Sequence[float] | NDArray[np.float64]]) -> 
     unknown = sorted(set(times_ns) - set(RUNS))
     if unknown:
         raise InputError(f"no run is called {unknown[0]!r}", where="runs", fix=f"known: {', '.join(RUNS)}")
-    taken = {name: np.asarray(times, dtype=np.float64) for name, times in times_ns.items()}
-    if len({len(one) for one in taken.values()}) != 1 or not all(len(one) for one in taken.values()):
-        counts = ", ".join(f"{name} {len(one)}" for name, one in taken.items())
+    used = {name: np.asarray(times, dtype=np.float64) for name, times in times_ns.items()}
+    if len({len(item) for item in used.values()}) != 1 or not all(len(item) for item in used.values()):
+        counts = ", ".join(f"{name} {len(item)}" for name, item in used.items())
         raise InputError("runs are compared turn by turn", where=counts or "no runs", fix="make as many of each")
-    for name, times in taken.items():
+    for name, times in used.items():
         if not (np.isfinite(times) & (times > 0)).all():
             raise InputError(f"run {name!r} has a time that is not above 0", where=str(times.tolist())[:200])
     return tuple(
-        _stall(cause, has, has_not, what, taken)
+        _stall(cause, has, has_not, what, used)
         for cause, (has, has_not, what) in CAUSES.items()
-        if has in taken and has_not in taken
+        if has in used and has_not in used
     )
 
 
 def _stall(cause: str, has: str, has_not: str, what: str, times_ns: Mapping[str, NDArray[np.float64]]) -> Stall:
     differences_ns = times_ns[has] - times_ns[has_not]
-    lost = estimate_median(differences_ns)
-    kept = Estimate(max(lost.value, 0.0), max(lost.low, 0.0), max(lost.high, 0.0))
+    missing = estimate_median(differences_ns)
+    kept = Estimate(max(missing.value, 0.0), max(missing.low, 0.0), max(missing.high, 0.0))
     share = kept.value / float(np.median(times_ns[has]))
     is_detected = share >= _LEAST_SHARE and is_above_zero(differences_ns, confidence=_CONFIDENCE)
-    return Stall(cause, what, kept, share, is_detected, lost.value < 0)
+    return Stall(cause, what, kept, share, is_detected, missing.value < 0)

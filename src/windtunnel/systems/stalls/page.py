@@ -31,8 +31,8 @@ def stalls_page(found: Sequence[Stalls], path: str | Path, *, overwrite: bool = 
     InputError
         The file is there already and ``overwrite`` is False.
     """
-    sections = [section for number, one in enumerate(found) for section in _sections(one, number)]
-    title = f"Stalls of {', '.join(one.job for one in found)}"
+    sections = [section for number, item in enumerate(found) for section in _sections(item, number)]
+    title = f"Stalls of {', '.join(item.job for item in found)}"
     return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
 
 
@@ -49,10 +49,13 @@ def _sections(found: Stalls, number: int) -> list[Section]:
 
 def _causes(found: Stalls) -> str:
     alone_ns = found.median_ns("alone")
-    lost = {one.cause: one.per_iteration_ns.value for one in found.stalls if one.is_detected}
-    whole = alone_ns + sum(lost.values())
-    parts = [Part(name, taken, taken / whole, _COLORS[name]) for name, taken in {"compute": alone_ns, **lost}.items()]
-    rows = [(one.cause, str(one), format_ratio(one.share) if one.is_detected else "", one.what) for one in found.stalls]
+    missing = {stall.cause: stall.per_iteration_ns.value for stall in found.stalls if stall.is_detected}
+    whole = alone_ns + sum(missing.values())
+    parts = [Part(name, used, used / whole, _COLORS[name]) for name, used in {"compute": alone_ns, **missing}.items()]
+    rows = [
+        (stall.cause, str(stall), format_ratio(stall.share) if stall.is_detected else "", stall.what)
+        for stall in found.stalls
+    ]
     table = render_table(("cause", "per iteration (90 %)", "share of its run", "why"), rows, numbers=(2,))
     return stacked_bar(parts, "time of an iteration by cause") + table
 
@@ -78,5 +81,5 @@ def _data(found: Stalls) -> str:
             for share in (0.0, 0.5, 0.9, 1.0)
         ),
     ]
-    told = "".join(f"<p>{escape(line)}</p>" for line in found.advice())
-    return render_table(("samples per second", ""), rows, numbers=(1,)) + told
+    reported = "".join(f"<p>{escape(line)}</p>" for line in found.advice())
+    return render_table(("samples per second", ""), rows, numbers=(1,)) + reported

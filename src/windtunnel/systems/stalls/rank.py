@@ -120,8 +120,8 @@ class _Rank:
         assert self._plain.supervised is not None
         self._loss, self._rested = self._plain.supervised.loss, self._plain.supervised.draw()
         self._rate: Any = Value("d", 0.0)
-        mine = orders.files[rank::num_ranks]
-        self._batches = _batches(BatchFiles(mine, rank, partial(_value, self._rate))) if mine else None
+        local = orders.files[rank::num_ranks]
+        self._batches = _batches(BatchFiles(local, rank, partial(_value, self._rate))) if local else None
 
     def train(self, turn: Turn) -> Took:
         """Train on as many batches, those of the warm-up not counted."""
@@ -133,8 +133,8 @@ class _Rank:
         taken_ns = [0] * len(steps)
         before_ns = helpers_cpu_ns()
         for _ in range(turn.num_batches):
-            for place, step in enumerate(steps):
-                taken_ns[place] += elapsed_ns(step)
+            for index, step in enumerate(steps):
+                taken_ns[index] += elapsed_ns(step)
         data_ns, _, backward_ns, _ = taken_ns
         return Took(data_ns, sum(taken_ns[1:]), backward_ns, helpers_cpu_ns() - before_ns, turn.num_batches)
 

@@ -117,12 +117,14 @@ def measure_stalls(
             where="ranks",
             fix="take 2 ranks or more, one core each, 1 batch and 2 turns or more",
         )
-    made = job_of(job)
+    created = job_of(job)
     runs = around.runs()
     with contextlib.ExitStack() as stack:
-        files = stack.enter_context(_files(made, around, 2 * num_ranks * (num_batches + _NUM_WARMUP)))
+        files = stack.enter_context(_files(created, around, 2 * num_ranks * (num_batches + _NUM_WARMUP)))
         reading = (
-            _reading(files, 0.0 if around.is_throttled else around.disk_bytes_per_s, made.batch_size) if files else None
+            _reading(files, 0.0 if around.is_throttled else around.disk_bytes_per_s, created.batch_size)
+            if files
+            else None
         )
         near = stack.enter_context(_ranks(job, files, num_ranks, None))
         far = None
@@ -149,17 +151,23 @@ def measure_stalls(
                 group = far if run in _NETWORK else near
                 assert group is not None
                 took = _turn(group, run, files, around, num_ranks, num_batches)
-                taken = [one.iteration_ns for one in took]
-                times[run].append(statistics.mean(taken))
-                if max(taken) - min(taken) > _MOST_APART * statistics.mean(taken):
+                used = [item.iteration_ns for item in took]
+                times[run].append(statistics.mean(used))
+                if max(used) - min(used) > _MOST_APART * statistics.mean(used):
                     warnings[f"ranks of run {run!r} differ by more than a quarter of its time"] = None
                 environment.setdefault("helpers_cpu_ns", {})[run] = statistics.mean(
-                    one.helpers_cpu_ns / one.num_batches for one in took
+                    item.helpers_cpu_ns / item.num_batches for item in took
                 )
-    found = {run: np.array(one) for run, one in times.items()}
-    features = features_of([one.numel() * one.element_size() for one in made.model.parameters() if one.requires_grad])
+    result = {run: np.array(time_) for run, time_ in times.items()}
+    features = features_of(
+        [
+            parameter.numel() * parameter.element_size()
+            for parameter in created.model.parameters()
+            if parameter.requires_grad
+        ]
+    )
     return Stalls(
-        job, num_ranks, made.batch_size, features, found, stalls_of(found), reading, environment, tuple(warnings)
+        job, num_ranks, created.batch_size, features, result, stalls_of(result), reading, environment, tuple(warnings)
     )
 
 
@@ -185,8 +193,8 @@ def _reading(files: Sequence[Path], disk_bytes_per_s: float, batch_size: int) ->
     size_bytes, took_ns = read_all(files)
     disk = size_bytes / took_ns * 1e9
     _, memory_ns = read_all(files)
-    data, random = [one.read_bytes() for one in files[:_NUM_PREPARED]], np.random.default_rng(0)
-    prepared_ns = quiet([elapsed_ns(partial(batch_of, one, random)) for one in data])
+    data, random = [file.read_bytes() for file in files[:_NUM_PREPARED]], np.random.default_rng(0)
+    prepared_ns = quiet([elapsed_ns(partial(batch_of, item, random)) for item in data])
     return Reading(
         size_bytes / len(files) / batch_size, size_bytes / memory_ns * 1e9,
         min(disk, disk_bytes_per_s) if disk_bytes_per_s else disk, batch_size / prepared_ns * 1e9,
@@ -215,19 +223,19 @@ def _checked_link(workers: Workers, link: ShapedLink, around: Surroundings) -> d
     FlightError
         It is not what was asked for.
     """
-    asked = link.bandwidth_bytes_per_s
-    size_bytes = max(_LEAST_TRANSFER_BYTES, round(_TRANSFER_S * asked))
+    requested = link.bandwidth_bytes_per_s
+    size_bytes = max(_LEAST_TRANSFER_BYTES, round(_TRANSFER_S * requested))
     for _ in range(_TRANSFERS):  # others may have the cores for a moment
         rate = max(_all(workers, Turn(transfer_bytes=size_bytes), workers.num_ranks))
-        if abs(rate / asked - 1) <= _MOST_OFF:
+        if abs(rate / requested - 1) <= _MOST_OFF:
             break
     else:
         raise FlightError(
-            f"a link of {asked / 1e6:g} MB/s carries {rate / 1e6:g} MB/s",
+            f"a link of {requested / 1e6:g} MB/s carries {rate / 1e6:g} MB/s",
             where=link.how,
             fix="ask for a rate that this host can carry, and let nothing else run",
         )
-    return {"how": link.how, "bytes_per_s": asked, "measured_bytes_per_s": rate, "latency_ns": around.latency_ns}
+    return {"how": link.how, "bytes_per_s": requested, "measured_bytes_per_s": rate, "latency_ns": around.latency_ns}
 
 
 def _turn(

@@ -88,26 +88,26 @@ def stalls(
         raise InputError(
             "which layers wait for a network is not known without one", where="--layers", fix="add --bandwidth 50MB/s"
         )
-    found = []
+    result = []
     for job in jobs:
         with Progress(f"stalls of {job}") as progress, stdout_to_stderr():
-            found.append(
+            result.append(
                 measure_stalls(job, around, num_ranks=ranks, num_batches=batches, num_turns=turns, progress=progress)
             )
-    models, forecasts = fit_tiers(found), [_forecast(job, ranks, around) for job in jobs if layers]
+    models, forecasts = fit_tiers(result), [_forecast(job, ranks, around) for job in jobs if layers]
     if path is not None:
         from windtunnel.systems.stalls.page import stalls_page
 
-        stalls_page(found, path, overwrite=force)
+        stalls_page(result, path, overwrite=force)
     if as_json:
         fitted = {tier: asdict(model) for tier, model in models.items()}
-        print_json({"schema": "windtunnel.stalls/1", "jobs": [one.to_dict() for one in found], "models": fitted,
-                    "forecasts": [asdict(one) for one in forecasts]})  # fmt: skip
+        print_json({"schema": "windtunnel.stalls/1", "jobs": [entry.to_dict() for entry in result], "models": fitted,
+                    "forecasts": [asdict(entry) for entry in forecasts]})  # fmt: skip
         return
-    for one, forecast in zip_longest(found, forecasts):
-        _print(one)
+    for item, forecast in zip_longest(result, forecasts):
+        _print(item)
         if forecast is not None:
-            _print_forecast(forecast, one)
+            _print_forecast(forecast, item)
     for tier, model in models.items():
         _print_model(tier, model)
 
@@ -125,15 +125,15 @@ def _print_forecast(forecast: NetworkForecast, found: Stalls) -> None:
 
     off = forecast.iteration_ns / found.median_ns("network") - 1
     say()
-    taken = format_duration(forecast.iteration_ns)
-    say(f"over the network by replay: {taken} an iteration ({format_ratio(off)} against the run)")
+    used = format_duration(forecast.iteration_ns)
+    say(f"over the network by replay: {used} an iteration ({format_ratio(off)} against the run)")
     rows = [
-        (format_duration(one.exposed_ns), format_size(one.size_bytes), _shortened(one.layers))
-        for one in forecast.buckets
+        (format_duration(bucket.exposed_ns), format_size(bucket.size_bytes), _shortened(bucket.layers))
+        for bucket in forecast.buckets
     ]
     print_table(("waits", "sends", "layers"), rows, numbers=(0, 1))
-    for one in forecast.remedies:
-        say(f"{format_duration(one.iteration_ns)} a batch with {one.request.partition('+')[2]}")
+    for remedy in forecast.remedies:
+        say(f"{format_duration(remedy.iteration_ns)} a batch with {remedy.request.partition('+')[2]}")
     if forecast.remedies:
         advise(f"next: windtunnel verify {found.job} --whatif {forecast.remedies[0].request}")
 
@@ -165,8 +165,8 @@ def _print(found: Stalls) -> None:
     ]
     print_table(("run", "iteration", "samples/s", "what runs"), rows, numbers=(1, 2))
     say()
-    stalled = [(one.cause, str(one), format_ratio(one.share) if one.is_detected else "", one.what)
-               for one in found.stalls]  # fmt: skip
+    stalled = [(stall.cause, str(stall), format_ratio(stall.share) if stall.is_detected else "", stall.what)
+               for stall in found.stalls]  # fmt: skip
     print_table(("stall", "per iteration (90 %)", "share", "why"), stalled, numbers=(2,))
     say()
     say(f"bottleneck: {found.bottleneck}")

@@ -125,10 +125,10 @@ def schedule(chain: Chain, operators: Groups, gradients: Groups, parts: Sequence
         ends[first : last + 1] = at  # what is fused gives its gradients together
         compute_ends.append(at)
     done, sync_ends = 0.0, []
-    for place, (first, last) in enumerate(groups_of(gradients, count)):
+    for index, (first, last) in enumerate(groups_of(gradients, count)):
         size = int(chain.size_bytes[first : last + 1].sum())
         if size:
-            num_parts = best_parts(chain, size) if parts is None else parts[place]
+            num_parts = best_parts(chain, size) if parts is None else parts[index]
             done = max(float(ends[last]), done) + chain.sync_ns(size, num_parts)
         sync_ends.append(done)
     return Schedule(compute_ends, sync_ends)

@@ -98,7 +98,7 @@ def load_strategy(path: str | Path) -> Strategy:
         The file is not there, is no strategy, or of another version.
     """
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=Strategy)
+        result = msgspec.json.decode(Path(path).read_bytes(), type=Strategy)
     except OSError as error:
         raise InputError(
             f"{path} cannot be read: {error.strerror}", fix="windtunnel whatif GRAPH --search writes one"
@@ -107,9 +107,9 @@ def load_strategy(path: str | Path) -> Strategy:
         raise InputError(
             f"this is no strategy: {error}", where=str(path), fix="windtunnel whatif GRAPH --search writes one"
         ) from (error)
-    if found.schema != SCHEMA:
-        raise InputError(f"this strategy is of version {found.schema!r}", where=str(path), fix=f"known: {SCHEMA}")
-    return found
+    if result.schema != SCHEMA:
+        raise InputError(f"this strategy is of version {result.schema!r}", where=str(path), fix=f"known: {SCHEMA}")
+    return result
 
 
 @dataclass
@@ -122,7 +122,7 @@ class _Asking:
 
     def __call__(self, texts: Sequence[str]) -> list[Answer]:
         """Answers to those that can be asked and apply; new ones are priced and replayed together."""
-        requests = {str(one): one for one in map(_request, texts) if one is not None}
+        requests = {str(item): item for item in map(_request, texts) if item is not None}
         new = [request for key, request in requests.items() if key not in self.known]
         if new:
             self.known |= {str(answer.request): answer for answer in whatif(self.graph, new, **self.options)}
@@ -186,12 +186,12 @@ def optimize(
     link = _link_parameters(latency_ns, bandwidth_bytes_per_s)
     buckets = [f"gradient-buckets:caps_bytes={caps}{link}" for caps in dict.fromkeys(_caps(plans, averaging))]
     base = _fitting(ask, memory_bytes)
-    front = _best([base, *ask([_joined(base, one) for one in buckets])])
-    found = _climbed(ask, front, (*EQUIVALENT, *(LOSSY if lossy else ())), memory_bytes)
+    front = _best([base, *ask([_joined(base, bucket) for bucket in buckets])])
+    result = _climbed(ask, front, (*EQUIVALENT, *(LOSSY if lossy else ())), memory_bytes)
     baseline_ns = float(replay(graph).makespan_ns)
-    ranked = [one for one in found if _worth(one) > 1]
+    ranked = [item for item in result if _worth(item) > 1]
     best = ranked[0] if ranked else base
-    others = tuple((str(one.request), float(one.speedup)) for one in ranked[1:6])
+    others = tuple((str(item.request), float(item.speedup)) for item in ranked[1:6])
     common: dict[str, Any] = {
         "searches": searches,
         "num_replays": len(ask.known),
@@ -221,28 +221,28 @@ def chain_of(graph: Graph, averaging: Averaging) -> Chain:
 
 def _plans(chain: Chain, budget: int) -> tuple[list[Plan], dict[str, dict[str, float]]]:
     """What each search finds on the chain, each with a budget of its own; and the usual choices."""
-    plans, told = [Plan.apart(chain.num_operators), Plan.together(chain.num_operators)], {}
+    plans, reported = [Plan.apart(chain.num_operators), Plan.together(chain.num_operators)], {}
     for name, search in SEARCHES.items():
         worth: Worth = worth_of(chain, budget)
         plan = search(chain, worth)
         plans.append(plan)
-        told[name] = {
+        reported[name] = {
             "num_messages": len(plan.gradients),
             "chain_ns": worth_of(chain)(plan),
             "num_asked": worth.num_asked,
         }
-    return list(dict.fromkeys(plans)), told
+    return list(dict.fromkeys(plans)), reported
 
 
 def _caps(plans: Sequence[Plan], averaging: Averaging) -> list[str]:
     """Each plan as caps of buckets: the bytes of each group close it; the last cap holds for all that follow."""
-    sizes, found = averaging.size_bytes, []
+    sizes, result = averaging.size_bytes, []
     for plan in plans:
         caps = [int(sizes[first : last + 1].sum()) for first, last in groups_of(plan.gradients, len(sizes))]
         while len(caps) > 1 and caps[-1] == caps[-2]:
             caps.pop()
-        found.append("/".join(map(str, caps)))
-    return found
+        result.append("/".join(map(str, caps)))
+    return result
 
 
 def _link_parameters(latency_ns: float | None, bandwidth_bytes_per_s: float | None) -> str:
@@ -268,12 +268,14 @@ def _climbed(ask: _Asking, front: list[Answer | None], moves: Sequence[str], mem
     """Each move on top of the best few, as long as one helps; all that were looked at, the fastest first."""
     seen: list[Answer | None] = list(front)
     while True:
-        steps = [_joined(one, move) for one in front for move in moves if one is None or move not in str(one.request)]
-        found = [one for one in ask(steps) if _fits(one, memory_bytes)]
-        better = _best([*front, *found])
-        seen += found
+        steps = [
+            _joined(item, move) for item in front for move in moves if item is None or move not in str(item.request)
+        ]
+        result = [item for item in ask(steps) if _fits(item, memory_bytes)]
+        better = _best([*front, *result])
+        seen += result
         if better == front:
-            distinct = {str(one.request): one for one in seen if one is not None}
+            distinct = {str(item.request): item for item in seen if item is not None}
             return sorted(distinct.values(), key=_worth, reverse=True)
         front = better
 
@@ -287,15 +289,15 @@ def _fitting(ask: _Asking, memory_bytes: int | None) -> Answer | None:
     if memory_bytes is None:
         return None
     answers = ask(SAVES_MEMORY)
-    peaks = [one.baseline_peak_bytes for one in answers if one.baseline_peak_bytes is not None]
+    peaks = [answer.baseline_peak_bytes for answer in answers if answer.baseline_peak_bytes is not None]
     if peaks and peaks[0] <= memory_bytes:
         return None
-    fitting = [one for one in answers if one.peak_bytes is not None and one.peak_bytes <= memory_bytes]
+    fitting = [answer for answer in answers if answer.peak_bytes is not None and answer.peak_bytes <= memory_bytes]
     if not fitting:
-        least = min((one.peak_bytes for one in answers if one.peak_bytes is not None), default=None)
-        told = "its memory is not known" if least is None else f"the least that helps needs {format_size(least)}"
+        least = min((answer.peak_bytes for answer in answers if answer.peak_bytes is not None), default=None)
+        reported = "its memory is not known" if least is None else f"the least that helps needs {format_size(least)}"
         raise NotApplicableError(
-            f"nothing makes this job fit into {format_size(memory_bytes)}: {told}",
+            f"nothing makes this job fit into {format_size(memory_bytes)}: {reported}",
             where=f"asked: {', '.join(SAVES_MEMORY)}",
             fix="give more memory, or a smaller batch",
         )

@@ -43,7 +43,7 @@ def search(
         parse_rate(bandwidth) if bandwidth else None,
     )
     latency_ns, bandwidth_bytes_per_s = given if any(given) else _measured(graph, database, progress)
-    found = optimize(
+    result = optimize(
         graph,
         lossy=lossy,
         memory_bytes=parse_size(memory) if memory else None,
@@ -55,11 +55,11 @@ def search(
         path=str(captured.resolve()),
         progress=progress,
     )
-    found.save(path)
+    result.save(path)
     if as_json:
-        print_json(found.to_dict())
+        print_json(result.to_dict())
     else:
-        _print(found)
+        _print(result)
     advise(f"written: {path}")
     suggest("windtunnel", "verify", path)
 
@@ -76,13 +76,13 @@ def load(path: Path) -> tuple[str, Graph]:
     from windtunnel.graph import load as load_graph
     from windtunnel.systems.strategy.optimizer import load_strategy
 
-    found = load_strategy(path)
-    if not found.request:
+    result = load_strategy(path)
+    if not result.request:
         raise InputError("this strategy changes nothing", where=str(path), fix="choose one that does")
-    if not found.graph:
+    if not result.graph:
         fix = "name the script, and give the request with --whatif"
         raise InputError("this strategy does not name its capture", where=str(path), fix=fix)
-    return found.request, load_graph(found.graph)
+    return result.request, load_graph(result.graph)
 
 
 def _measured(graph: Graph, database: Any, progress: Any) -> tuple[float | None, float | None]:
@@ -110,8 +110,8 @@ def _print(found: Strategy) -> None:
         times = f"{format_duration(found.baseline_ns)} to {format_duration(found.predicted_ns)}"
         say_wrapped(f"{found.speedup:.2f}x, {times} a step: {found.request}")
     rows = [
-        (name, f"{one['num_messages']:.0f}", format_duration(one["chain_ns"]), f"{one['num_asked']:,.0f}")
-        for name, one in found.searches.items()
+        (name, f"{search_['num_messages']:.0f}", format_duration(search_["chain_ns"]), f"{search_['num_asked']:,.0f}")
+        for name, search_ in found.searches.items()
     ]
     print_table(("search", "messages", "on the chain", "plans"), rows, numbers=(1, 2, 3))
     for request, speedup in found.others:

@@ -200,7 +200,7 @@ def _best_gradients(chain: Chain, operators: Groups) -> Groups:
 
 def _all_groups(count: int) -> list[Groups]:
     cuts = itertools.product((False, True), repeat=count - 1)
-    return [(0, *(place + 1 for place, is_cut in enumerate(chosen) if is_cut)) for chosen in cuts]
+    return [(0, *(index + 1 for index, is_cut in enumerate(cut) if is_cut)) for cut in cuts]
 
 
 # --- rivals -----------------------------------------------------------------------------------------------
@@ -208,12 +208,14 @@ def _all_groups(count: int) -> list[Groups]:
 
 def neighbors(plan: Plan, count: int, *, fuses_operators: bool) -> Iterator[Plan]:
     """Plans one move away: a border between two groups taken out or put in; fused operators have fused gradients."""
-    for place in range(1, count):
-        yield replace(plan, gradients=_toggled(plan.gradients, place))
+    for index in range(1, count):
+        yield replace(plan, gradients=_toggled(plan.gradients, index))
         if fuses_operators:
-            operators = _toggled(plan.operators, place)
-            is_fused = place not in operators
-            gradients = tuple(one for one in plan.gradients if one != place) if is_fused else plan.gradients
+            operators = _toggled(plan.operators, index)
+            is_fused = index not in operators
+            gradients = (
+                tuple(gradient for gradient in plan.gradients if gradient != index) if is_fused else plan.gradients
+            )
             yield Plan(operators, gradients)
 
 
@@ -227,7 +229,7 @@ def beam(chain: Chain, worth: Worth, width: int = 4) -> Plan:
     front = [Plan.apart(count), Plan.together(count)]
     best = min(front, key=worth)
     while not worth.is_spent:
-        every = {one for plan in front for one in neighbors(plan, count, fuses_operators=fuses)}
+        every = {neighbor for plan in front for neighbor in neighbors(plan, count, fuses_operators=fuses)}
         front = sorted(every, key=lambda plan: (worth(plan), plan.gradients, plan.operators))[:width]
         if not front or worth(front[0]) >= worth(best):
             break
@@ -260,8 +262,8 @@ def tpe(chain: Chain, worth: Worth, num_trials: int = 200, seed: int = 0) -> Pla
         return worth(_suggested(trial, count, fuses))
 
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-    study.enqueue_trial({f"gradient {place}": True for place in range(1, count)})
-    study.enqueue_trial({f"gradient {place}": False for place in range(1, count)})
+    study.enqueue_trial({f"gradient {index}": True for index in range(1, count)})
+    study.enqueue_trial({f"gradient {index}": False for index in range(1, count)})
     study.optimize(value, n_trials=min(num_trials, worth.budget))
     return _suggested(study.best_trial, count, fuses)
 
@@ -272,9 +274,9 @@ def _suggested(trial: object, count: int, fuses: bool) -> Plan:
             return bool(trial.suggest_categorical(name, [True, False]))
         return bool(trial.params[name])  # type: ignore[attr-defined]
 
-    operators = (0, *(place for place in range(1, count) if not fuses or not chosen(f"fuse {place}")))
-    borders = [place for place in range(1, count) if chosen(f"gradient {place}")]
-    return Plan(operators, (0, *(place for place in borders if place in operators)))
+    operators = (0, *(index for index in range(1, count) if not fuses or not chosen(f"fuse {index}")))
+    borders = [index for index in range(1, count) if chosen(f"gradient {index}")]
+    return Plan(operators, (0, *(border for border in borders if border in operators)))
 
 
 SEARCHES: dict[str, Callable[[Chain, Worth], Plan]] = {

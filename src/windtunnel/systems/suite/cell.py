@@ -128,7 +128,7 @@ def measure_cell(order: Order) -> Result:
         data=built.data,
         unit=built.unit,
         batch_size=built.batch_size * order.cell.num_ranks,
-        num_parameters=sum(each.numel() for model in built.models for each in model.parameters()),
+        num_parameters=sum(parameter.numel() for model in built.models for parameter in model.parameters()),
         durations_ns=durations_ns.tolist(),
         **_phase_fields(phase),
         **sampled.fields(durations_ns, phase),
@@ -253,11 +253,11 @@ def _looked_into(order: Order, built: Workload, phase: StablePhase, notes: list[
     from windtunnel.cost.peak import measured_peak
     from windtunnel.sources.torch.flop_count import count
 
-    found: dict[str, Any] = {"notes": notes}
+    result: dict[str, Any] = {"notes": notes}
     try:
         counted = count(built.step)
         flops_by_dtype = counted.by_dtype
-        found["family"] = _family(built, counted.by_op)
+        result["family"] = _family(built, counted.by_op)
         database = ProfileDatabase()
         peaks = {
             dtype: measured_peak(dtype, order.cell.num_threads, database=database).flops_per_s
@@ -265,16 +265,16 @@ def _looked_into(order: Order, built: Workload, phase: StablePhase, notes: list[
             if dtype in flops_by_dtype
         }
         used = arithmetic_utilization(flops_by_dtype, peaks, phase.median_ns.value)
-        found |= {"flops_by_dtype": flops_by_dtype, "peak_flops_per_s": peaks, "arithmetic_utilization": used}
+        result |= {"flops_by_dtype": flops_by_dtype, "peak_flops_per_s": peaks, "arithmetic_utilization": used}
     except Exception as error:
-        found["notes"].append(f"FLOP not counted: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        result["notes"].append(f"FLOP not counted: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     if order.cell.num_ranks > 1 or not order.graph_iterations:
-        return found
+        return result
     try:
-        found |= _captured(order, built)
+        result |= _captured(order, built)
     except Exception as error:
-        found["notes"].append(f"not captured: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-    return found
+        result["notes"].append(f"not captured: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    return result
 
 
 def _family(built: Workload, flops_by_op: dict[str, int]) -> str:
@@ -294,10 +294,10 @@ def _captured(order: Order, built: Workload) -> dict[str, Any]:
     models, optimizers = list(built.models), list(built.optimizers)
     graph = capture(built.step, iterations=order.graph_iterations, model=models, optimizer=optimizers)
     origin = {"workload": order.cell.workload, "parameters": fitting_parameters(order.cell)}
-    found: dict[str, Any] = {"compute_utilization": compute_utilization(graph)}
+    result: dict[str, Any] = {"compute_utilization": compute_utilization(graph)}
     if order.is_graph_kept:
         path = Path(order.folder) / "graphs" / f"{order.cell.key}.wt"
         path.parent.mkdir(parents=True, exist_ok=True)
         save(graph.with_meta(origin=origin), path, overwrite=True)
-        found["graph"] = str(path.relative_to(order.folder))
-    return found
+        result["graph"] = str(path.relative_to(order.folder))
+    return result

@@ -146,12 +146,12 @@ def _matched(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pa
         return result.cell.workload, result.cell.size, result.batch_size
 
     for key in (exact, work):
-        mine, theirs = ({key(result): result for result in results} for results in (first, second))
-        shared = [place for place in mine if place in theirs]
+        local, theirs = ({key(result): result for result in results} for results in (first, second))
+        shared = [index for index in local if index in theirs]
         if shared:
             break
-    pairs = [(_label(mine[place]), mine[place], theirs[place]) for place in shared]
-    alone = [tuple(_label(ours[place]) for place in ours if place not in shared) for ours in (mine, theirs)]
+    pairs = [(_label(local[index]), local[index], theirs[index]) for index in shared]
+    alone = [tuple(_label(ours[our]) for our in ours if our not in shared) for ours in (local, theirs)]
     return pairs, alone
 
 
@@ -164,8 +164,8 @@ def _compared(label: str, before: Result, after: Result, seed: int) -> tuple[Com
     """One row, and the logarithms of its resampled speed-ups [B]."""
     sides = [np.asarray(result.ns_per_unit) for result in (before, after)]
     resampled = [
-        medians_of_resamples(side, seed=seed + place, block_length=block_length(side))
-        for place, side in enumerate(sides)
+        medians_of_resamples(side, seed=seed + index, block_length=block_length(side))
+        for index, side in enumerate(sides)
     ]
     logs_B = np.log(resampled[0] / resampled[1])
     rates = [1e9 / float(np.median(side)) for side in sides]

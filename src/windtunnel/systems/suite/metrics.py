@@ -142,15 +142,15 @@ def _ticks_per_s() -> int:
 
 
 def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
+    result: list[int] = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = [int(word) for word in tasks.read_text().split()]
         except OSError:  # the thread ended meanwhile
             continue
         for child in children:
-            found += [child, *_descendants(child)]
-    return found
+            result += [child, *_descendants(child)]
+    return result
 
 
 def waited_seconds() -> float:

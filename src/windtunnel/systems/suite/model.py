@@ -54,10 +54,10 @@ def workload_plugins(names: Sequence[str] | None) -> dict[str, registry.Plugin]:
     """
     if names:
         return {name: registry.get("workload", name) for name in names}
-    found = suite_plugins()
-    if not found:
+    result = suite_plugins()
+    if not result:
         raise InputError("no installed workload has a domain", fix="name workloads: windtunnel list workloads")
-    return found
+    return result
 
 
 def fitting_parameters(cell: Cell) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _count(built: Workload) -> dict[str, Any]:
 
     flops = count(built.step).total
     return {
-        "num_parameters": sum(each.numel() for model in built.models for each in model.parameters()),
+        "num_parameters": sum(parameter.numel() for model in built.models for parameter in model.parameters()),
         "flops_per_sample": flops / built.batch_size,
         "batch_size": built.batch_size,
         "unit": built.unit,

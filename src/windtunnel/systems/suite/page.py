@@ -47,14 +47,14 @@ def write_suite_report(
     where = f"{machine.get('cpu_name', 'unknown machine')}, {machine.get('num_cores', '?')} cores"
     head = f"<h1>{escape(name)}: {len(run.measured)} of {len(run.results)} cells</h1>"
     lead = f'<p class="lead">{escape(where)}. {escape(_versions(run))}</p>'
-    found = [
+    result = [
         _table(run.measured),
         _metrics(run.measured),
         _sweeps(run.measured),
         _compared(comparison),
         _missing(run.results),
     ]
-    return write_text(Path(path), _page(name, head + lead, [each for each in found if each]), overwrite=overwrite)
+    return write_text(Path(path), _page(name, head + lead, [item for item in result if item]), overwrite=overwrite)
 
 
 def _versions(run: SuiteRun) -> str:
@@ -116,8 +116,8 @@ def _disturbance(measured: Sequence[Result]) -> str:
 
 
 def _energy(measured: Sequence[Result]) -> str:
-    known = [f"{_label(each)}: {each.energy_j:.3g} J per step" for each in measured if each.energy_j is not None]
-    reasons = sorted({each.energy_source for each in measured if each.energy_j is None})
+    known = [f"{_label(item)}: {item.energy_j:.3g} J per step" for item in measured if item.energy_j is not None]
+    reasons = sorted({item.energy_source for item in measured if item.energy_j is None})
     return f'<p class="note">{escape("; ".join(known) or "; ".join(reasons), 2000)}</p>'
 
 
@@ -180,8 +180,7 @@ def _compared(comparison: Comparison | None) -> Section | None:
     if comparison is None:
         return None
     rows = [
-        (escape(each.label), f"{each.first:.4g}", f"{each.second:.4g}", each.text, each.verdict)
-        for each in comparison.rows
+        (escape(row.label), f"{row.first:.4g}", f"{row.second:.4g}", row.text, row.verdict) for row in comparison.rows
     ]
     rows.append(("geometric mean", "", "", comparison.overall.text, comparison.overall.verdict))
     body = render_table(("workload", "before, units/s", "now, units/s", "speed-up", ""), rows, numbers=(1, 2, 3))
@@ -193,7 +192,7 @@ def _missing(results: Sequence[Result]) -> Section | None:
     missing = [result for result in results if not result.is_measured]
     if not missing:
         return None
-    rows = [(escape(each.cell.key), each.status, escape(each.message, 400), escape(each.fix, 400)) for each in missing]
+    rows = [(escape(item.cell.key), item.status, escape(item.message, 400), escape(item.fix, 400)) for item in missing]
     return Section(
         "missing", "Not measured", "What was not measured", render_table(("cell", "", "why", "what to do"), rows)
     )

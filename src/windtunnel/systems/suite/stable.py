@@ -145,8 +145,8 @@ def spikes(samples: ArrayLike) -> NDArray[np.bool_]:
     local_N = _local_medians(samples_N)
     residual_N = samples_N - local_N
     deviation = _NORMAL_MAD * float(np.median(np.abs(residual_N))) if len(samples_N) else 0.0
-    found: NDArray[np.bool_] = residual_N > np.maximum(_SPIKE_DEVIATIONS * deviation, _SPIKE_LEAST * np.abs(local_N))
-    return found
+    result: NDArray[np.bool_] = residual_N > np.maximum(_SPIKE_DEVIATIONS * deviation, _SPIKE_LEAST * np.abs(local_N))
+    return result
 
 
 def steady(samples: ArrayLike, cut: int) -> NDArray[np.bool_]:
@@ -268,7 +268,7 @@ def stable_phase(
     smooth_N, is_spike_N = _smoothed(samples_N)
     cut = mser5(smooth_N)
     kept_N, is_spike_N, smooth_N = samples_N[cut:], is_spike_N[cut:], smooth_N[cut:]
-    found = trend(smooth_N)
+    result = trend(smooth_N)
     steady_N = kept_N[~is_spike_N] if not is_spike_N.all() else kept_N
     lower, upper = np.quantile(steady_N, [0.25, 0.75])
     return StablePhase(
@@ -281,8 +281,8 @@ def stable_phase(
         max_ns=float(kept_N.max()),
         p99_ns=float(np.quantile(kept_N, 0.99)),
         num_spikes=int(is_spike_N.sum()),
-        trend=found,
-        is_unstable=found.is_significant and abs(found.change_ratio) > tolerance,
+        trend=result,
+        is_unstable=result.is_significant and abs(result.change_ratio) > tolerance,
     )
 
 
@@ -331,17 +331,17 @@ def until_known(
     durations_ns : float64 [N]
     phase : StablePhase
     """
-    taken: list[float] = []
+    used: list[float] = []
     look_at, was_known = float(min_steps), False
     for duration_ns in islice(durations_ns, max_steps):
-        taken.append(duration_ns)
-        if len(taken) >= look_at:
-            phase = stable_phase(taken)
-            before, was_known = was_known, is_known(taken, phase, precision)
+        used.append(duration_ns)
+        if len(used) >= look_at:
+            phase = stable_phase(used)
+            before, was_known = was_known, is_known(used, phase, precision)
             if before and was_known:
-                return np.asarray(taken, dtype=np.float64), phase
-            look_at = len(taken) * _GROWTH
-    return np.asarray(taken, dtype=np.float64), stable_phase(taken)
+                return np.asarray(used, dtype=np.float64), phase
+            look_at = len(used) * _GROWTH
+    return np.asarray(used, dtype=np.float64), stable_phase(used)
 
 
 def run_until_stable(

@@ -105,17 +105,17 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
     else:
         rows = [
             (
-                each.name,
-                ": ".join(filter(None, (each.domain, each.source))),
-                _scaled(each.num_parameters),
-                _scaled(each.flops_per_sample),
+                item.name,
+                ": ".join(filter(None, (item.domain, item.source))),
+                _scaled(item.num_parameters),
+                _scaled(item.flops_per_sample),
             )
-            for each in entries
+            for item in entries
         ]
         print_table(("workload", "domain: source", "parameters", "FLOP/sample"), rows, numbers=(2, 3), gives_way=1)
-        for each in entries:
-            if each.note:
-                say_wrapped(f"{each.name}: {each.note}")
+        for entry in entries:
+            if entry.note:
+                say_wrapped(f"{entry.name}: {entry.note}")
     advise(f"next: windtunnel suite run --size {size}")
 
 
@@ -138,18 +138,18 @@ def compare_runs(
     from windtunnel.systems.suite.interleaved import compare_interleaved, side_of
 
     if not interleave:
-        found = compare(first, second)
+        result = compare(first, second)
     else:
         names = [name for name in workloads.split(",") if name]
         with Progress("running in turns") as progress, side_of(first) as before, side_of(second) as now:
             arguments = ("--budget", budget, "--size", size)
-            found = compare_interleaved(
+            result = compare_interleaved(
                 before, now, workloads=names, arguments=arguments, rounds=rounds, progress=progress
             )
     if as_json:
-        print_json(_comparison_document(found))
+        print_json(_comparison_document(result))
     else:
-        _print_comparison(found)
+        _print_comparison(result)
     advise("next: windtunnel suite show NOW --against BEFORE" if not interleave else "next: windtunnel suite run")
 
 

@@ -72,10 +72,10 @@ class AstPricer:
         assert sheet is not None
         tasks = [task for task in self._tasks_of(work) if task is not None]
         best = self.choose(dict.fromkeys(task.name for task in tasks), sheet)
-        chosen = replace(self.library.select([best[task.name][0] for task in tasks]), devices=(dict(sheet),))
-        limits = bound_of(chosen, _all_of(chosen))
+        selected = replace(self.library.select([best[task.name][0] for task in tasks]), devices=(dict(sheet),))
+        limits = bound_of(selected, _all_of(selected))
         seconds = _with_cold(tasks, [best[task.name][1] for task in tasks], work.num_tasks, sheet)
-        prices = exact_prices(limits, limits.efficiency([1e9 * one for one in seconds]))
+        prices = exact_prices(limits, limits.efficiency([1e9 * second for second in seconds]))
         known = self.predictor.header.get("intervals")
         if known is None:
             return prices
@@ -111,30 +111,30 @@ class AstPricer:
         rows = [self._rows[name] for name in names]
         programs = replace(self.library.select(np.concatenate(rows)), devices=(dict(sheet),))
         seconds = self.predictor.predict(programs, _all_of(programs))
-        parts = np.split(seconds, np.cumsum([len(one) for one in rows])[:-1])
+        parts = np.split(seconds, np.cumsum([len(row) for row in rows])[:-1])
         kept = float(self.predictor.header.get("shrinkage", 1.0))
         return {
-            name: (int(one[part.argmin()]), _expected_least(part, kept))
-            for name, one, part in zip(names, rows, parts, strict=True)
+            name: (int(row[part.argmin()]), _expected_least(part, kept))
+            for name, row, part in zip(names, rows, parts, strict=True)
         }
 
     @cached_property
     def _rows(self) -> dict[str, NDArray[np.int64]]:
         """Programs of the library by the name of their task."""
         assert self.library is not None
-        names = [Task.from_dict(one).name for one in self.library.tasks]
+        names = [Task.from_dict(task).name for task in self.library.tasks]
         order = np.argsort(self.library.task, kind="stable")
         tasks, first = np.unique(self.library.task[order], return_index=True)
         parts = np.split(order, first[1:])
         return {names[task]: part.astype(np.int64) for task, part in zip(tasks.tolist(), parts, strict=True)}
 
     def _tasks_of(self, work: Work) -> list[Task | None]:
-        found = []
+        result = []
         for key in zip(work.operator, work.shapes, work.strides, work.arguments, strict=True):
             if key not in self._tasks:
                 self._tasks[key] = task_of_call(*key)
-            found.append(self._tasks[key])
-        return found
+            result.append(self._tasks[key])
+        return result
 
 
 def cold_s(task: Task, sheet: Mapping[str, Any], step_bytes: float, step_s: float = 0.0) -> float:
@@ -164,7 +164,7 @@ def _with_cold(
     seconds = list(warm_s)
     for _ in range(NUM_PASSES):
         step_s = float(np.dot(seconds, counts))
-        seconds = [one + cold_s(task, sheet, step_bytes, step_s) for task, one in zip(tasks, warm_s, strict=True)]
+        seconds = [item + cold_s(task, sheet, step_bytes, step_s) for task, item in zip(tasks, warm_s, strict=True)]
     return seconds
 
 

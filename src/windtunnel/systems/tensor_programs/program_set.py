@@ -118,10 +118,10 @@ class ProgramSet:
 
     def select(self, rows: ArrayLike) -> ProgramSet:
         """The programs of ``rows`` (a mask or indices), in that order; tasks and devices stay as they are."""
-        chosen = np.arange(self.num_programs)[np.asarray(rows)]
-        leaves, leaf_offset = _ranges(self.leaf_offset, chosen)
-        nodes, tree_offset = _ranges(self.tree_offset, chosen)
-        per_program = {name: getattr(self, name)[chosen] for name in ("task", "sched", "mean_s", "std_s", "flops")}
+        selected = np.arange(self.num_programs)[np.asarray(rows)]
+        leaves, leaf_offset = _ranges(self.leaf_offset, selected)
+        nodes, tree_offset = _ranges(self.tree_offset, selected)
+        per_program = {name: getattr(self, name)[selected] for name in ("task", "sched", "mean_s", "std_s", "flops")}
         return replace(
             self,
             features=self.features[leaves],
@@ -137,17 +137,17 @@ class ProgramSet:
         """Columns of devices: one by its name, ``@HOST`` those of a host (``@``: the first), ``all``."""
         if devices == ALL_DEVICES:
             return list(range(len(self.devices)))
-        found = [column for column, name in enumerate(self.device_names) if devices == f"@{parts_of(name)[1]}"]
-        return found or [self.column(devices)]
+        result = [column for column, name in enumerate(self.device_names) if devices == f"@{parts_of(name)[1]}"]
+        return result or [self.column(devices)]
 
     def on(self, columns: Sequence[int]) -> ProgramSet:
         """The same programs on some devices."""
-        chosen = list(columns)
+        selected = list(columns)
         return replace(
             self,
-            mean_s=self.mean_s[:, chosen],
-            std_s=self.std_s[:, chosen],
-            devices=tuple(self.devices[column] for column in chosen),
+            mean_s=self.mean_s[:, selected],
+            std_s=self.std_s[:, selected],
+            devices=tuple(self.devices[column] for column in selected),
         )
 
     def networks(self) -> tuple[str, ...]:
@@ -183,22 +183,22 @@ class ProgramSet:
         _check_header(header, str(source))
         with np.errstate(invalid="ignore", over="ignore"):  # what is then wrong is named by ``check``
             typed = {name: np.asarray(arrays[name], kind) for name, kind in _DTYPES.items()}
-        found = cls(
+        result = cls(
             **typed,
             devices=tuple(header["devices"]),
             tasks=tuple(header["tasks"]),
             meta=header["meta"],
         )
-        check(found, str(source))
-        return found
+        check(result, str(source))
+        return result
 
     def beside(self, other: ProgramSet) -> ProgramSet:
         """The same programs with the devices of both sets; where ``other`` lacks one, its times are NaN."""
         twice = sorted(set(self.device_names) & set(other.device_names))
         if twice:
             raise InputError(f"both sets have a device {', '.join(twice)}", where="devices", fix="rename it in one")
-        place = {program: row for row, program in enumerate(self._identities())}
-        rows = [place.get(program, -1) for program in other._identities()]
+        index = {program: row for row, program in enumerate(self._identities())}
+        rows = [index.get(program, -1) for program in other._identities()]
         if -1 in rows:
             raise InputError(f"program {rows.index(-1)} of the other set is not in this one", where="programs")
 
@@ -258,10 +258,10 @@ def _ranges(offset: NDArray[np.int32], chosen: NDArray[Any]) -> tuple[NDArray[np
 
 
 def _require_schema(header: Mapping[str, Any], arrays: Mapping[str, Any], where: str) -> None:
-    found = header.get("schema")
-    if found != SCHEMA:
+    result = header.get("schema")
+    if result != SCHEMA:
         raise SchemaVersionError(
-            f"this program set has schema {found}, and this version knows {SCHEMA}",
+            f"this program set has schema {result}, and this version knows {SCHEMA}",
             where=where,
             fix="generate it anew with windtunnel models sample, or use the version that wrote it",
         )
@@ -319,9 +319,9 @@ def _check_shapes(programs: ProgramSet, where: str) -> None:
         "flops": (P,),
     }
     for name, shape in expected.items():
-        found = getattr(programs, name).shape
-        if found != shape:
-            raise InputError(f"{name} has shape {list(found)} instead of {list(shape)}", where=where)
+        result = getattr(programs, name).shape
+        if result != shape:
+            raise InputError(f"{name} has shape {list(result)} instead of {list(shape)}", where=where)
     for name, end in (("leaf_offset", L), ("tree_offset", len(programs.tree))):
         offset = getattr(programs, name)
         if offset[0] != 0 or offset[-1] != end or (np.diff(offset) < 0).any():

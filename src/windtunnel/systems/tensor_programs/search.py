@@ -78,37 +78,39 @@ def sheet_of(worker: Worker, target: Target) -> dict[str, Any]:
 
 def draw_candidates(worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, seed: int = 0) -> list[Candidate]:
     """Distinct schedules of a task that keep all limits; fewer where its space has no more."""
-    found: dict[bytes, Candidate] = {}
+    result: dict[bytes, Candidate] = {}
     reason = ""
     for key in range(MAX_TRIES * count):
-        if len(found) == count:
+        if len(result) == count:
             break
         try:
-            drawn = worker.ask("draw", key, task, int(np.random.default_rng([seed, key]).integers(2**62)))
+            sampled = worker.ask("draw", key, task, int(np.random.default_rng([seed, key]).integers(2**62)))
             worker.ask("forget", [key])
-            found.setdefault(drawn.sched.tobytes(), Candidate(key, drawn))
+            result.setdefault(sampled.sched.tobytes(), Candidate(key, sampled))
         except WorkerError as error:
             reason = error.message
             worker.start()
         except WindtunnelError as error:
             reason = error.message
-    if not found:
+    if not result:
         raise FlightError(f"no schedule can be drawn: {reason}", where=task.name)
-    return list(found.values())
+    return list(result.values())
 
 
 def unmeasured(tasks: Sequence[Task], programs: Sequence[tuple[int, Drawn]]) -> ProgramSet:
     """Programs (row of their task, what was drawn) as a set without times, for one device that is to be named."""
-    members = [(Member(key, task, 0), drawn) for key, (task, drawn) in enumerate(programs)]
+    members = [(Member(key, task, 0), sampled) for key, (task, sampled) in enumerate(programs)]
     return Measured(members, [[None] for _ in members]).to_set(tasks, [], {})
 
 
 def ranked(predictor: Prices, task: Task, candidates: Sequence[Candidate], sheet: Mapping[str, Any]) -> list[Candidate]:
     """Candidates with predicted times on a device of this sheet, the fastest first."""
-    programs = replace(unmeasured([task], [(0, one.drawn) for one in candidates]), devices=(dict(sheet),))
+    programs = replace(unmeasured([task], [(0, candidate.drawn) for candidate in candidates]), devices=(dict(sheet),))
     samples = np.column_stack([np.arange(len(candidates)), np.zeros(len(candidates), np.int64)])
     seconds = predictor.predict(programs, samples).tolist()
-    priced = [replace(one, predicted_s=float(value)) for one, value in zip(candidates, seconds, strict=True)]
+    priced = [
+        replace(candidate, predicted_s=float(value)) for candidate, value in zip(candidates, seconds, strict=True)
+    ]
     return sorted(priced, key=lambda one: one.predicted_s)
 
 
@@ -122,21 +124,21 @@ def build_candidates(
 ) -> list[Candidate]:
     """The first so many that can be built; where one takes the compiler with it, the others are built again."""
     built: list[Candidate] = []
-    for one in order:
+    for item in order:
         if len(built) == count:
             break
         if progress is not None:
             progress("building", len(built), count)
         try:
-            worker.ask("replay", one.key, task, one.drawn.sched)
-            worker.ask("build", one.key, task, [isa])
+            worker.ask("replay", item.key, task, item.drawn.sched)
+            worker.ask("build", item.key, task, [isa])
         except WorkerError:
             worker.start()
             built = build_candidates(worker, task, built, isa, len(built))
         except WindtunnelError:
             continue
         else:
-            built.append(one)
+            built.append(item)
     return built
 
 
@@ -163,12 +165,12 @@ def search(
     built = build_candidates(worker, task, order, target.isa, num_measured, progress)
     if not built:
         raise FlightError("no schedule of the task could be built", where=task.name)
-    timings = in_turn(worker, [one.key for one in built], target)
+    timings = in_turn(worker, [item.key for item in built], target)
     worker.ask("forget", list(timings))
-    timed = [replace(one, timing=timings[one.key]) for one in built]
+    timed = [replace(item, timing=timings[item.key]) for item in built]
     timed.sort(key=lambda one: timings[one.key].mean_s)
-    known = {one.key for one in timed}
-    return [*timed, *(one for one in order if one.key not in known)]
+    known = {item.key for item in timed}
+    return [*timed, *(item for item in order if item.key not in known)]
 
 
 def in_turn(worker: Worker, keys: Sequence[int], target: Target, rounds: int = ROUNDS) -> dict[int, Timing]:

@@ -44,8 +44,8 @@ def _of_package() -> dict[str, Any]:
     from windtunnel.systems.tensor_programs.model.shipped import DATA_SHEET, PREDICTOR, PROGRAMS
 
     models = [
-        {"name": name, "source": one.source, "about": one.summary}
-        for name, one in sorted(registry.all("cost_model").items())
+        {"name": name, "source": item.source, "about": item.summary}
+        for name, item in sorted(registry.all("cost_model").items())
     ]
     shipped = {"programs": PROGRAMS, "predictor": PREDICTOR, "data_sheet": DATA_SHEET}
     return {
@@ -55,7 +55,7 @@ def _of_package() -> dict[str, Any]:
 
 
 def _print_package(document: dict[str, Any]) -> None:
-    rows = [(one["name"], one["about"], one["source"]) for one in document["models"]]
+    rows = [(item["name"], item["about"], item["source"]) for item in document["models"]]
     print_table(("model", "prices", "after"), rows, gives_way=1)
     say()
     for name, path in document["shipped"].items():
@@ -98,7 +98,7 @@ def _print_file(document: dict[str, Any]) -> None:
     for name, value in document.items():
         if isinstance(value, dict) and value:
             say()
-            rows = [(key.replace("_", " "), _short(one)) for key, one in value.items()]
+            rows = [(key.replace("_", " "), _short(item)) for key, item in value.items()]
             print_table((name.replace("_", " "), ""), rows, gives_way=1)
 
 
@@ -106,5 +106,5 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_short(item)}" for name, item in value.items())
     return ", ".join(map(_short, value)) if isinstance(value, list) else str(value)

@@ -61,19 +61,19 @@ def train_programs(
     if recipe not in RECIPES:
         raise InputError(f"unknown recipe {recipe!r}", where="--recipe", fix=", ".join(RECIPES))
     programs = ProgramSet.load(data)
-    chosen, begun = RECIPES[recipe], None
+    selected, started = RECIPES[recipe], None
     if start:
         programs = _measured_on(programs, device)
-        begun = needed_predictor(None if start == "shipped" else Path(start))
-        chosen = going_on(chosen, begun)
+        started = needed_predictor(None if start == "shipped" else Path(start))
+        selected = going_on(selected, started)
     split = _split(programs, device, hold_out, seed)
-    training = replace(chosen.training, budget_s=parse_duration(budget) / 1e9, seed=seed)
+    training = replace(selected.training, budget_s=parse_duration(budget) / 1e9, seed=seed)
     with Progress("training") as progress:
         predictor, history = train(
             programs,
             split,
-            replace(chosen, training=training),
-            start=begun,
+            replace(selected, training=training),
+            start=started,
             on_epoch=lambda epoch, _: progress("epochs", epoch + 1, training.max_epochs),
         )
     errors = _errors(predictor, programs, split)
@@ -151,8 +151,8 @@ def _split(programs: ProgramSet, device: str, hold_out: str, seed: int) -> Split
     }
     if hold_out not in splits:
         raise InputError(f"cannot hold out {hold_out!r}", where="--hold-out", fix=", ".join(splits))
-    found: Split = splits[hold_out](programs, device or programs.device_names[0], seed=seed)
-    return found
+    result: Split = splits[hold_out](programs, device or programs.device_names[0], seed=seed)
+    return result
 
 
 def _transferred(

@@ -70,15 +70,15 @@ def sample(
     _require_sense(of, {"--profile": profile, "--per-task": per_task}, {"--tasks": tasks})
     require("tvm", extra="tvm")
     here = targets_here()
-    chosen = tuple(parse_target(name) for name in targets.split(",")) if targets else here
-    require_targets(chosen, here)
+    selected = tuple(parse_target(name) for name in targets.split(",")) if targets else here
+    require_targets(selected, here)
     options: dict[str, Any] = {"seed": seed, "canary_tolerance": canary_tolerance, "max_spread": max_spread}
     if of is not None:
         known = _set_of(of)
         rows = rows_to_measure(known, profile, per_task, seed)[:programs]
-        plan = Plan.of_known(known, rows.tolist(), chosen, **options)
+        plan = Plan.of_known(known, rows.tolist(), selected, **options)
     else:
-        plan = Plan(read_tasks(tasks), chosen, programs or NUM_PROGRAMS, **options)
+        plan = Plan(read_tasks(tasks), selected, programs or NUM_PROGRAMS, **options)
     with Progress("measuring programs") as progress:
         sampled = sample_programs(
             plan,
@@ -88,7 +88,7 @@ def sample(
             budget_s=parse_duration(budget) / 1e9 if budget else None,
             progress=progress,
         )
-    host = parts_of(named_after_host(chosen[0].name))[1]
+    host = parts_of(named_after_host(selected[0].name))[1]
     more = "" if of is None else f" --from shipped --device @{host}"
     _print(sampled, plan.num_programs, path, f"windtunnel models train programs --data {path}{more}", as_json=as_json)
 
@@ -154,22 +154,25 @@ def harvest(
 
     path = require_free(output, force=force)
     with Progress("running networks") as progress:
-        found = collect(networks.split(",") if networks else NETWORKS, progress)
-    chosen = choose(found.tasks, count)
-    path.write_text(format_tasks(chosen), encoding="utf-8")
+        result = collect(networks.split(",") if networks else NETWORKS, progress)
+    selected = choose(result.tasks, count)
+    path.write_text(format_tasks(selected), encoding="utf-8")
     if as_json:
         print_json(
             {
                 "path": path,
-                "num_tasks": len(chosen),
-                "num_found": len(found.tasks),
-                "num_too_large": found.num_too_large,
-                "num_too_small": found.num_too_small,
-                "uncovered": dict(found.uncovered),
+                "num_tasks": len(selected),
+                "num_found": len(result.tasks),
+                "num_too_large": result.num_too_large,
+                "num_too_small": result.num_too_small,
+                "uncovered": dict(result.uncovered),
             }
         )
         return
-    say(f"{len(chosen)} of {len(found.tasks)} tasks; {found.num_too_large} are too large, {found.num_too_small} small")
-    rows = [(name, str(calls)) for name, calls in found.uncovered.most_common(8)]
+    say(
+        f"{len(selected)} of {len(result.tasks)} tasks; {result.num_too_large} are too large, "
+        f"{result.num_too_small} small"
+    )
+    rows = [(name, str(calls)) for name, calls in result.uncovered.most_common(8)]
     print_table(("operator that no task covers", "calls"), rows, numbers=(1,))
     advise(f"next: windtunnel models sample --tasks {path} --out programs.npz")

@@ -45,27 +45,27 @@ def search(
     from windtunnel.systems.tensor_programs.search import search as find
     from windtunnel.systems.tensor_programs.search import sheet_of
 
-    asked = parse_task(task)
+    requested = parse_task(task)
     require("tvm", extra="tvm")
     predictor = needed_predictor(model)
-    chosen = parse_target(target)
-    require_targets([chosen], targets_here())
+    selected = parse_target(target)
+    require_targets([selected], targets_here())
     with Progress("searching") as progress, Worker() as worker:
-        found = find(
+        result = find(
             worker,
-            asked,
-            chosen,
+            requested,
+            selected,
             predictor,
-            sheet_of(worker, chosen),
+            sheet_of(worker, selected),
             num_candidates=candidates,
             num_measured=measured,
             seed=seed,
             progress=progress,
         )
     if as_json:
-        print_json({"schema": "windtunnel.cost.search/1", "task": asked.name, "target": target, **_as_dict(found)})
+        print_json({"schema": "windtunnel.cost.search/1", "task": requested.name, "target": target, **_as_dict(result)})
         return
-    _print(asked, found)
+    _print(requested, result)
     advise(
         "in Python: windtunnel.systems.tensor_programs.run.schedules.replay(task, steps) builds it; "
         "--json prints the steps"
@@ -77,25 +77,25 @@ def needed_predictor(model: Path | None) -> Predictor:
     from windtunnel.errors import InputError
     from windtunnel.systems.tensor_programs.model.shipped import predictor_of
 
-    found = predictor_of(model or "")
-    if found is None:
+    result = predictor_of(model or "")
+    if result is None:
         raise InputError(
             "no predictor comes with this build of the package",
             where="--model",
             fix="train one: windtunnel models train programs",
         )
-    return found
+    return result
 
 
 def _as_dict(found: list[Candidate]) -> dict[str, Any]:
     return {
         "candidates": [
             {
-                "predicted_s": one.predicted_s,
-                "measured_s": one.timing.mean_s if one.timing else None,
-                "spread_s": one.timing.std_s if one.timing else None,
+                "predicted_s": item.predicted_s,
+                "measured_s": item.timing.mean_s if item.timing else None,
+                "spread_s": item.timing.std_s if item.timing else None,
             }
-            for one in found
+            for item in found
         ],
         "steps": found[0].drawn.sched.tolist(),
     }
@@ -110,12 +110,12 @@ def _print(task: Task, found: list[Candidate]) -> None:
     say(f"{task.name}: {format_duration(round(1e9 * best.timing.mean_s))}, {rate:.1f} Gflop/s")
     rows = [
         (
-            str(place),
-            format_duration(round(1e9 * one.predicted_s)),
-            format_duration(round(1e9 * one.timing.mean_s)) if one.timing else "",
-            str(int(one.drawn.sched.any(axis=1).sum())),
+            str(index),
+            format_duration(round(1e9 * item.predicted_s)),
+            format_duration(round(1e9 * item.timing.mean_s)) if item.timing else "",
+            str(int(item.drawn.sched.any(axis=1).sum())),
         )
-        for place, one in enumerate(found[:_SHOWN], start=1)
+        for index, item in enumerate(found[:_SHOWN], start=1)
     ]
     print_table(("", "predicted", "measured", "steps"), rows, numbers=(1, 2, 3))
     if len(found) > _SHOWN:

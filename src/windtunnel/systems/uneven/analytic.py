@@ -48,9 +48,9 @@ def strategy_graph(fleet: Fleet, name: str, policy: Policy, num_steps: int, mess
             where=name,
             fix="train it in virtual time: windtunnel train run CLUSTER --virtual; adsp: give it commits=N",
         )
-    changing = [one.name for one in fleet.workers if len(one.speed.values) > 1]
-    changing += [one.name for one in fleet.workers if one.lost_ns is not None]
-    changing += [one.name for one in fleet.wires if len(one.bytes_per_s.values) > 1]
+    changing = [worker.name for worker in fleet.workers if len(worker.speed.values) > 1]
+    changing += [worker.name for worker in fleet.workers if worker.lost_ns is not None]
+    changing += [wire.name for wire in fleet.wires if len(wire.bytes_per_s.values) > 1]
     if changing:
         raise NotApplicableError(
             f"{changing[0]} changes while the job runs", where=f"cluster {fleet.name}", fix="train in virtual time"
@@ -101,8 +101,8 @@ class _Sketch:
     def _by_pair(self, sources: Rows, targets: Rows, value: Callable[[int, int], int]) -> Rows:
         """A number of each pair of nodes, which is asked for once."""
         width = self.fleet.num_nodes
-        pairs, places = np.unique(sources * width + targets, return_inverse=True)
-        return np.array([value(*divmod(int(pair), width)) for pair in pairs], np.int64)[places]
+        pairs, indices = np.unique(sources * width + targets, return_inverse=True)
+        return np.array([value(*divmod(int(pair), width)) for pair in pairs], np.int64)[indices]
 
     def edge(self, sources: Rows, targets: Rows, kind: EdgeKind = EdgeKind.DATA, lag_ns: Rows | int = 0) -> None:
         """From each source to its target."""
@@ -112,11 +112,11 @@ class _Sketch:
         """All of it."""
         wires = self.fleet.wires
         resources = {
-            "name": [one.name for one in self.fleet.workers] + [one.name for one in wires],
+            "name": [worker.name for worker in self.fleet.workers] + [wire.name for wire in wires],
             "kind": [ResourceKind.DEVICE] * self.num_workers + [ResourceKind.LINK] * len(wires),
             "discipline": [Discipline.FIFO] * (self.num_workers + len(wires)),
             "slots": [1] * (self.num_workers + len(wires)),
-            "rate": [1.0] * self.num_workers + [one.bytes_per_s.at(0) for one in wires],
+            "rate": [1.0] * self.num_workers + [wire.bytes_per_s.at(0) for wire in wires],
         }
         routes = tuple(tuple(self.num_workers + wire for wire in route) for route in self._routes)
         return Graph.from_columns(
@@ -136,10 +136,10 @@ class _Sketch:
 
     def _edge_columns(self) -> Mapping[str, Any]:
         return {
-            "src": np.concatenate([one for one, _, _, _ in self._edges]),
+            "src": np.concatenate([item for item, _, _, _ in self._edges]),
             "dst": np.concatenate([other for _, other, _, _ in self._edges]),
             "lag_ns": np.concatenate([lag for _, _, lag, _ in self._edges]),
-            "kind": np.concatenate([np.full(len(one), kind) for one, _, _, kind in self._edges]),
+            "kind": np.concatenate([np.full(len(item), kind) for item, _, _, kind in self._edges]),
         }
 
 
@@ -147,29 +147,29 @@ def _exchange_steps(fleet: Fleet, shape: Shape, num_steps: int, sketch: _Sketch)
     """After which of its steps each worker exchanges, in order."""
     if not shape.per_period:
         return [np.arange(shape.every - 1, num_steps, shape.every)] * fleet.num_workers
-    found = []
+    result = []
     gap_ns = shape.period_ns / shape.per_period
     for worker in range(fleet.num_workers):
         travel_ns = _alone_ns(fleet, worker, sketch.message_bytes)
         length_ns = int(sketch.step_ns[worker])
         due_ns = np.arange(1, int(num_steps * length_ns / gap_ns) + 1) * gap_ns - travel_ns - length_ns
         ends = np.maximum(np.ceil(due_ns / length_ns).astype(np.int64), 1) - 1
-        found.append(np.unique(ends[ends < num_steps]))
-    return found
+        result.append(np.unique(ends[ends < num_steps]))
+    return result
 
 
 def _alone_ns(fleet: Fleet, worker: int, size_bytes: int) -> float:
     """A message to the server and its answer, on wires that nobody shares."""
     both = ((worker, fleet.num_workers), (fleet.num_workers, worker))
-    rates = [min(fleet.wires[one].link.bandwidth_bytes_per_s for one in fleet.route(*pair)) for pair in both]
+    rates = [min(fleet.wires[item].link.bandwidth_bytes_per_s for item in fleet.route(*pair)) for pair in both]
     return sum(fleet.latency_ns(*pair) + size_bytes / rate * 1e9 for pair, rate in zip(both, rates, strict=True))
 
 
 def _over_server(sketch: _Sketch, shape: Shape, exchanges: list[Rows]) -> None:
     """Weights up, weights down; the answer waits for as many workers as the strategy says."""
     num, server = sketch.num_workers, np.array([sketch.num_workers])
-    workers = np.repeat(np.arange(num), [len(one) for one in exchanges])
-    numbers = np.concatenate([np.arange(len(one)) for one in exchanges])
+    workers = np.repeat(np.arange(num), [len(exchange) for exchange in exchanges])
+    numbers = np.concatenate([np.arange(len(exchange)) for exchange in exchanges])
     after = np.concatenate(exchanges)
     servers = np.broadcast_to(server, workers.shape)
     up = sketch.message(workers, servers, sketch.message_bytes, "weights up")

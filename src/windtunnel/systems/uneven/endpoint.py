@@ -107,7 +107,7 @@ class Endpoint:
     def lost(self, worker: int, now_ns: int) -> list[Outward]:
         """A worker is gone for good."""
         self.node.lost.add(worker)
-        sums = [send for tag, one in list(self._centers.items()) for send in self._closed(tag, one.whole())]
+        sums = [send for tag, item in list(self._centers.items()) for send in self._closed(tag, item.whole())]
         return [*sums, *self._outward(self._logic.lost(worker, now_ns), now_ns)]
 
     def _closed(self, tag: str, sends: Sequence[Send]) -> list[Outward]:
@@ -168,11 +168,12 @@ def check_policy(name: str, policy: Policy, fleet: Fleet) -> None:
             where="cluster file",
             fix="add a [server] table to it, or choose a strategy without one",
         )
-    lost = [one for one in fleet.workers if one.lost_ns is not None]
-    if lost and not goes_on(policy, fleet):
+    missing = [worker for worker in fleet.workers if worker.lost_ns is not None]
+    if missing and not goes_on(policy, fleet):
         is_ring = policy.goes_on == "over-server"
         raise InputError(
-            f"{name} cannot go on without {lost[0].name}, which is lost at {format_duration(lost[0].lost_ns or 0)}"
+            f"{name} cannot go on without {missing[0].name}, which is lost at "
+            f"{format_duration(missing[0].lost_ns or 0)}"
             + (": its sums go around a ring of all workers" if is_ring else ""),
             where=f"cluster {fleet.name}",
             fix=("add a [server] table, " if is_ring else "")

@@ -51,11 +51,11 @@ def run_graph(run: Run, fleet: Fleet) -> Graph:
         "from_start": np.concatenate([np.zeros(len(src), bool), np.ones(len(ahead), bool)]),
     }
     names = [fleet.node_name(node) for node in range(fleet.num_nodes)]
-    links = [f"{names[one]} → {names[other]}" for one, other in pairs.tolist()]
+    links = [f"{names[item]} → {names[other]}" for item, other in pairs.tolist()]
     return Graph.from_columns(
         tasks={
-            "name": Strings.of([*(f"step of {names[one]}" for one in worker.tolist()),
-                                *(links[one] for one in pair.tolist())]),
+            "name": Strings.of([*(f"step of {names[item]}" for item in worker.tolist()),
+                                *(links[item] for item in pair.tolist())]),
             "kind": np.concatenate([np.full(num_steps, Kind.COMPUTE), np.full(len(source), Kind.COMM)]).astype(np.int8),
             "rank": np.concatenate([worker, source]).astype(np.int32),
             "peer": np.concatenate([np.full(num_steps, -1), target]).astype(np.int32),
@@ -86,10 +86,10 @@ def _met(there: Ints, finish_ns: Ints, here: Ints, start_ns: Ints, may_cause: ND
     for row in np.flatnonzero(may_cause).tolist():
         where.setdefault((int(there[row]), int(finish_ns[row])), []).append(row)
     keys = zip(here.tolist(), start_ns.tolist(), strict=True)
-    found = np.array([(one, row) for row, key in enumerate(keys) for one in where.get(key, ())], np.int64).reshape(
+    result = np.array([(item, row) for row, key in enumerate(keys) for item in where.get(key, ())], np.int64).reshape(
         -1, 2
     )
-    return found[:, 0], found[:, 1]
+    return result[:, 0], result[:, 1]
 
 
 def _queued(pair: Ints, sent: Ints, arrived: Ints, is_caused: NDArray[np.bool_]) -> tuple[Ints, Ints]:

@@ -134,7 +134,7 @@ class Fleet:
 
     def latency_ns(self, source: int, target: int) -> int:
         """Of all wires on the way."""
-        return sum(self.wires[one].latency_ns for one in self.route(source, target))
+        return sum(self.wires[item].latency_ns for item in self.route(source, target))
 
 
 def read_fleet(path: Path) -> Fleet:
@@ -171,23 +171,23 @@ _KNOWN = {
 
 def _fleet(document: Mapping[str, Any], path: Path) -> Fleet:
     _check(document, "")
-    tables = [dict(one) for one in _tables(document, "workers") for _ in range(_count(one))]
+    tables = [dict(table) for table in _tables(document, "workers") for _ in range(_count(table))]
     if not tables:
         raise InputError("there are no workers", where="[[workers]]", fix='add "[[workers]]" with a speed')
-    names = [str(one.get("name", "w")) + (str(at) if one.get("count") or "name" not in one else "")
-             for at, one in enumerate(tables)]  # fmt: skip
+    names = [str(table.get("name", "w")) + (str(index) if table.get("count") or "name" not in table else "")
+             for index, table in enumerate(tables)]  # fmt: skip
     if len(set(names)) < len(names):
-        twice = next(one for one in names if names.count(one) > 1)
+        twice = next(item for item in names if names.count(item) > 1)
         raise InputError(f"two workers are called {twice}", where="[[workers]]", fix="give each its own name")
     workers = tuple(
         FleetWorker(
             name,
-            _trace(one.get("speed", 1.0), _SPEED_COLUMN, path, f"speed of {name}"),
-            _duration(one, "lost_at") if "lost_at" in one else None,
+            _trace(table.get("speed", 1.0), _SPEED_COLUMN, path, f"speed of {name}"),
+            _duration(table, "lost_at") if "lost_at" in table else None,
         )
-        for name, one in zip(names, tables, strict=True)
+        for name, table in zip(names, tables, strict=True)
     )
-    if all(one.lost_ns is not None for one in workers):
+    if all(worker.lost_ns is not None for worker in workers):
         raise InputError("all workers are lost", where="lost_at", fix="let one stay")
     server = document.get("server")
     if server is not None:
@@ -210,42 +210,42 @@ def _wired(
 ) -> tuple[tuple[Wire, ...], dict[tuple[int, int], tuple[int, ...]]]:
     """Wires, and the way between any two nodes that have one: a link of their own, else their cards."""
     wires: list[Wire] = []
-    at: dict[tuple[int, str], int] = {}
+    index: dict[tuple[int, str], int] = {}
     for node, card in enumerate(cards):
         # half of a card's latency is the sender's, half the receiver's
         latency_ns = parse_duration(str(card["latency"])) if "latency" in card else 0
         for way, own_ns in (("up", latency_ns - latency_ns // 2), ("down", latency_ns // 2)):
             if way in card:
                 name = f"{nodes[node]} {way}"
-                at[node, way] = len(wires)
+                index[node, way] = len(wires)
                 wires.append(Wire.of(name, _trace(card[way], _RATE_COLUMN, path, name), own_ns))
     routes: dict[tuple[int, int], tuple[int, ...]] = {
-        (one, other): (at[one, "up"], at[other, "down"])
-        for one in range(len(nodes))
+        (position, other): (index[position, "up"], index[other, "down"])
+        for position in range(len(nodes))
         for other in range(len(nodes))
-        if one != other and (one, "up") in at and (other, "down") in at
+        if position != other and (position, "up") in index and (other, "down") in index
     }
     for link in links:
         ends = [str(link.get(end, "")) for end in ("from", "to")]
-        strangers = [one for one in ends if one not in nodes]
+        strangers = [end for end in ends if end not in nodes]
         if strangers or ends[0] == ends[1] or "rate" not in link:
             what = f"{strangers[0]!r} is no node" if strangers else "it needs two ends and a rate"
             raise InputError(f"no such link: {what}", where="[[links]]", fix=f"nodes: {', '.join(nodes)}")
         source, target = map(nodes.index, ends)
         latency_ns = parse_duration(str(link["latency"])) if "latency" in link else 0
-        for one, other in ((source, target),) if link.get("one_way") else ((source, target), (target, source)):
-            name = f"{nodes[one]} → {nodes[other]}"
-            routes[one, other] = (len(wires),)
+        for item, other in ((source, target),) if link.get("one_way") else ((source, target), (target, source)):
+            name = f"{nodes[item]} → {nodes[other]}"
+            routes[item, other] = (len(wires),)
             wires.append(Wire.of(name, _trace(link["rate"], _RATE_COLUMN, path, name), latency_ns))
     return tuple(wires), routes
 
 
 def _tables(document: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     tables = document.get(name, [])
-    if not isinstance(tables, list) or not all(isinstance(one, Mapping) for one in tables):
+    if not isinstance(tables, list) or not all(isinstance(item, Mapping) for item in tables):
         raise InputError(f"{name} must be tables", where=name, fix=f"write [[{name}]]")
-    for one in tables:
-        _check(one, name)
+    for table in tables:
+        _check(table, name)
     return tables
 
 

@@ -32,12 +32,12 @@ def receipts_of_comparison(found: Comparison) -> list[Receipt]:
         Receipt(
             whatif="synchronization",
             predicted_baseline_ns=base.predicted_ns,
-            predicted_ns=one.predicted_ns,
+            predicted_ns=outcome.predicted_ns,
             baseline=estimate_median(base_ns),
             changed=estimate_median(times_ns),
             speedup=estimate_speedup(base_ns, times_ns),
             parameters={
-                "strategy": str(one.candidate),
+                "strategy": str(outcome.candidate),
                 "baseline": str(base.candidate),
                 "cluster": found.fleet.name,
                 "loss": round(found.target_loss, 6),
@@ -47,8 +47,8 @@ def receipts_of_comparison(found: Comparison) -> list[Receipt]:
             num_rounds=len(times_ns),
             notes=("time to a loss", f"links: {found.links}", *once),
         )
-        for one in found.outcomes
-        if one.predicted_ns is not None and (times_ns := _reached(one))
+        for outcome in found.outcomes
+        if outcome.predicted_ns is not None and (times_ns := _reached(outcome))
     ]
 
 

@@ -87,11 +87,11 @@ class Run:
 
     def time_to(self, *, loss: float | None = None, accuracy: float | None = None) -> float | None:
         """Ns to a loss or an accuracy, on the line between two looks; None if it was never reached."""
-        times = [one.time_ns for one in self.points]
+        times = [point.time_ns for point in self.points]
         if loss is not None:
-            return time_to(times, [one.loss for one in self.points], loss)
+            return time_to(times, [point.loss for point in self.points], loss)
         assert accuracy is not None
-        return time_to(times, [-one.accuracy for one in self.points], -accuracy)
+        return time_to(times, [-point.accuracy for point in self.points], -accuracy)
 
     def wait_shares(self) -> list[float]:
         """Share of the time that each worker did not compute, as long as it was there."""
@@ -100,14 +100,14 @@ class Run:
         for worker, begin_ns in self.under_way:
             busy[worker] += self.elapsed_ns - begin_ns
         until_ns = {**dict.fromkeys(range(self.num_workers), self.elapsed_ns), **dict(self.lost)}
-        return [float(max(0.0, 1 - one / max(until_ns[at], 1))) for at, one in enumerate(busy)]
+        return [float(max(0.0, 1 - item / max(until_ns[index], 1))) for index, item in enumerate(busy)]
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
         """Bytes from one node to another."""
-        found: dict[tuple[int, int], int] = {}
+        result: dict[tuple[int, int], int] = {}
         for source, target, _, _, size in self.messages.tolist():
-            found[source, target] = found.get((source, target), 0) + size
-        return found
+            result[source, target] = result.get((source, target), 0) + size
+        return result
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -119,8 +119,8 @@ class Run:
             "wait_shares": self.wait_shares(),
             "lost": [{"worker": worker, "time_ns": time_ns} for worker, time_ns in self.lost],
             "bytes": [
-                {"source": one, "target": other, "size_bytes": size}
-                for (one, other), size in sorted(self.bytes_by_pair().items())
+                {"source": item, "target": other, "size_bytes": size}
+                for (item, other), size in sorted(self.bytes_by_pair().items())
             ],
             "points": [
                 {"time_ns": p.time_ns, "loss": p.loss, "accuracy": p.accuracy, "num_steps": p.num_steps}
@@ -137,10 +137,10 @@ def time_to(times: Sequence[float], values: Sequence[float], target: float) -> f
     >>> time_to([0, 10, 20], [3.0, 2.0, 1.0], 1.5)
     15.0
     """
-    for at, value in enumerate(values):
+    for index, value in enumerate(values):
         if value <= target:
-            if at == 0:
+            if index == 0:
                 return float(times[0])
-            before = values[at - 1]
-            return float(times[at - 1] + (before - target) / (before - value) * (times[at] - times[at - 1]))
+            before = values[index - 1]
+            return float(times[index - 1] + (before - target) / (before - value) * (times[index] - times[index - 1]))
     return None

@@ -97,18 +97,18 @@ class FlatModel:
         self.job = job
         torch.manual_seed(seed)
         self.module = job.model()
-        parameters = [one for one in self.module.parameters() if one.requires_grad]
+        parameters = [item for item in self.module.parameters() if item.requires_grad]
         if not parameters:
             raise InputError("the model has nothing to train", where=f"job {job.name}", fix="give it parameters")
-        self.shapes = tuple(one.numel() for one in parameters)
+        self.shapes = tuple(item.numel() for item in parameters)
         dtype = torch.promote_types(torch.float32, parameters[0].dtype)
-        self._weights = torch.cat([one.detach().reshape(-1).to(dtype) for one in parameters])
+        self._weights = torch.cat([item.detach().reshape(-1).to(dtype) for item in parameters])
         self._gradient = torch.zeros_like(self._weights)
-        for one, span in zip(parameters, spans(self.shapes), strict=True):
-            one.data = self._weights[span].view(one.shape)
-            one.grad = self._gradient[span].view(one.shape)
-        self._buffers = [one for one in self.module.buffers() if one.is_floating_point()]
-        self._buffer_spans = spans([one.numel() for one in self._buffers])
+        for parameter, span in zip(parameters, spans(self.shapes), strict=True):
+            parameter.data = self._weights[span].view(parameter.shape)
+            parameter.grad = self._gradient[span].view(parameter.shape)
+        self._buffers = [buffer for buffer in self.module.buffers() if buffer.is_floating_point()]
+        self._buffer_spans = spans([buffer.numel() for buffer in self._buffers])
         self.initial = self._weights.clone()
         self.initial_buffers = self.buffers()
 
@@ -116,7 +116,7 @@ class FlatModel:
         """All buffers in a row, a copy."""
         if not self._buffers:
             return torch.empty(0)
-        return torch.cat([one.detach().reshape(-1) for one in self._buffers])
+        return torch.cat([buffer.detach().reshape(-1) for buffer in self._buffers])
 
     def gradient(
         self, weights: torch.Tensor, buffers: torch.Tensor, chosen: torch.Tensor, seed: int
@@ -140,8 +140,8 @@ class FlatModel:
     def probe(self, probe: Probe, indices: NDArray[np.int64]) -> tuple[float, float]:
         """Loss and accuracy over evenly spaced ones of a worker's samples."""
         num = min(probe.num_samples, len(indices))
-        chosen = torch.as_tensor(indices[np.arange(num) * len(indices) // num])
-        return self.judged(probe.weights, probe.buffers, self.job.inputs[chosen], self.job.targets[chosen])
+        selected = torch.as_tensor(indices[np.arange(num) * len(indices) // num])
+        return self.judged(probe.weights, probe.buffers, self.job.inputs[selected], self.job.targets[selected])
 
     def judged(
         self, weights: torch.Tensor, buffers: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
@@ -178,8 +178,8 @@ class FlatModel:
 
     def _enter(self, weights: torch.Tensor, buffers: torch.Tensor) -> None:
         self._weights.copy_(weights)
-        for one, span in zip(self._buffers, self._buffer_spans, strict=True):
-            one.copy_(buffers[span].view(one.shape))
+        for buffer, span in zip(self._buffers, self._buffer_spans, strict=True):
+            buffer.copy_(buffers[span].view(buffer.shape))
 
 
 class Samples:
@@ -194,8 +194,8 @@ class Samples:
         while len(self._left) < num:
             order = torch.as_tensor(self._random.permutation(len(self._indices)))
             self._left = torch.cat([self._left, self._indices[order]])
-        drawn, self._left = self._left[:num], self._left[num:]
-        return drawn
+        sampled, self._left = self._left[:num], self._left[num:]
+        return sampled
 
 
 def step_seed(seed: int, rank: int, step: int) -> int:

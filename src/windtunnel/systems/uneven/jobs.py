@@ -39,7 +39,7 @@ def train_job(text: str) -> TrainJob:
         raise InputError(
             f"no job is called {name!r}", where=text, fix=f"known: {', '.join(JOBS)}; or a file: my_job.py:make"
         )
-    given = dict(one.partition("=")[::2] for one in rest.split(",") if one)
+    given = dict(part.partition("=")[::2] for part in rest.split(",") if part)
     known = inspect.signature(JOBS[name]).parameters
     try:
         return JOBS[name](**{key: type(known[key].default)(value) for key, value in given.items()})
@@ -69,7 +69,7 @@ def lenet(
     Squares of ``shrink`` pixels become one, for quicker steps. The rate falls to a tenth after half and after three
     quarters of ``steps`` steps of a worker, as published; 0 leaves it.
     """
-    made, images = norm_of(norm), image_set(data)
+    created, images = norm_of(norm), image_set(data)
     if not 1 <= shrink <= images.inputs.shape[-1] // 8:
         raise InputError(f"squares of {shrink} pixels leave no image", where="shrink", fix="1 or 2 is usual")
     if shrink > 1:
@@ -84,7 +84,7 @@ def lenet(
 
     channels, pixels = images.inputs.shape[1:3]
     job = _classified(
-        f"lenet ({norm}) on {images.data}", lambda: lenet_network(channels, pixels, made), images, optimizer, batch
+        f"lenet ({norm}) on {images.data}", lambda: lenet_network(channels, pixels, created), images, optimizer, batch
     )
     return replace(job, schedule=falling) if steps else job
 
@@ -94,14 +94,14 @@ def resnet(
 ) -> TrainJob:
     """A thin residual network of 8, 14, 20 ... layers."""
     images = image_set(data)
-    made, channels = norm_of(norm), images.inputs.shape[1]
+    created, channels = norm_of(norm), images.inputs.shape[1]
 
     def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=5e-4)
 
-    resnet_network(channels, depth, made)  # a depth that is none is refused before anything is trained
+    resnet_network(channels, depth, created)  # a depth that is none is refused before anything is trained
     name = f"resnet-{depth} ({norm}) on {images.data}"
-    return _classified(name, lambda: resnet_network(channels, depth, made), images, optimizer, batch)
+    return _classified(name, lambda: resnet_network(channels, depth, created), images, optimizer, batch)
 
 
 def text(vocabulary: int = 1000, width: int = 64, length: int = 16, lr: float = 1.0, batch: int = 20) -> TrainJob:

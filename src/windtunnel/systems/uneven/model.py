@@ -105,7 +105,7 @@ class VirtualTraining:
 
     def _warn_of_norms(self) -> None:
         """Batch norms take a worker's batch for all data, which it is not where workers hold other classes."""
-        if not any(isinstance(one, torch.nn.modules.batchnorm._BatchNorm) for one in self._flat.module.modules()):
+        if not any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in self._flat.module.modules()):
             return
         skew = label_skew(self._job.sample_labels(), self._parts)
         if skew > _MOST_SKEW:
@@ -139,7 +139,7 @@ class VirtualTraining:
     def fork(self) -> VirtualTraining:
         """The same training once more, which goes on by itself; equal forks go on equally, bit for bit."""
         kept = (self._job, self._fleet, self._flat, self._goal, self._parts, self._heard)
-        return deepcopy(self, {id(one): one for one in kept})
+        return deepcopy(self, {id(item): item for item in kept})
 
     def retune(self, number: float) -> None:
         """All nodes go on with another value of the number that the strategy lets change."""
@@ -148,9 +148,9 @@ class VirtualTraining:
 
     def judged(self, num_samples: int) -> float:
         """Mean loss of the job's model over evenly spaced samples of those that are trained on."""
-        chosen = torch.arange(num_samples) * len(self._job.inputs) // num_samples
+        selected = torch.arange(num_samples) * len(self._job.inputs) // num_samples
         buffers = self._mean_buffers()
-        inputs, targets = self._job.inputs[chosen], self._job.targets[chosen]
+        inputs, targets = self._job.inputs[selected], self._job.targets[selected]
         return self._flat.judged(self._model(), buffers, inputs, targets)[0]
 
     def run(self) -> Run:
@@ -233,10 +233,10 @@ class VirtualTraining:
 
     def _probe(self, rank: int, probe: Probe) -> None:
         self._computing[rank] = self.now_ns
-        found = self._flat.probe(probe, self._parts[rank])
+        result = self._flat.probe(probe, self._parts[rank])
         ratio = probe.num_samples / self._job.batch_size
         self._clock.at(
-            self._fleet.probe_end_ns(rank, self.now_ns, ratio), partial(self._probed, rank, probe.tag, found)
+            self._fleet.probe_end_ns(rank, self.now_ns, ratio), partial(self._probed, rank, probe.tag, result)
         )
 
     def _probed(self, rank: int, tag: str, found: tuple[float, float]) -> None:
@@ -250,9 +250,9 @@ class VirtualTraining:
         end, begun_ns = self._ends[rank], self.now_ns
         self._computing[rank] = begun_ns
         num_samples = end.batch_size
-        chosen = self._samples[rank].draw(num_samples)
+        selected = self._samples[rank].draw(num_samples)
         seed = step_seed(self._seed, rank, self._num_steps[rank])
-        gradient, loss = self._flat.gradient(end.node.weights, end.node.buffers, chosen, seed)
+        gradient, loss = self._flat.gradient(end.node.weights, end.node.buffers, selected, seed)
         self._num_steps[rank] += 1
         finished = Finished(gradient, loss, num_samples, begun_ns)
         end_ns = self._fleet.step_end_ns(rank, begun_ns, num_samples / self._job.batch_size)

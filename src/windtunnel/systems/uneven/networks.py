@@ -70,8 +70,8 @@ def resnet_network(channels: int, depth: int, norm: Norm) -> nn.Module:
         raise InputError(f"no such network has {depth} layers", where="depth", fix="8, 14, 20, 32 ...: 6 n + 2")
     blocks, before = [], 16
     for width in (16, 32, 64):
-        for place in range(num_blocks):
-            blocks.append(_Residual(before, width, 2 if place == 0 and width > 16 else 1, norm))
+        for index in range(num_blocks):
+            blocks.append(_Residual(before, width, 2 if index == 0 and width > 16 else 1, norm))
             before = width
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1, bias=False), norm(16), nn.ReLU(), *blocks,
@@ -93,8 +93,8 @@ class _Residual(nn.Module):
         self.around = nn.Identity() if is_same else around
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.relu(self.inner(x) + self.around(x))
-        return found
+        result: torch.Tensor = torch.relu(self.inner(x) + self.around(x))
+        return result
 
 
 def next_word_network(vocabulary: int, width: int) -> nn.Module:

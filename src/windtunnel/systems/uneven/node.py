@@ -106,14 +106,14 @@ class _RealNode:
         self._begin_ns: int | None = None  # of a step that is asked for
         self._clock = _Alarm(self._post.now_ns, self._ordered)
         if self._is_worker:  # the first pass through a network takes longer
-            chosen = torch.as_tensor(part[: job.batch_size])
+            selected = torch.as_tensor(part[: job.batch_size])
             for _ in range(2):
-                self._flat.gradient(self._flat.initial, self._flat.initial_buffers.clone(), chosen, 0)
+                self._flat.gradient(self._flat.initial, self._flat.initial_buffers.clone(), selected, 0)
 
     def fingerprint(self) -> str:
         """Of what it begins with, which all nodes share."""
-        begun = torch.cat([self._flat.initial, self._flat.initial_buffers.to(self._flat.initial.dtype)])
-        return hashlib.sha256(begun.numpy().tobytes()).hexdigest()
+        started = torch.cat([self._flat.initial, self._flat.initial_buffers.to(self._flat.initial.dtype)])
+        return hashlib.sha256(started.numpy().tobytes()).hexdigest()
 
     def run(self, zero_ns: int, vanish: Callable[[NodeReport], None]) -> NodeReport:
         self._post.start(zero_ns)
@@ -151,9 +151,9 @@ class _RealNode:
             assert self._begin_ns is not None
             begun_ns, self._begin_ns = self._begin_ns, None
             num_samples, weights = self._end.batch_size, self._end.node.weights.clone()
-        chosen = self._samples.draw(num_samples)
+        selected = self._samples.draw(num_samples)
         seed = step_seed(self._orders.seed, self._rank, len(self._report.steps))
-        gradient, loss = self._flat.gradient(weights, self._end.node.buffers, chosen, seed)
+        gradient, loss = self._flat.gradient(weights, self._end.node.buffers, selected, seed)
         self._report.computed_ns.append(self._post.now_ns() - begun_ns)
         end_ns = self._fleet.step_end_ns(self._rank, begun_ns, num_samples / self._job.batch_size)
         self._report.num_late += self._post.now_ns() > end_ns
@@ -173,14 +173,14 @@ class _RealNode:
         begun_ns = self._post.now_ns()
         self._lock.release()
         try:
-            found = self._flat.probe(probe, self._part)
+            result = self._flat.probe(probe, self._part)
             ratio = probe.num_samples / self._job.batch_size
             end_ns = min(self._fleet.probe_end_ns(self._rank, begun_ns, ratio), self._orders.duration_ns)
             sleep_until(self._post.zero_ns + end_ns)
         finally:
             self._lock.acquire()
         now_ns = self._post.now_ns()
-        self._do(self._end.probed(probe.tag, *found, now_ns), now_ns)
+        self._do(self._end.probed(probe.tag, *result, now_ns), now_ns)
         return now_ns < self._orders.duration_ns
 
     def _do(self, actions: Sequence[Outward], now_ns: int) -> None:

@@ -38,9 +38,10 @@ def training_page(found: Comparison, path: str | Path, *, overwrite: bool = Fals
         Section("waiting", "Waiting", "Share of the time in which a worker does not compute", _waits(found)),
         Section("traffic", "Traffic", "Bytes from node to node", _traffic(found)),
         *(
-            Section(f"workers-{at}", f"Workers: {one.candidate}", f"What the workers did under {one.candidate}",
-                    _gantt(found.fleet, one.flown[0] if one.flown else one.predicted))
-            for at, one in enumerate(found.outcomes[:3])
+            Section(f"workers-{index}", f"Workers: {outcome.candidate}",
+                f"What the workers did under {outcome.candidate}",
+                    _gantt(found.fleet, outcome.flown[0] if outcome.flown else outcome.predicted))
+            for index, outcome in enumerate(found.outcomes[:3])
         ),
     ]  # fmt: skip
     return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
@@ -55,7 +56,7 @@ def _title(found: Comparison) -> str:
 
 
 def _losses(found: Comparison) -> str:
-    runs = [run for one in found.outcomes for run in (one.predicted, *one.flown)]
+    runs = [run for item in found.outcomes for run in (item.predicted, *item.flown)]
     most_ns = max(run.elapsed_ns for run in runs)
     most = 1.05 * max(run.points[0].loss for run in runs)
     frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - _RIGHT)
@@ -63,18 +64,18 @@ def _losses(found: Comparison) -> str:
                       [f"{step / 4 * most:.2f}" for step in range(5)])  # fmt: skip
     y = frame.y(found.target_loss / most)
     body.append(f'<path d="M{_LEFT},{y:.1f}H{frame.right}" stroke="#8a9099" stroke-dasharray="2 4"/>')
-    for at, one in enumerate(found.outcomes):
-        color = _COLORS[at % len(_COLORS)]
-        for run, width, dash in ((one.predicted, 1.6, "5 3"), *((run, 2.6, "") for run in one.flown)):
+    for index, outcome in enumerate(found.outcomes):
+        color = _COLORS[index % len(_COLORS)]
+        for run, width, dash in ((outcome.predicted, 1.6, "5 3"), *((run, 2.6, "") for run in outcome.flown)):
             line = " ".join(
                 f"{frame.x(point.time_ns / most_ns):.1f},{frame.y(min(point.loss, most) / most):.1f}"
                 for point in run.points
             )
             body.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{width}" '
                         f'stroke-dasharray="{dash}"><title>{escape(run.strategy)}</title></polyline>')  # fmt: skip
-        key = _TOP + 16 * at
+        key = _TOP + 16 * index
         body.append(f'<rect x="{frame.right + 14:.0f}" y="{key:.0f}" width="10" height="10" fill="{color}"/>')
-        body.append(words(frame.right + 30, key + 9, str(one.candidate), "start"))
+        body.append(words(frame.right + 30, key + 9, str(outcome.candidate), "start"))
     note = f"<p>Dashed: in virtual time. Solid: really run (links: {escape(found.links)}).</p>"
     return drawing(_HEIGHT, body, "loss over time") + note
 
@@ -82,15 +83,15 @@ def _losses(found: Comparison) -> str:
 def _table(found: Comparison) -> str:
     rows = [
         (
-            str(one.candidate),
-            _time(one.predicted_ns),
-            _time(one.median_ns) if one.flown else "",
-            _error(one),
-            f"{one.predicted.points[-1].loss:.3f}",
-            f"{one.predicted.points[-1].accuracy:.3f}",
-            format_size(sum(one.predicted.bytes_by_pair().values())),
+            str(outcome.candidate),
+            _time(outcome.predicted_ns),
+            _time(outcome.median_ns) if outcome.flown else "",
+            _error(outcome),
+            f"{outcome.predicted.points[-1].loss:.3f}",
+            f"{outcome.predicted.points[-1].accuracy:.3f}",
+            format_size(sum(outcome.predicted.bytes_by_pair().values())),
         )
-        for one in found.outcomes
+        for outcome in found.outcomes
     ]
     head = ("strategy", "predicted", "really", "off by", "last loss", "accuracy", "sent")
     return render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6))
@@ -109,21 +110,21 @@ def _error(one: Outcome) -> str:
 def _waits(found: Comparison) -> str:
     names = [worker.name for worker in found.fleet.workers]
     rows = [
-        (f"{one.candidate}{how}", *(format_ratio(share) for share in run.wait_shares()))
-        for one in found.outcomes
-        for run, how in ((one.predicted, ""), *((run, ", really run") for run in one.flown))
+        (f"{outcome.candidate}{how}", *(format_ratio(share) for share in run.wait_shares()))
+        for outcome in found.outcomes
+        for run, how in ((outcome.predicted, ""), *((run, ", really run") for run in outcome.flown))
     ]
     return render_table(("strategy", *names), rows, numbers=tuple(range(1, len(names) + 1)))
 
 
 def _traffic(found: Comparison) -> str:
-    pairs = sorted({pair for one in found.outcomes for pair in one.predicted.bytes_by_pair()})
+    pairs = sorted({pair for outcome in found.outcomes for pair in outcome.predicted.bytes_by_pair()})
     rows = []
     for source, target in pairs:
-        sizes = [one.predicted.bytes_by_pair().get((source, target), 0) for one in found.outcomes]
+        sizes = [outcome.predicted.bytes_by_pair().get((source, target), 0) for outcome in found.outcomes]
         names = found.fleet.node_name(source), found.fleet.node_name(target)
         rows.append((" → ".join(names), *(format_size(size) for size in sizes)))
-    head = ("link", *(str(one.candidate) for one in found.outcomes))
+    head = ("link", *(str(outcome.candidate) for outcome in found.outcomes))
     return render_table(head, rows, numbers=tuple(range(1, len(head))))
 
 

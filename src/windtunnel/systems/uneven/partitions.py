@@ -69,7 +69,7 @@ def split(labels_N: NDArray[Any], num_workers: int, partition: Partition) -> lis
 def partition_counts(labels_N: NDArray[Any], parts: Sequence[Indices]) -> NDArray[np.int64]:
     """How many samples of each class each worker has, [workers, classes]."""
     classes = np.unique(labels_N)
-    return np.array([[int((labels_N[part] == one).sum()) for one in classes] for part in parts], np.int64)
+    return np.array([[int((labels_N[part] == cls).sum()) for cls in classes] for part in parts], np.int64)
 
 
 def label_skew(labels_N: NDArray[Any], parts: Sequence[Indices]) -> float:
@@ -123,8 +123,8 @@ def _dirichlet(
         raise InputError(f"alpha must be above 0, not {alpha}", where="[partition]", fix="0.5 is usual")
     for _ in range(1000):
         owner = np.empty(len(labels), np.int64)
-        for one in np.unique(labels):
-            members = rng.permutation(np.flatnonzero(labels == one))
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
             cuts = np.round(np.cumsum(rng.dirichlet(np.full(num, alpha)))[:-1] * len(members)).astype(np.int64)
             for rank, part in enumerate(np.split(members, cuts)):
                 owner[part] = rank

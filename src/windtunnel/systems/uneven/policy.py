@@ -199,12 +199,12 @@ class Node:
     @property
     def alive(self) -> list[int]:
         """All workers that are not lost."""
-        return [one for one in range(self.num_workers) if one not in self.lost]
+        return [index for index in range(self.num_workers) if index not in self.lost]
 
     @property
     def peers(self) -> list[int]:
         """All others of them."""
-        return [one for one in self.alive if one != self.rank]
+        return [item for item in self.alive if item != self.rank]
 
     def apply(self, gradient: torch.Tensor, scale: float = 1.0) -> None:
         """One step of the local rule on ``weights``, at ``scale`` times its rate."""
@@ -228,9 +228,9 @@ class Node:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Node:
         """A copy whose optimizer goes on changing its weights."""
-        made = replace(self, **{one.name: deepcopy(getattr(self, one.name), memo) for one in fields(self)})
-        made.optimizer.param_groups[0]["params"][0].data = made.weights
-        return made
+        created = replace(self, **{field_.name: deepcopy(getattr(self, field_.name), memo) for field_ in fields(self)})
+        created.optimizer.param_groups[0]["params"][0].data = created.weights
+        return created
 
 
 class Worker:

@@ -67,8 +67,8 @@ class _WireSender:
         self.thread.join()
 
     def _work(self) -> None:
-        while (found := self._next()) is not None:
-            target, queue = found
+        while (result := self._next()) is not None:
+            target, queue = result
             self._pass(queue[0])
             with self._changed:
                 if queue[0].left_bytes <= 0:
@@ -155,9 +155,9 @@ class Post:
         self._lines: dict[int, _WireSender | _Line] = {}  # by target
         self._cards: dict[int, Bucket] = {}
         self._card_lock = threading.Lock()
-        others = [one for one in range(fleet.num_nodes) if one != rank]
-        self._send_locks = {one: threading.Lock() for one in others}
-        self._receivers = [threading.Thread(target=self._receive, args=(one,), daemon=True) for one in others]
+        others = [index for index in range(fleet.num_nodes) if index != rank]
+        self._send_locks = {item: threading.Lock() for item in others}
+        self._receivers = [threading.Thread(target=self._receive, args=(item,), daemon=True) for item in others]
         self._others = others
 
     def start(self, zero_ns: int) -> None:
@@ -173,8 +173,8 @@ class Post:
                 self._lines[target] = wires[route[0]]
         if self._sockets is not None:
             self._sockets.start()
-        for one in self._receivers:
-            one.start()
+        for receiver in self._receivers:
+            receiver.start()
 
     def now_ns(self) -> int:
         """Since the run began."""
@@ -197,8 +197,8 @@ class Post:
             self._sockets.close()
         for line in set(self._lines.values()):
             line.close()
-        for one in self._others:
-            self._put(one, _BYE)
+        for item in self._others:
+            self._put(item, _BYE)
         for thread in self._receivers:
             thread.join()
 
@@ -227,7 +227,7 @@ class Post:
 
     def _listen(self, source: int) -> None:
         route = self.fleet.routes.get((source, self._rank), ())
-        latency_ns = sum(self.fleet.wires[one].latency_ns for one in route)
+        latency_ns = sum(self.fleet.wires[item].latency_ns for item in route)
         size = torch.zeros(1, dtype=torch.int64)
         while True:
             dist.recv(size, source)

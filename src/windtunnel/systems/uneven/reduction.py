@@ -41,7 +41,7 @@ class Ring:
         if self._num == 1:
             return []
         early, self._early = self._early, []
-        return [self._send(self._rank - 1), *(one for message in early for one in self._taken(message))]
+        return [self._send(self._rank - 1), *(item for message in early for item in self._taken(message))]
 
     def received(self, message: Message) -> list[Send]:
         """A chunk arrived; it waits where this worker's part is not ready."""
@@ -51,19 +51,19 @@ class Ring:
         return self._taken(message)
 
     def _taken(self, message: Message) -> list[Send]:
-        at = int(message.about["chunk"])
+        index = int(message.about["chunk"])
         if self._num_received < self._num - 1:
-            self._chunks[at] += message.values
+            self._chunks[index] += message.values
         else:
-            self._chunks[at].copy_(message.values)
+            self._chunks[index].copy_(message.values)
         self._num_received += 1
-        return [self._send(at)] if self._num_received < 2 * (self._num - 1) else []
+        return [self._send(index)] if self._num_received < 2 * (self._num - 1) else []
 
     def _send(self, chunk: int) -> Send:
-        at = chunk % self._num
-        values = self._chunks[at].clone()
+        index = chunk % self._num
+        values = self._chunks[index].clone()
         return Send(
-            (self._rank + 1) % self._num, self._tag, values, dense_bytes(values) or CONTROL_BYTES, {"chunk": at}
+            (self._rank + 1) % self._num, self._tag, values, dense_bytes(values) or CONTROL_BYTES, {"chunk": index}
         )
 
 
@@ -117,5 +117,5 @@ class StarCenter:
 def _chunked(values: torch.Tensor, num: int) -> Iterator[torch.Tensor]:
     """Views of ``num`` parts, whose sizes differ by one entry at most."""
     total = values.numel()
-    for at in range(num):
-        yield values[at * total // num : (at + 1) * total // num]
+    for index in range(num):
+        yield values[index * total // num : (index + 1) * total // num]

@@ -76,14 +76,14 @@ def fit_curves(windows: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]
     low, high, floor = 0.0, most, 0.0
     for _ in range(_NUM_ZOOMS):
         grid = np.linspace(low, high, _NUM_FLOORS)
-        best = int(np.argmin([missed(float(one)) for one in grid]))
+        best = int(np.argmin([missed(float(item)) for item in grid]))
         floor, low, high = float(grid[best]), float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     return [_line(times, losses, floor)[0] for times, losses in windows]
 
 
 def reward_pair(first: Window, second: Window) -> tuple[float, float]:
     """Rewards of two windows in a row: speeds at the loss with which the first one ended, of curves with one floor."""
-    data = [_arrays(one) for one in (first, second)]
+    data = [_arrays(item) for item in (first, second)]
     curves = fit_curves(data)
     times = data[0][0]
     if len(times) < _LEAST_POINTS or curves[0].slope <= 0:

@@ -71,15 +71,15 @@ def train_really(
     """
     policy = registry.get("strategy", strategy).function(**numbers)
     check_policy(strategy, policy, fleet)
-    made = train_job(job)
-    check_room(made, fleet)
+    created = train_job(job)
+    check_room(created, fleet)
     cores = allowed_cores()
-    mine = [[cores[rank % len(cores)]] for rank in range(fleet.num_nodes)]
+    local = [[cores[rank % len(cores)]] for rank in range(fleet.num_nodes)]
     patience_s = goal.duration_ns / 1e9 + _PATIENCE_S
     with _wired(fleet, is_in_kernel=is_in_kernel) as wires:
         orders = NodeOrders(job, fleet, strategy, dict(numbers), seed, goal.duration_ns, goal.every_ns, wires.addresses)
         with Workers(
-            "windtunnel.systems.uneven.node", orders, num_ranks=fleet.num_nodes, title="training", cores=mine,
+            "windtunnel.systems.uneven.node", orders, num_ranks=fleet.num_nodes, title="training", cores=local,
             environment={"OMP_NUM_THREADS": "1", **wires.environment}, patience_s=patience_s, prefixes=wires.prefixes,
         ) as workers:  # fmt: skip
             _check_equal(fleet, [workers.receive(rank) for rank in range(fleet.num_nodes)])
@@ -90,9 +90,9 @@ def train_really(
                 workers.send(zero_ns, rank)
             may_die = range(fleet.num_workers) if goes_on(policy, fleet) else ()
             with _changing(fleet, wires, zero_ns):
-                reports: list[NodeReport] = [one or NodeReport() for one in workers.gather(may_die=may_die)]
+                reports: list[NodeReport] = [item or NodeReport() for item in workers.gather(may_die=may_die)]
     _check_late(fleet, reports)
-    return _run(made, fleet, strategy, reports, goal, seed)
+    return _run(created, fleet, strategy, reports, goal, seed)
 
 
 def links_of(*, is_in_kernel: bool) -> str:
@@ -147,12 +147,12 @@ def check_room(job: TrainJob, fleet: Fleet) -> None:
         Says how long a step takes here, and from which ``step_time`` on it would do.
     """
     flat = FlatModel(job, 0)
-    chosen = torch.arange(min(job.batch_size, len(job.inputs)))
+    selected = torch.arange(min(job.batch_size, len(job.inputs)))
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         took_ns = [
-            elapsed_ns(lambda: flat.gradient(flat.initial, flat.buffers(), chosen, 0)) for _ in range(_NUM_TIMED)
+            elapsed_ns(lambda: flat.gradient(flat.initial, flat.buffers(), selected, 0)) for _ in range(_NUM_TIMED)
         ]
     finally:
         torch.set_num_threads(num_threads)
@@ -170,8 +170,8 @@ def check_room(job: TrainJob, fleet: Fleet) -> None:
 
 
 def _check_equal(fleet: Fleet, fingerprints: list[str]) -> None:
-    for rank, one in enumerate(fingerprints):
-        if one != fingerprints[0]:
+    for rank, fingerprint in enumerate(fingerprints):
+        if fingerprint != fingerprints[0]:
             raise FlightError(
                 f"{fleet.node_name(rank)} begins with other weights than {fleet.node_name(0)}",
                 where=f"{fleet.num_nodes} processes that made the model with the same seed",
@@ -180,11 +180,12 @@ def _check_equal(fleet: Fleet, fingerprints: list[str]) -> None:
 
 
 def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
-    for rank, one in enumerate(reports):
-        if one.steps and one.num_late > _MOST_LATE * len(one.steps) + 1:
-            needed_ms, target_ms = np.quantile(one.computed_ns, 0.98) / 1e6, fleet.step_end_ns(rank, 0) / 1e6
+    for rank, report in enumerate(reports):
+        if report.steps and report.num_late > _MOST_LATE * len(report.steps) + 1:
+            needed_ms, target_ms = np.quantile(report.computed_ns, 0.98) / 1e6, fleet.step_end_ns(rank, 0) / 1e6
             raise FlightError(
-                f"this host is too busy: {one.num_late} of {len(one.steps)} steps of {fleet.node_name(rank)} were late "
+                f"this host is too busy: {report.num_late} of {len(report.steps)} steps of "
+                f"{fleet.node_name(rank)} were late "
                 f"({needed_ms:.0f} ms until it is computed, {target_ms:.0f} ms a step)",
                 where=f"step_time of cluster {fleet.name}",
                 fix="let nothing else run, or give it a longer step_time",
@@ -193,23 +194,23 @@ def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
 
 def _run(job: TrainJob, fleet: Fleet, strategy: str, reports: list[NodeReport], goal: Goal, seed: int) -> Run:
     flat = FlatModel(job, seed)
-    lost = {rank: at_ns for one in reports for rank, at_ns in one.lost.items()}
+    missing = {rank: at_ns for report in reports for rank, at_ns in report.lost.items()}
     workers = reports[: fleet.num_workers]
     points, weights = [], flat.initial
-    for at in range(min(len(one.looks) for rank, one in enumerate(reports) if rank not in lost)):
-        alive = [one for one in workers if at < len(one.looks)]
+    for index in range(min(len(report.looks) for rank, report in enumerate(reports) if rank not in missing)):
+        alive = [worker for worker in workers if index < len(worker.looks)]
         judged = [reports[-1]] if reports[-1].serves else alive
-        weights = torch.as_tensor(np.mean([one.looks[at][1] for one in judged], axis=0, dtype=np.float64)).float()
-        buffers = torch.as_tensor(np.mean([one.looks[at][2] for one in alive], axis=0))
-        time_ns = int(np.median([one.looks[at][0] for one in judged]))
-        num_steps = sum(one.looks[min(at, len(one.looks) - 1)][3] for one in workers if one.looks)
+        weights = torch.as_tensor(np.mean([item.looks[index][1] for item in judged], axis=0, dtype=np.float64)).float()
+        buffers = torch.as_tensor(np.mean([item.looks[index][2] for item in alive], axis=0))
+        time_ns = int(np.median([item.looks[index][0] for item in judged]))
+        num_steps = sum(worker.looks[min(index, len(worker.looks) - 1)][3] for worker in workers if worker.looks)
         points.append(Point(time_ns, *flat.evaluate(weights, buffers), num_steps))
-    steps = sorted((step for one in reports for step in one.steps), key=lambda step: (step[2], step[0]))
-    messages = sorted((message for one in reports for message in one.messages), key=lambda one: (one[3], one[0]))
+    steps = sorted((step for report in reports for step in report.steps), key=lambda step: (step[2], step[0]))
+    messages = sorted((message for report in reports for message in report.messages), key=lambda one: (one[3], one[0]))
     return Run(
         strategy, tuple(points), goal.duration_ns, np.array(steps, np.int64).reshape(-1, 4),
         np.array(messages, np.int64).reshape(-1, 5), fleet.num_workers, weights.numpy(),
-        tuple(dict.fromkeys(text for one in reports for text in one.warnings)),
-        tuple((rank, one.under_way) for rank, one in enumerate(reports) if one.under_way is not None),
-        tuple(sorted(lost.items())),
+        tuple(dict.fromkeys(text for report in reports for text in report.warnings)),
+        tuple((rank, report.under_way) for rank, report in enumerate(reports) if report.under_way is not None),
+        tuple(sorted(missing.items())),
     )  # fmt: skip

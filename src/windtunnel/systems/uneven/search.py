@@ -64,7 +64,7 @@ class Outcome:
     @property
     def reached_ns(self) -> list[float]:
         """Real times to the target, of the runs that reached it."""
-        return [one for one in self.flown_ns if one is not None]
+        return [item for item in self.flown_ns if item is not None]
 
     @property
     def median_ns(self) -> float | None:
@@ -96,7 +96,7 @@ class Comparison:
     @property
     def of_baseline(self) -> Outcome:
         """The outcome that others are compared with."""
-        return next(one for one in self.outcomes if one.candidate == self.baseline)
+        return next(outcome for outcome in self.outcomes if outcome.candidate == self.baseline)
 
 
 def compare(
@@ -136,32 +136,36 @@ def compare(
     """
     if not candidates:
         raise InputError("there is no strategy to compare", where="policies", fix="name one, such as bsp")
-    if len({str(one) for one in candidates}) < len(candidates):
+    if len({str(item) for item in candidates}) < len(candidates):
         raise InputError("one strategy is named twice", where="policies", fix="name each once")
-    made = train_job(job)
+    created = train_job(job)
     total = len(candidates)
     whole = replace(goal, loss=None)
     runs: list[tuple[Candidate, Run]] = []
-    for at, one in enumerate(candidates):
+    for index, candidate in enumerate(candidates):
         if progress is not None:
-            progress(f"{one} in virtual time", at, total)
-        policy = registry.get("strategy", one.name).function(**one.numbers)
-        used = whole if at == 0 and goal.loss is None else goal
-        run = train_virtually(made, fleet, str(one), policy, used, seed=seed)
+            progress(f"{candidate} in virtual time", index, total)
+        policy = registry.get("strategy", candidate.name).function(**candidate.numbers)
+        used = whole if index == 0 and goal.loss is None else goal
+        run = train_virtually(created, fleet, str(candidate), policy, used, seed=seed)
         if goal.loss is None:
             goal = replace(goal, loss=run.points[-1].loss)
-        runs.append((one, run))
+        runs.append((candidate, run))
     assert goal.loss is not None
-    outcomes = [Outcome(one, run, run.time_to(loss=goal.loss)) for one, run in runs]
+    outcomes = [Outcome(item, run, run.time_to(loss=goal.loss)) for item, run in runs]
     outcomes.sort(key=_rank)
-    chosen = {at for at, one in enumerate(outcomes) if at < num_flown or (num_flown and one.candidate == candidates[0])}
+    selected = {
+        position
+        for position, outcome in enumerate(outcomes)
+        if position < num_flown or (num_flown and outcome.candidate == candidates[0])
+    }
     for number in range(num_rounds):
-        for at in sorted(chosen):
+        for index in sorted(selected):
             if progress is not None:
-                progress(f"{outcomes[at].candidate} really, round {number + 1}", at, total)
-            outcomes[at] = _flown(job, fleet, outcomes[at], goal, seed, is_in_kernel=is_in_kernel)
+                progress(f"{outcomes[index].candidate} really, round {number + 1}", index, total)
+            outcomes[index] = _flown(job, fleet, outcomes[index], goal, seed, is_in_kernel=is_in_kernel)
     links = links_of(is_in_kernel=is_in_kernel)
-    return Comparison(made.name, fleet, candidates[0], goal.loss, tuple(outcomes), links)
+    return Comparison(created.name, fleet, candidates[0], goal.loss, tuple(outcomes), links)
 
 
 def _rank(outcome: Outcome) -> tuple[float, float]:

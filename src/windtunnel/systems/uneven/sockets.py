@@ -41,7 +41,7 @@ class Sockets:
         now_ns: Callable[[], int],
     ) -> None:  # fmt: skip
         self._rank, self._addresses, self._now_ns = rank, addresses, now_ns
-        self._arrivals: dict[int, queue.SimpleQueue[int | None]] = {one: queue.SimpleQueue() for one in sources}
+        self._arrivals: dict[int, queue.SimpleQueue[int | None]] = {source: queue.SimpleQueue() for source in sources}
         self._targets = tuple(targets)
         self._out: dict[int, socket.socket] = {}
         self._in: list[socket.socket] = []
@@ -100,16 +100,16 @@ class Sockets:
 
 
 def _read_number(line: socket.socket) -> int | None:
-    found = b""
-    while len(found) < _NUMBER.size:
+    result = b""
+    while len(result) < _NUMBER.size:
         try:
-            more = line.recv(_NUMBER.size - len(found))
+            more = line.recv(_NUMBER.size - len(result))
         except OSError:
             return None
         if not more:
             return None
-        found += more
-    return int(_NUMBER.unpack(found)[0])
+        result += more
+    return int(_NUMBER.unpack(result)[0])
 
 
 def _drain(line: socket.socket, size_bytes: int) -> bool:

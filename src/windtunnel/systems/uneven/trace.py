@@ -39,14 +39,14 @@ class Trace:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        rises = all(one < other for one, other in zip(self.times_ns, self.times_ns[1:], strict=False))
+        rises = all(item < other for item, other in zip(self.times_ns, self.times_ns[1:], strict=False))
         if not self.times_ns or self.times_ns[0] != 0 or not rises or len(self.times_ns) != len(self.values):
             raise InputError(
                 f"a trace of {len(self.values)} values needs as many moments that rise from 0",
                 where=f"moments {self.times_ns[:5]} ns",
                 fix="begin at 0 and sort the rows by time",
             )
-        bad = [one for one in self.values if not (math.isfinite(one) and one > 0)]
+        bad = [value for value in self.values if not (math.isfinite(value) and value > 0)]
         if bad:
             raise InputError(f"a speed or rate must be above 0, not {bad[0]:g}", fix="leave the worker out instead")
 

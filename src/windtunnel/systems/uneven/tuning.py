@@ -96,7 +96,7 @@ def tune(
     plugin = registry.get("strategy", candidate.name)
     number = plugin.function(**candidate.numbers).tuned
     if not number:
-        able = [name for name, one in registry.all("strategy").items() if one.function().tuned]
+        able = [name for name, item in registry.all("strategy").items() if item.function().tuned]
         raise InputError(
             f"{candidate.name} has no number that may change while it trains",
             where=str(candidate),
@@ -120,10 +120,10 @@ def tune(
         begin_ns = training.now_ns
         training, at, losses = _best(training, grid, at, begin_ns + period_ns)
         periods.append(Period(begin_ns, training.now_ns, losses, grid[at]))
-    chosen = [one.chosen for one in periods]
-    most = max(reversed(chosen), key=chosen.count)
-    found = Candidate(candidate.name, {**candidate.numbers, number: most})
-    return Tuned(found, number, tuple(periods), training.run())
+    selected = [period.chosen for period in periods]
+    most = max(reversed(selected), key=selected.count)
+    result = Candidate(candidate.name, {**candidate.numbers, number: most})
+    return Tuned(result, number, tuple(periods), training.run())
 
 
 def _best(
@@ -147,4 +147,4 @@ def _best(
             best += step
         if best != at:
             break
-    return tried[best][1], best, tuple((grid[place], loss) for place, (loss, _) in tried.items())
+    return tried[best][1], best, tuple((grid[key], loss) for key, (loss, _) in tried.items())

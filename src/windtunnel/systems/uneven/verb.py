@@ -84,13 +84,13 @@ def compare(
     if output is not None:
         require_free(output, force=force)
     fleet = read_fleet(cluster)
-    candidates = [_candidate(one) for one in policies.split()]
+    candidates = [_candidate(part) for part in policies.split()]
     with Progress("training") as progress, stdout_to_stderr():
-        found = compared(
+        result = compared(
             job, fleet, candidates, _goal(loss, duration, every), num_flown=fly, num_rounds=rounds,
             is_in_kernel=kernel_links, seed=seed, progress=progress,
         )  # fmt: skip
-    kept = receipts_of_comparison(found)
+    kept = receipts_of_comparison(result)
     if kept:
         book = Ledger(ledger)
         for receipt in kept:
@@ -98,11 +98,11 @@ def compare(
     if output is not None:
         from windtunnel.systems.uneven.page import training_page
 
-        training_page(found, output, overwrite=force)
+        training_page(result, output, overwrite=force)
     if as_json:
-        print_json({**_document(found), "receipts": [one.to_dict() for one in kept]})
+        print_json({**_document(result), "receipts": [item.to_dict() for item in kept]})
         return
-    _print(found)
+    _print(result)
     if kept:
         advise("next: windtunnel db receipts")
 
@@ -136,10 +136,10 @@ def run(
     fleet, one, goal = read_fleet(cluster), _candidate(policy), _goal(loss, duration, every)
     with Progress("training", heartbeat=True) as progress, stdout_to_stderr():
         if virtual:
-            made = registry.get("strategy", one.name).function(**one.numbers)
+            created = registry.get("strategy", one.name).function(**one.numbers)
             total = goal.duration_ns // goal.every_ns
             ran = train_virtually(
-                train_job(job), fleet, str(one), made, goal, seed=seed,
+                train_job(job), fleet, str(one), created, goal, seed=seed,
                 heard=lambda point: progress("training", min(point.time_ns // goal.every_ns, total), total),
             )  # fmt: skip
         else:
@@ -182,10 +182,10 @@ def predict(
     if output is not None:
         require_free(output, force=force)
     fleet, one = read_fleet(cluster), _candidate(policy)
-    made = registry.get("strategy", one.name).function(**one.numbers)
-    check_policy(one.name, made, fleet)
+    created = registry.get("strategy", one.name).function(**one.numbers)
+    check_policy(one.name, created, fleet)
     with Progress("predicting", heartbeat=True):
-        graph = strategy_graph(fleet, str(one), made, steps, parse_size(weights))
+        graph = strategy_graph(fleet, str(one), created, steps, parse_size(weights))
         timeline = replay(graph)
     num = fleet.num_workers * steps
     finish_ns = timeline.finish_ns[:num].reshape(fleet.num_workers, steps)
@@ -237,24 +237,24 @@ def tune(
     grid = numbers(values, "--values")
     period_ns = parse_duration(period) if period else max(goal.duration_ns // 10, 1)
     with Progress("tuning") as progress, stdout_to_stderr():
-        found = tuned(train_job(job), fleet, one, grid, goal, period_ns, seed=seed, progress=progress)
+        result = tuned(train_job(job), fleet, one, grid, goal, period_ns, seed=seed, progress=progress)
     if as_json:
-        about = {"schema": _SCHEMA, "cluster": fleet.name, "job": job, "strategy": str(found.candidate)}
-        print_json({**about, "periods": [asdict(one) for one in found.periods], "run": found.run.to_dict()})
+        about = {"schema": _SCHEMA, "cluster": fleet.name, "job": job, "strategy": str(result.candidate)}
+        print_json({**about, "periods": [asdict(item) for item in result.periods], "run": result.run.to_dict()})
         return
     rows = [
         (
-            format_duration(one.begin_ns),
-            "  ".join(f"{value:g}: {loss:.4f}" for value, loss in sorted(one.losses)),
-            f"{one.chosen:g}",
+            format_duration(item.begin_ns),
+            "  ".join(f"{value:g}: {loss:.4f}" for value, loss in sorted(item.losses)),
+            f"{item.chosen:g}",
         )
-        for one in found.periods
+        for item in result.periods
     ]
-    print_table(("from", f"loss after it by {found.number}", "chosen"), rows, numbers=(0, 2))
-    last = found.run.points[-1]
+    print_table(("from", f"loss after it by {result.number}", "chosen"), rows, numbers=(0, 2))
+    last = result.run.points[-1]
     say()
-    say(f"{found.candidate} on {fleet.name}: a loss of {last.loss:.4f} after {format_duration(last.time_ns)}")
-    advise(f"next: windtunnel train run {cluster} --policy {found.candidate} --job {job} --duration {duration}")
+    say(f"{result.candidate} on {fleet.name}: a loss of {last.loss:.4f} after {format_duration(last.time_ns)}")
+    advise(f"next: windtunnel train run {cluster} --policy {result.candidate} --job {job} --duration {duration}")
 
 
 def _candidate(text: str) -> Candidate:
@@ -286,14 +286,14 @@ def _document(found: Comparison) -> dict[str, Any]:
         "links": found.links,
         "outcomes": [
             {
-                "strategy": str(one.candidate),
-                "predicted_ns": one.predicted_ns,
-                "flown_ns": one.median_ns,
-                "flown_rounds_ns": list(one.flown_ns),
-                "predicted": one.predicted.to_dict(),
-                "flown": [run.to_dict() for run in one.flown],
+                "strategy": str(outcome.candidate),
+                "predicted_ns": outcome.predicted_ns,
+                "flown_ns": outcome.median_ns,
+                "flown_rounds_ns": list(outcome.flown_ns),
+                "predicted": outcome.predicted.to_dict(),
+                "flown": [run.to_dict() for run in outcome.flown],
             }
-            for one in found.outcomes
+            for outcome in found.outcomes
         ],
     }
 
@@ -304,20 +304,20 @@ def _print(found: Comparison) -> None:
     say(f"{found.job} on {found.fleet.name}, to a loss of {found.target_loss:.3f}")
     say()
     rows = []
-    for one in found.outcomes:
-        waits = one.predicted.wait_shares()
+    for outcome in found.outcomes:
+        waits = outcome.predicted.wait_shares()
         rows.append(
             (
-                str(one.candidate),
-                "not reached" if one.predicted_ns is None else format_duration(one.predicted_ns),
-                _said_times(one),
-                f"{one.predicted.points[-1].loss:.3f}",
+                str(outcome.candidate),
+                "not reached" if outcome.predicted_ns is None else format_duration(outcome.predicted_ns),
+                _said_times(outcome),
+                f"{outcome.predicted.points[-1].loss:.3f}",
                 format_ratio(sum(waits) / len(waits)),
-                format_size(sum(one.predicted.bytes_by_pair().values())),
+                format_size(sum(outcome.predicted.bytes_by_pair().values())),
             )
         )
     print_table(("strategy", "predicted", "really", "last loss", "waiting", "sent"), rows, numbers=(1, 2, 3, 4, 5))
-    for text in dict.fromkeys(text for one in found.outcomes for text in one.predicted.warnings):
+    for text in dict.fromkeys(text for item in found.outcomes for text in item.predicted.warnings):
         say(f"note: {text}")
 
 
@@ -337,8 +337,8 @@ def _said_times(one: Outcome) -> str:
 def _print_run(ran: Run, names: list[str]) -> None:
     from windtunnel.units import format_duration, format_ratio
 
-    rows = [(format_duration(one.time_ns), f"{one.loss:.4f}", f"{one.accuracy:.3f}", str(one.num_steps))
-            for one in ran.points]  # fmt: skip
+    rows = [(format_duration(point.time_ns), f"{point.loss:.4f}", f"{point.accuracy:.3f}", str(point.num_steps))
+            for point in ran.points]  # fmt: skip
     print_table(("time", "loss", "accuracy", "steps"), rows, numbers=(0, 1, 2, 3))
     say()
     for name, share in zip(names, ran.wait_shares(), strict=False):

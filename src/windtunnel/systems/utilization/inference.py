@@ -101,7 +101,7 @@ def fly_nets(
     kernels = {name: tuple(trace(model, inputs)) for name, (model, inputs) in nets.items()}
     times: dict[str, list[float]] = {name: [] for name in nets}
     with threads(num_threads), torch.inference_mode():
-        stand = Stand((one for row in kernels.values() for one in row if one not in table), clock)
+        stand = Stand((item for row in kernels.values() for item in row if item not in table), clock)
         stand.rehearse()
         counts = {name: count(functools.partial(model, *inputs)) for name, (model, inputs) in nets.items()}
         for turn in range(rounds):
@@ -213,7 +213,7 @@ def survey(
     table: dict[Kernel, float] = {}
     nets: list[FlownNet] = []
     failures: dict[str, str] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         try:
             nets += _surveyed(name, batch_sizes, image_size, table, num_threads, rounds, clock)
         except (MissingExtraError, InputError):
@@ -221,15 +221,15 @@ def survey(
         except (WindtunnelError, RuntimeError, AttributeError, TypeError, ValueError) as error:
             failures[name] = str(error).partition("\n")[0]
         if progress is not None:
-            progress(f"surveying {name}", place + 1, len(names))
+            progress(f"surveying {name}", index + 1, len(names))
     usable = [net for net in nets if all(table[kernel] > 0 for kernel in net.kernels)]
     failures |= {net.name: "a kernel cannot be run alone" for net in nets if net not in usable}
     if not usable:
         raise InputError("no model could be surveyed", where="; ".join(f"{k}: {v}" for k, v in failures.items()))
-    chosen = set(list(dict.fromkeys(net.name for net in usable))[::_FIT_EVERY])
-    fitted = [net for net in usable if net.name in chosen]
+    selected = set(list(dict.fromkeys(net.name for net in usable))[::_FIT_EVERY])
+    fitted = [net for net in usable if net.name in selected]
     overhead = fit_overhead([net.kernels for net in fitted], table, [net.measured_ns for net in fitted])
-    rows = tuple(_row(net, overhead, table, peak, is_fitted=net.name in chosen) for net in usable)
+    rows = tuple(_row(net, overhead, table, peak, is_fitted=net.name in selected) for net in usable)
     return Survey(rows, peak, overhead, image_size, num_threads, failures)
 
 
@@ -245,11 +245,11 @@ def _surveyed(
     import torch
 
     model = vision_model(name, size=image_size)
-    found: list[FlownNet] = []
+    result: list[FlownNet] = []
     for batch_size in batch_sizes:
         images = torch.rand(batch_size, 3, image_size, image_size)
-        found += fly_nets({name: (model, [images])}, table, num_threads=num_threads, rounds=rounds, clock=clock)
-    return found
+        result += fly_nets({name: (model, [images])}, table, num_threads=num_threads, rounds=rounds, clock=clock)
+    return result
 
 
 def _row(net: FlownNet, overhead: Overhead, table: dict[Kernel, float], peak: Peak, *, is_fitted: bool) -> SurveyRow:

@@ -184,23 +184,23 @@ class _Tasks:
         return np.zeros(self.graph.num_tasks) if column is None else column.astype(np.float64)
 
     def _is_contraction(self) -> Mask:
-        texts = self.graph.tasks.strings("op" if "op" in self.graph.tasks else "name").compact()
-        known = [sums_products(text) for text in texts.values]
-        return np.array([*known, False], dtype=bool)[texts.codes]
+        strings = self.graph.tasks.strings("op" if "op" in self.graph.tasks else "name").compact()
+        known = [sums_products(text) for text in strings.values]
+        return np.array([*known, False], dtype=bool)[strings.codes]
 
     @cached_property
     def _types(self) -> tuple[list[str], NDArray[np.int64]]:
         """Distinct types of products and the row of each task's."""
         if "input_dtypes" not in self.graph.tasks:
             return [self.ceilings.dtype], np.zeros(self.graph.num_tasks, dtype=np.int64)
-        texts = self.graph.tasks.strings("input_dtypes").compact()
-        named = [_dtype_of(text) or self.ceilings.dtype for text in texts.values]
+        strings = self.graph.tasks.strings("input_dtypes").compact()
+        named = [_dtype_of(text) or self.ceilings.dtype for text in strings.values]
         # only products need a peak: what merely moves elements of a rare type is priced at the usual one
-        needed = {named[code] for code in np.unique(texts.codes[self.is_product]).tolist()}
+        needed = {named[code] for code in np.unique(strings.codes[self.is_product]).tolist()}
         named = [name if name in needed else self.ceilings.dtype for name in named]
         distinct = list(dict.fromkeys([self.ceilings.dtype, *named]))
         rows = np.array([*(distinct.index(name) for name in named), 0], dtype=np.int64)
-        return distinct, rows[texts.codes]
+        return distinct, rows[strings.codes]
 
     def _dtypes(self) -> list[str]:
         return self._types[0]
@@ -245,10 +245,10 @@ def _union(start: NDArray[np.int64], finish: NDArray[np.int64]) -> float:
 def _layers(tasks: _Tasks) -> tuple[LayerUse, ...]:
     if "layer" not in tasks.graph.tasks:
         return ()
-    texts = tasks.graph.tasks.strings("layer").compact()
+    strings = tasks.graph.tasks.strings("layer").compact()
 
     def summed(values: Floats) -> Floats:
-        return np.bincount(texts.codes, values, len(texts.values)).astype(np.float64)
+        return np.bincount(strings.codes, values, len(strings.values)).astype(np.float64)
 
     products = tasks.is_product
     flops, elementwise = summed(tasks.flops_T * products), summed(tasks.flops_T * ~products)
@@ -264,6 +264,6 @@ def _layers(tasks: _Tasks) -> tuple[LayerUse, ...]:
             float(flops[row] / moved[row]) if moved[row] > 0 else 0.0,
             float(min(1.0, ideal[row] / moving[row])) if moving[row] > 0 else float(ideal[row] > 0),
         )
-        for row, layer in enumerate(texts.values)
+        for row, layer in enumerate(strings.values)
     ]
     return tuple(sorted(rows, key=lambda one: -one.duration_ns))

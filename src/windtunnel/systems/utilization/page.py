@@ -65,14 +65,14 @@ def by_batch_size(found: Sequence[ModelUse]) -> tuple[tuple[str, ...], list[tupl
     """Head and rows of the table that says how much is used at each batch size; all columns are numbers."""
     rows: list[tuple[str, ...]] = [
         (
-            str(one.batch_size or ""),
-            format_duration(one.use.duration_ns),
-            "" if one.predicted_ns is None else format_duration(one.predicted_ns),
-            format_count(one.use.flops),
-            format_ratio(one.use.value),
-            format_ratio(one.use.all_value),
+            str(item.batch_size or ""),
+            format_duration(item.use.duration_ns),
+            "" if item.predicted_ns is None else format_duration(item.predicted_ns),
+            format_count(item.use.flops),
+            format_ratio(item.use.value),
+            format_ratio(item.use.all_value),
         )
-        for one in found
+        for item in found
     ]
     return ("batch", "measured", "predicted", "FLOP", "utilization", "with elementwise"), rows
 
@@ -112,15 +112,15 @@ def utilization_section(found: ModelUse) -> Section:
 def _layers(found: ModelUse) -> str:
     rows = [
         (
-            escape(one.layer or "(none)"),
-            format_duration(one.duration_ns),
-            format_ratio(one.duration_ns / found.use.duration_ns),
-            format_count(one.flops),
-            f"{one.intensity:.1f}",
-            format_ratio(one.utilization),
-            format_ratio(one.bound),
+            escape(layer.layer or "(none)"),
+            format_duration(layer.duration_ns),
+            format_ratio(layer.duration_ns / found.use.duration_ns),
+            format_count(layer.flops),
+            f"{layer.intensity:.1f}",
+            format_ratio(layer.utilization),
+            format_ratio(layer.bound),
         )
-        for one in found.use.layers[:_MAX_LAYERS]
+        for layer in found.use.layers[:_MAX_LAYERS]
     ]
     head = ("layer", "time", "share", "FLOP", "FLOP per byte", "utilization", "roofline allows")
     return render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6)) if rows else ""

@@ -93,7 +93,7 @@ def _fly_layers(advice: Advice, num_threads: int, rounds: int, clock: Clock) -> 
             stand.round()
     table = {kernel: quiet(times) for kernel, times in stand.times.items()}
     # equal kernels stand once and run as often as they are named
-    return sum(table[one] for one in advice.before), sum(table[one] for one in advice.after)
+    return sum(table[item] for item in advice.before), sum(table[item] for item in advice.after)
 
 
 def _fly_batches(

@@ -114,18 +114,19 @@ def advise(graph: Graph, ceilings: Ceilings) -> list[Advice]:
     Added channels are a gain only if the net is trained with them: they come at no time, not for no reason.
     """
     whole = utilization(graph, ceilings)
-    products = [one for one in _products(graph) if one.duration_ns >= _LEAST_SHARE * whole.duration_ns]
+    products = [product for product in _products(graph) if product.duration_ns >= _LEAST_SHARE * whole.duration_ns]
     lanes = lanes_of(ceilings.peaks[ceilings.dtype])
-    found = [*_padding(products, lanes, whole.duration_ns), *_merging(graph, products, whole.duration_ns)]
-    lost = next(loss for loss in whole.waterfall if loss.name == "framework")
-    gain = whole.duration_ns / (whole.duration_ns - lost.duration_ns * (1 - 1 / _BATCH_FACTOR))
+    result = [*_padding(products, lanes, whole.duration_ns), *_merging(graph, products, whole.duration_ns)]
+    missing = next(loss for loss in whole.waterfall if loss.name == "framework")
+    gain = whole.duration_ns / (whole.duration_ns - missing.duration_ns * (1 - 1 / _BATCH_FACTOR))
     if gain >= _LEAST_GAIN:
         text = (
-            f"take {_BATCH_FACTOR} times the batch: {lost.percent:.0f} % of the time is paid per call, not per sample"
+            f"take {_BATCH_FACTOR} times the batch: {missing.percent:.0f} % of the time is paid per call, "
+            f"not per sample"
         )
-        found.append(Advice("batch", (), text, gain, 1.0, work_ratio=_BATCH_FACTOR))
+        result.append(Advice("batch", (), text, gain, 1.0, work_ratio=_BATCH_FACTOR))
     return sorted(
-        (one for one in found if one.predicted_gain >= _LEAST_GAIN),
+        (item for item in result if item.predicted_gain >= _LEAST_GAIN),
         key=lambda one: -one.share * (1 - 1 / one.predicted_gain),
     )
 
@@ -169,20 +170,20 @@ def _settings(operator: str, values: list[Any], num_dims: int) -> tuple[Any, ...
 def _padding(products: Sequence[_Product], lanes: int, whole_ns: float) -> Iterator[Advice]:
     """Output channels up to whole vectors: the kernel computes them anyway."""
     by_shape: dict[tuple[Any, ...], list[_Product]] = defaultdict(list)
-    for one in products:
-        by_shape[one.images, one.weight, one.settings].append(one)
+    for product in products:
+        by_shape[product.images, product.weight, product.settings].append(product)
     for (images, weight, settings), rows in by_shape.items():
         side = 0 if settings else 1
         size = weight[side]
-        wanted = math.ceil(size / lanes) * lanes
-        if wanted == size or (settings and settings[3] != 1) or size < lanes // 2:
+        requested = math.ceil(size / lanes) * lanes
+        if requested == size or (settings and settings[3] != 1) or size < lanes // 2:
             continue
-        padded = tuple(wanted if place == side else one for place, one in enumerate(weight))
-        share = sum(one.duration_ns for one in rows) / whole_ns
-        text = f"{size} channels take as long as {wanted}: give the layer {wanted}"
+        padded = tuple(requested if index == side else item for index, item in enumerate(weight))
+        share = sum(row.duration_ns for row in rows) / whole_ns
+        text = f"{size} channels take as long as {requested}: give the layer {requested}"
         old, new = rows[0].kernel(images, weight), rows[0].kernel(images, padded)
-        layers = tuple(one.layer for one in rows)
-        yield Advice("pad channels", layers, text, wanted / size, share, (old,), (new,), wanted / size)
+        layers = tuple(row.layer for row in rows)
+        yield Advice("pad channels", layers, text, requested / size, share, (old,), (new,), requested / size)
 
 
 def _merging(graph: Graph, products: Sequence[_Product], whole_ns: float) -> Iterator[Advice]:
@@ -193,10 +194,10 @@ def _merging(graph: Graph, products: Sequence[_Product], whole_ns: float) -> Ite
     for before, after in zip(src[is_data].tolist(), dst[is_data].tolist(), strict=True):
         sources[after].add(before)
     alike: dict[tuple[Any, ...], list[_Product]] = defaultdict(list)
-    for one in products:
-        tail = one.weight[1:] if one.settings else one.weight[:1]
-        if sources[one.row] and (not one.settings or one.settings[3] == 1):
-            alike[one.images, tail, one.settings, frozenset(sources[one.row])].append(one)
+    for product in products:
+        tail = product.weight[1:] if product.settings else product.weight[:1]
+        if sources[product.row] and (not product.settings or product.settings[3] == 1):
+            alike[product.images, tail, product.settings, frozenset(sources[product.row])].append(product)
     for rows in alike.values():
         if len(rows) > 1:
             yield _merged(rows, whole_ns)
@@ -204,17 +205,17 @@ def _merging(graph: Graph, products: Sequence[_Product], whole_ns: float) -> Ite
 
 def _merged(rows: Sequence[_Product], whole_ns: float) -> Advice:
     first, side = rows[0], 0 if rows[0].settings else 1
-    total = sum(one.weight[side] for one in rows)
-    weight = tuple(total if place == side else size for place, size in enumerate(first.weight))
-    now_ns = sum(one.duration_ns + one.host_ns for one in rows)
+    total = sum(row.weight[side] for row in rows)
+    weight = tuple(total if index == side else size for index, size in enumerate(first.weight))
+    now_ns = sum(row.duration_ns + row.host_ns for row in rows)
     # the products stay, one call's worth of the host's time is paid instead of several
-    then_ns = sum(one.duration_ns for one in rows) + max(one.host_ns for one in rows)
+    then_ns = sum(row.duration_ns for row in rows) + max(row.host_ns for row in rows)
     return Advice(
         "merge",
-        tuple(one.layer for one in rows),
+        tuple(row.layer for row in rows),
         f"{len(rows)} products read the same tensor: make them one with {total} channels and split its result",
         now_ns / then_ns,
         now_ns / whole_ns,
-        tuple(one.kernel(one.images, one.weight) for one in rows),
+        tuple(row.kernel(row.images, row.weight) for row in rows),
         (first.kernel(first.images, weight),),
     )

@@ -113,9 +113,9 @@ def _other_types(graph: Graph) -> list[str]:
     """Types beside float32 whose products need a peak of their own."""
     if "input_dtypes" not in graph.tasks:
         return []
-    texts = " ".join(graph.tasks.strings("input_dtypes").compact().values)
+    strings = " ".join(graph.tasks.strings("input_dtypes").compact().values)
     names = {"c10::BFloat16": "bfloat16", "c10::Half": "float16", "Tensor(double)": "float64"}
-    return [name for mark, name in names.items() if mark in texts]
+    return [name for mark, name in names.items() if mark in strings]
 
 
 def fly_model(
@@ -192,10 +192,10 @@ def framework_overhead(num_threads: int, *, database: ProfileDatabase | None = N
     known = database.find(full) if database is not None else None
     if known is not None:
         return Overhead(known.new_ns, 1.0, known.rounds)
-    found = cell_prices(num_threads=num_threads, database=database).overhead
+    result = cell_prices(num_threads=num_threads, database=database).overhead
     if database is not None:
-        database.add([Measurement(*full, found.per_call_ns, found.per_call_ns, 0.0, found.num_nets)])
-    return found
+        database.add([Measurement(*full, result.per_call_ns, result.per_call_ns, 0.0, result.num_nets)])
+    return result
 
 
 def fly_workload(
@@ -237,10 +237,10 @@ def fly_model_advice(
     clock : callable
         See :class:`windtunnel.cost.lookup.Stand`.
     """
-    chosen: Sequence[Any] = advise(found.graph, found.ceilings)[:top]
+    selected: Sequence[Any] = advise(found.graph, found.ceilings)[:top]
     model, images = _model_and_images(found.name, found.batch_size, image_size)
     number = found.ceilings.num_threads
-    return [fly_advice(one, model, [images], num_threads=number, rounds=rounds, clock=clock) for one in chosen]
+    return [fly_advice(item, model, [images], num_threads=number, rounds=rounds, clock=clock) for item in selected]
 
 
 def is_model(name: str) -> bool:

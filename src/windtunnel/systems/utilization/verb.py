@@ -72,21 +72,21 @@ def utilization(
         _survey(sizes, image_size, threads, database, as_json=as_json)
         return
     with Progress(f"utilization of {target}") as progress:
-        found = _found(target, sizes, image_size, threads, predict, database, progress)
-        tried = _tried(found[-1], image_size) if try_advice else []
+        result = _found(target, sizes, image_size, threads, predict, database, progress)
+        tried = _tried(result[-1], image_size) if try_advice else []
     if as_json:
-        print_json({"schema": "windtunnel.utilization/1", "jobs": [_as_dict(one) for one in found]})
+        print_json({"schema": "windtunnel.utilization/1", "jobs": [_as_dict(item) for item in result]})
     else:
-        _print_uses(found)
-        _print_waterfall(found[-1])
-        _print_layers(found[-1])
+        _print_uses(result)
+        _print_waterfall(result[-1])
+        _print_layers(result[-1])
         _print_advice(tried)
     if path is not None:
         from windtunnel.systems.utilization.page import utilization_page
 
-        utilization_page(found, path, overwrite=force)
+        utilization_page(result, path, overwrite=force)
         advise(f"wrote {path}")
-    _advise_next(target, found[-1], tried)
+    _advise_next(target, result[-1], tried)
 
 
 def _advise_next(target: str, found: ModelUse, tried: list[FlownAdvice]) -> None:
@@ -163,14 +163,14 @@ def _as_dict(found: ModelUse) -> dict[str, Any]:
         "waterfall": {loss.name: loss.percent for loss in use.waterfall},
         "layers": [
             {
-                "layer": one.layer,
-                "flops": one.flops,
-                "duration_ns": one.duration_ns,
-                "utilization": one.utilization,
-                "intensity": one.intensity,
-                "bound": one.bound,
+                "layer": layer.layer,
+                "flops": layer.flops,
+                "duration_ns": layer.duration_ns,
+                "utilization": layer.utilization,
+                "intensity": layer.intensity,
+                "bound": layer.bound,
             }
-            for one in use.layers
+            for layer in use.layers
         ],
     }
 
@@ -201,12 +201,12 @@ def _print_layers(found: ModelUse) -> None:
 
     rows = [
         (
-            one.layer or "(none)",
-            format_duration(one.duration_ns),
-            format_ratio(one.utilization),
-            format_ratio(one.bound),
+            layer.layer or "(none)",
+            format_duration(layer.duration_ns),
+            format_ratio(layer.utilization),
+            format_ratio(layer.bound),
         )
-        for one in found.use.layers[:_TOP_LAYERS]
+        for layer in found.use.layers[:_TOP_LAYERS]
     ]
     if rows:
         say()
@@ -216,12 +216,12 @@ def _print_layers(found: ModelUse) -> None:
 def _print_advice(tried: list[FlownAdvice]) -> None:
     rows = [
         (
-            one.advice.text,
-            ", ".join(one.advice.layers[:2]),
-            f"{one.advice.predicted_gain:.2f}x",
-            f"{one.measured_gain:.2f}x",
+            item.advice.text,
+            ", ".join(item.advice.layers[:2]),
+            f"{item.advice.predicted_gain:.2f}x",
+            f"{item.measured_gain:.2f}x",
         )
-        for one in tried
+        for item in tried
     ]
     if rows:
         say()
@@ -234,13 +234,13 @@ def _survey(sizes: list[int], image_size: int, threads: int, database: Any, *, a
     from windtunnel.workloads.vision import vision_names
 
     with Progress("survey") as progress:
-        found = survey(
+        result = survey(
             vision_names(), sizes, image_size=image_size, num_threads=threads, database=database, progress=progress
         )
     if as_json:
-        print_json(_survey_dict(found))
+        print_json(_survey_dict(result))
     else:
-        _print_survey(found)
+        _print_survey(result)
     advise("next: windtunnel utilization resnet18 --predict")
 
 
@@ -317,15 +317,15 @@ def _fronts(study: CellStudy) -> dict[str, Any]:
             "area_ratio": front.area_ratio,
             "flown": [
                 {
-                    "cell": one.cell.index,
-                    "name": one.cell.name,
-                    "parameters": one.parameters,
-                    "flops": one.flops,
-                    "predicted_ns": one.latency_ns,
+                    "cell": item.cell.index,
+                    "name": item.cell.name,
+                    "parameters": item.parameters,
+                    "flops": item.flops,
+                    "predicted_ns": item.latency_ns,
                     "measured_ns": measured_ns,
-                    "predicted_utilization": one.utilization,
+                    "predicted_utilization": item.utilization,
                 }
-                for one, measured_ns in front.flown
+                for item, measured_ns in front.flown
             ],
         }
         for front in study.fronts
@@ -343,14 +343,14 @@ def _print_fronts(study: CellStudy) -> None:
     say_wrapped("area: of parameters by measured latency that its winners cover, over that of the best search")
     for front in study.fronts:
         say()
-        found = [
+        result = [
             (
-                f"cell-{one.cell.index}",
-                format_count(one.parameters),
-                format_duration(one.latency_ns),
+                f"cell-{item.cell.index}",
+                format_count(item.parameters),
+                format_duration(item.latency_ns),
                 format_duration(measured_ns),
-                format_ratio(one.utilization),
+                format_ratio(item.utilization),
             )
-            for one, measured_ns in front.flown
+            for item, measured_ns in front.flown
         ]
-        print_table((f"by {front.name}", "parameters", "predicted", "measured", "used"), found, numbers=(1, 2, 3, 4))
+        print_table((f"by {front.name}", "parameters", "predicted", "measured", "used"), result, numbers=(1, 2, 3, 4))

@@ -32,10 +32,10 @@ _BYTES_PER_MULTIPLIER = 16  # of a core's buffer: 1 KiB for 64
 def _table() -> Mapping[str, Mapping[int, float]]:
     """Picojoules by part and size: of an operation on words of so many bytes; of 64 bits out of a buffer of so many."""
     text = resources.files("windtunnel.systems.chips.accelerators").joinpath("energy.csv").read_text(encoding="utf-8")
-    found: dict[str, dict[int, float]] = {}
+    result: dict[str, dict[int, float]] = {}
     for row in csv.DictReader(text.splitlines()):
-        found.setdefault(row["part"], {})[int(row["size_bytes"])] = float(row["energy_pj"])
-    return found
+        result.setdefault(row["part"], {})[int(row["size_bytes"])] = float(row["energy_pj"])
+    return result
 
 
 def operation_pj(word_bytes: int) -> float:
@@ -46,9 +46,9 @@ def operation_pj(word_bytes: int) -> float:
 def word_pj(size_bytes: ArrayLike, word_bytes: int) -> Floats:
     """A word out of buffers of a size."""
     known = _table()["buffer"]
-    sizes, energies = np.sqrt(np.array(sorted(known), dtype=float)), np.array([known[one] for one in sorted(known)])
-    found: Floats = np.interp(np.sqrt(np.asarray(size_bytes, dtype=float)), sizes, energies) * word_bytes / 8
-    return found
+    sizes, energies = np.sqrt(np.array(sorted(known), dtype=float)), np.array([known[item] for item in sorted(known)])
+    result: Floats = np.interp(np.sqrt(np.asarray(size_bytes, dtype=float)), sizes, energies) * word_bytes / 8
+    return result
 
 
 def _edge_pj(machines: Machines) -> Floats:

@@ -136,7 +136,7 @@ class Machines:
         assert chip.clock_hz is not None  # an accelerator without a clock cannot be made
         sram, rate = chip.sram_bytes, chip.bandwidth_bytes_per_s * chip.memory_ratio / chip.clock_hz
         numbers = (arrays.rows, arrays.cols, arrays.count, chip.lanes, chip.buffer_bytes)
-        rows, cols, count, lanes, buffer_bytes = (np.array([one], dtype=np.int64) for one in numbers)
+        rows, cols, count, lanes, buffer_bytes = (np.array([number], dtype=np.int64) for number in numbers)
         return cls(
             rows, cols, count, lanes, buffer_bytes,
             bytes_per_cycle=np.array([rate]),
@@ -181,12 +181,12 @@ def product_cycles(products: Gemms, machines: Machines, mode: str = "tiled") -> 
     """
     if mode not in MODES:
         raise InputError(f"no mode is called {mode!r}", where="mode", fix=f"one of {', '.join(MODES)}")
-    found = np.empty((len(products), len(machines)))
+    result = np.empty((len(products), len(machines)))
     step = max(_MOST_PAIRS // max(len(products), 1), 1)
     for begin in range(0, len(machines), step):
         part = slice(begin, begin + step)
-        found[:, part] = _cycles(products, machines.take(part), mode)
-    return found
+        result[:, part] = _cycles(products, machines.take(part), mode)
+    return result
 
 
 def _cycles(products: Gemms, machines: Machines, mode: str) -> Floats:
@@ -231,16 +231,16 @@ def _lines(words: Ints, machines: Machines) -> Floats:
 
 def moved_words(m: Ints, n: Ints, k: Ints, machines: Machines) -> Traffic:
     """Words between memory and the chip, [P, D] from sizes [P, 1]; machines with equal buffers move the same."""
-    sizes, place = np.unique(machines.buffer_bytes // machines.word_bytes, return_inverse=True)
+    sizes, index = np.unique(machines.buffer_bytes // machines.word_bytes, return_inverse=True)
     each = machines.operand_bytes and [size // machines.word_bytes for size in machines.operand_bytes]
-    found = traffic(m, n, k, sizes[None, :], each)
-    return Traffic(found.words[:, place], found.first[:, place], found.last[:, place])
+    result = traffic(m, n, k, sizes[None, :], each)
+    return Traffic(result.words[:, index], result.first[:, index], result.last[:, index])
 
 
 def _compute(m: Ints, n: Ints, k: Ints, count: Ints, machines: Machines) -> Floats:
     """Rounds over the arrays, at the best split of a fold's steps, and with the best tiles."""
     most = int(min(machines.count.max(), _SPLITS[-1]))
-    splits = [one for one in _SPLITS if one <= most]
+    splits = [item for item in _SPLITS if item <= most]
     if machines.tile_sides:
         tiles = [
             _tile_rounds(m, n, k, count, machines, (high, wide), split)

@@ -58,7 +58,7 @@ class Parts:
 
 def parts_of(work: Work) -> Parts:
     """Take work apart, row by row of what is distinct."""
-    found: list[tuple[int, Sizes, int]] = []
+    result: list[tuple[int, Sizes, int]] = []
     elements = work.flops.astype(np.int64)
     is_product, is_known = np.zeros(len(work), dtype=bool), np.ones(len(work), dtype=bool)
     rows = zip(work.operator.tolist(), work.shapes.tolist(), work.flops.tolist(), strict=True)
@@ -69,22 +69,22 @@ def parts_of(work: Work) -> Parts:
         is_product[row] = True
         products, times, elements[row] = _products(operator, kind, text, int(flops))
         is_known[row] = bool(products)
-        found += [(row, one, times) for one in products]
-    sizes = np.array([one for _, one, _ in found], dtype=np.int64).reshape(-1, 4)
-    numbers = np.array([(row, times) for row, _, times in found], dtype=np.int64).reshape(-1, 2)
+        result += [(row, product, times) for product in products]
+    sizes = np.array([item for _, item, _ in result], dtype=np.int64).reshape(-1, 4)
+    numbers = np.array([(row, times) for row, _, times in result], dtype=np.int64).reshape(-1, 2)
     return Parts(Gemms(*sizes.T), numbers[:, 0], numbers[:, 1], elements, is_product, is_known)
 
 
 def _products(operator: str, kind: str, text: str, flops: int) -> tuple[list[Sizes], int, int]:
     """Products (M, N, K, count), how often they are done in turn, and elements for the vector units."""
     try:
-        shapes = [one for one in shapes_of(text) if len(one) > 1]
+        shapes = [item for item in shapes_of(text) if len(item) > 1]
         if kind == "product":
             return *_of_product(operator, text, flops), 0
         if kind.startswith("convolution"):
             return _of_convolution(shapes, flops, is_backward=kind.endswith("backward")), 1, 0
-        found, scores = _of_attention(shapes, is_backward=kind.endswith("backward"))
-        return found, 1, scores
+        result, scores = _of_attention(shapes, is_backward=kind.endswith("backward"))
+        return result, 1, scores
     except (ValueError, IndexError, ZeroDivisionError):
         return [], 1, 0  # shapes of another form: another model may know them
 

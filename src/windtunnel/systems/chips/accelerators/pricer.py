@@ -48,25 +48,25 @@ class AcceleratorPricer:
         if not isinstance(device, Accelerator):
             return np.zeros(len(work), dtype=bool)
         states = (work.flops > 0) | (work.bytes_moved > 0) | work.is_empty
-        has_type = np.array([one in device.peak_flops_per_s for one in work.dtype.tolist()], dtype=bool)
+        has_type = np.array([item in device.peak_flops_per_s for item in work.dtype.tolist()], dtype=bool)
         return np.asarray(states & has_type & parts_of(work).is_known, dtype=np.bool_)
 
     def price(self, work: Work, device: Device) -> Prices:
         """Prices of rows that it covers; with an interval where the chip's rates have a spread."""
         assert isinstance(device, Accelerator)
-        found = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
+        result = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         compute_ns, memory_ns = _busy_ns(work, device)
-        spent = np.maximum(found.overhead_ns + np.maximum(compute_ns, memory_ns), found.bound_ns)
-        spread = np.array([_rate(device, one).ratio_std for one in work.operator.tolist()])
+        spent = np.maximum(result.overhead_ns + np.maximum(compute_ns, memory_ns), result.bound_ns)
+        spread = np.array([_rate(device, item).ratio_std for item in work.operator.tolist()])
         width = np.where(spread > 0, _NORMAL_90 * spread, np.nan)
         middle, low, high = (
-            np.where(spent > 0, found.bound_ns / np.maximum(spent * factor, 1e-9), 1.0)
+            np.where(spent > 0, result.bound_ns / np.maximum(spent * factor, 1e-9), 1.0)
             for factor in (1.0, 1 + width, 1 - width)
         )
         busy = np.where(compute_ns > memory_ns, Binding.COMPUTE, Binding.MEMORY)
-        is_launch = found.overhead_ns > np.maximum(compute_ns, memory_ns)
+        is_launch = result.overhead_ns > np.maximum(compute_ns, memory_ns)
         binding = np.where(is_launch, Binding.OVERHEAD, busy).astype(np.int8)
-        return Prices(replace(found, binding=binding), middle, low, high)
+        return Prices(replace(result, binding=binding), middle, low, high)
 
 
 @registry.cost_model("accelerator", source="SCALE-Sim (ISPASS 2020), Timeloop (ISPASS 2019), LLMCompass (ISCA 2024)")
@@ -87,7 +87,7 @@ def duration_ns(work: Work, device: Accelerator, *, is_alone: bool = False) -> F
         False: one after another, where only a launch is left of it.
     """
     compute_ns, memory_ns = _busy_ns(work, device)
-    alone_ns = np.array([_rate(device, one).overhead_ns for one in work.operator.tolist()])
+    alone_ns = np.array([_rate(device, item).overhead_ns for item in work.operator.tolist()])
     overhead_ns = alone_ns if is_alone else float(device.launch_overhead_ns or 0)
     return np.asarray(overhead_ns + np.maximum(compute_ns, memory_ns), dtype=np.float64)
 
@@ -95,10 +95,10 @@ def duration_ns(work: Work, device: Accelerator, *, is_alone: bool = False) -> F
 def _busy_ns(work: Work, device: Accelerator) -> tuple[Floats, Floats]:
     """What arrays and vector units take, and what the memory takes [P]."""
     assert device.clock_hz is not None  # an accelerator without a clock cannot be made
-    parts, rates = parts_of(work), [_rate(device, one) for one in work.operator.tolist()]
+    parts, rates = parts_of(work), [_rate(device, item) for item in work.operator.tolist()]
     cycles = _array_cycles(work, parts, device) + _vector_cycles(work, parts, device)
-    passes = np.array([one.passes for one in rates])
-    moved = work.bytes_moved * passes * np.where(_row_bytes(work) > [one.row_bytes for one in rates], _AGAIN, 1.0)
+    passes = np.array([rate.passes for rate in rates])
+    moved = work.bytes_moved * passes * np.where(_row_bytes(work) > [rate.row_bytes for rate in rates], _AGAIN, 1.0)
     memory_ns = 1e9 * moved / (device.bandwidth_bytes_per_s * device.memory_ratio)
     return 1e9 * cycles / device.clock_hz, np.asarray(memory_ns, dtype=np.float64)
 
@@ -142,13 +142,15 @@ def _array_cycles(work: Work, parts: Parts, device: Accelerator) -> Floats:
     """Cycles of the products of each row; those of attention keep their scores on the chip, so memory stalls none."""
     if not len(parts.row):
         return np.zeros(len(work))
-    is_inside = np.array([class_of(one).startswith("attention") for one in work.operator.tolist()], dtype=bool)
+    is_inside = np.array([class_of(item).startswith("attention") for item in work.operator.tolist()], dtype=bool)
     modes = np.where(is_inside[parts.row], "compute", "tiled")
     spent = np.zeros(len(parts.row))
     for mode in dict.fromkeys(modes.tolist()):
-        chosen = modes == mode
-        kinds = [Machines.of_accelerator(device, one) for one in device.arrays]
-        spent[chosen] = np.min([product_cycles(parts.products.take(chosen), one, mode)[:, 0] for one in kinds], axis=0)
+        selected = modes == mode
+        kinds = [Machines.of_accelerator(device, array) for array in device.arrays]
+        spent[selected] = np.min(
+            [product_cycles(parts.products.take(selected), kind, mode)[:, 0] for kind in kinds], axis=0
+        )
     return np.asarray(np.bincount(parts.row, spent * parts.times, len(work)), dtype=np.float64)
 
 
@@ -160,7 +162,7 @@ def _vector_cycles(work: Work, parts: Parts, device: Accelerator) -> Floats:
 
 def _row_bytes(work: Work) -> Floats:
     """Length of a row of the first tensor [P]."""
-    known = {text: next((one[-1] for one in shapes_of(text) if one), 0) for text in set(work.shapes.tolist())}
+    known = {text: next((item[-1] for item in shapes_of(text) if item), 0) for text in set(work.shapes.tolist())}
     lengths = np.array([known[text] for text in work.shapes.tolist()], dtype=np.float64)
-    sizes: Floats = np.array([_ITEM_BYTES.get(one, 4) for one in work.dtype.tolist()], dtype=np.float64)
+    sizes: Floats = np.array([_ITEM_BYTES.get(item, 4) for item in work.dtype.tolist()], dtype=np.float64)
     return lengths * sizes

@@ -58,7 +58,12 @@ class Gemms:
         InputError
             A size is no whole number above zero, or the work is over 64 bits; names the field and the value.
         """
-        return cls(*(np.atleast_1d(one) for one in np.broadcast_arrays(*_sizes(m=m, n=n, k=k, count=count))))
+        return cls(
+            *(
+                np.atleast_1d(broadcast_array)
+                for broadcast_array in np.broadcast_arrays(*_sizes(m=m, n=n, k=k, count=count))
+            )
+        )
 
     def take(self, rows: Ints | NDArray[np.bool_]) -> Gemms:
         """The given products."""
@@ -66,7 +71,7 @@ class Gemms:
 
 
 def _sizes(**given: ArrayLike) -> list[Ints]:
-    found = []
+    result = []
     for name, value in given.items():
         numbers = np.asarray(value)
         wrong = ~(np.isfinite(numbers) & (numbers >= 1) & (numbers == np.floor(numbers)))
@@ -76,10 +81,10 @@ def _sizes(**given: ArrayLike) -> list[Ints]:
                 where=f"field {name}",
                 fix="give whole numbers above zero",
             )
-        found.append(numbers.astype(np.int64))
-    if np.prod([np.max(one, initial=1).astype(np.float64) for one in found]) > _MOST:
+        result.append(numbers.astype(np.int64))
+    if np.prod([np.max(item, initial=1).astype(np.float64) for item in result]) > _MOST:
         raise InputError("the product has more than 4.6e18 multiplications", where=", ".join(given))
-    return found
+    return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +145,8 @@ def cycles(m: ArrayLike, n: ArrayLike, k: ArrayLike, rows: ArrayLike, cols: Arra
     ISPASS 2020.
     """
     one, two, three, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
-    found = folds(one, two, three, high, wide, dataflow)
-    return _cycles_of(found)
+    result = folds(one, two, three, high, wide, dataflow)
+    return _cycles_of(result)
 
 
 def _cycles_of(found: Folds) -> Ints:
@@ -199,13 +204,13 @@ def utilization(
         As SCALE-Sim reports it ("compute utilization"): where weight or input stays, a fold counts C - 1 more cycles.
     """
     one, two, three, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
-    found = folds(one, two, three, high, wide, dataflow)
+    result = folds(one, two, three, high, wide, dataflow)
     down, across, _ = _laid(one, two, three, dataflow)
-    total = np.maximum(_cycles_of(found), 1)  # SCALE-Sim counts from 0: one product on one multiplier takes none
-    mapping = (down * across) / (found.count * high * wide)
+    total = np.maximum(_cycles_of(result), 1)  # SCALE-Sim counts from 0: one product on one multiplier takes none
+    mapping = (down * across) / (result.count * high * wide)
     drain = 0 if dataflow == "os" else wide - 1
     return (
         one * two * three / (high * wide * total),
         mapping,
-        mapping * found.steps / (found.steps + found.fill + drain),
+        mapping * result.steps / (result.steps + result.fill + drain),
     )

@@ -60,17 +60,17 @@ def traffic(
     Parashar et al., "Timeloop: a systematic approach to DNN accelerator evaluation", ISPASS 2019.
     """
     own = operand_words or None
-    given = (np.asarray(one, dtype=np.int64) for one in (m, n, k, sum(own) if own else buffer_words))
-    columns = np.stack([one.ravel() for one in np.broadcast_arrays(*given)])  # [4, P]
-    shape = np.broadcast_shapes(*(np.shape(one) for one in (m, n, k, buffer_words)))
+    given = (np.asarray(item, dtype=np.int64) for item in (m, n, k, sum(own) if own else buffer_words))
+    columns = np.stack([broadcast_array.ravel() for broadcast_array in np.broadcast_arrays(*given)])  # [4, P]
+    shape = np.broadcast_shapes(*(np.shape(item) for item in (m, n, k, buffer_words)))
     if own and min(own) < 2:
         raise _too_small(min(own), "two tiles of an operand have at least 2 words")
     if columns.size and columns[3].min() < 6:
         raise _too_small(int(columns[3].min()), "two tiles of X, W and Y have at least 6 words")
-    rooms = np.array([one // 2 for one in own] if own else [2**62] * 3, dtype=np.int64)
+    rooms = np.array([item // 2 for item in own] if own else [2**62] * 3, dtype=np.int64)
     m_P, n_P, k_P, words_P = columns
-    found = _best(m_P, n_P, k_P, words_P, rooms)
-    return Traffic(*(one.reshape(shape) for one in found))
+    result = _best(m_P, n_P, k_P, words_P, rooms)
+    return Traffic(*(item.reshape(shape) for item in result))
 
 
 def _too_small(words: int, fix: str) -> InputError:
@@ -80,35 +80,39 @@ def _too_small(words: int, fix: str) -> InputError:
 @njit(cache=True)
 def _best(m: Ints, n: Ints, k: Ints, buffer_words: Ints, rooms: Ints) -> Ints:
     """Words, first load and last store of each column, int64 [3, P]."""
-    found = np.zeros((3, len(m)), dtype=np.int64)
-    for one in range(len(m)):
+    result = np.zeros((3, len(m)), dtype=np.int64)
+    for index in range(len(m)):
         best = 2**62
-        room = buffer_words[one] // 2
+        room = buffer_words[index] // 2
         tile_m = 1
         while True:
-            tile_m = min(tile_m, m[one])
+            tile_m = min(tile_m, m[index])
             tile_n = 1
             while True:
-                tile_n = min(tile_n, n[one])
-                tile_k = min((room - tile_m * tile_n) // (tile_m + tile_n), k[one])
+                tile_n = min(tile_n, n[index])
+                tile_k = min((room - tile_m * tile_n) // (tile_m + tile_n), k[index])
                 tile_k = min(tile_k, rooms[0] // tile_m, rooms[1] // tile_n)
                 if tile_k < 1 or tile_m * tile_n > rooms[2]:
                     break
-                down = (m[one] + tile_m - 1) // tile_m
-                across = (n[one] + tile_n - 1) // tile_n
-                deep = (k[one] + tile_k - 1) // tile_k
-                words = _fewest(m[one], n[one], k[one], down, across, deep)
+                down = (m[index] + tile_m - 1) // tile_m
+                across = (n[index] + tile_n - 1) // tile_n
+                deep = (k[index] + tile_k - 1) // tile_k
+                words = _fewest(m[index], n[index], k[index], down, across, deep)
                 ends = tile_k * (tile_m + tile_n) + tile_m * tile_n
-                if words < best or (words == best and ends < found[1, one] + found[2, one]):
+                if words < best or (words == best and ends < result[1, index] + result[2, index]):
                     best = words
-                    found[0, one], found[1, one], found[2, one] = words, tile_k * (tile_m + tile_n), tile_m * tile_n
-                if tile_n == n[one]:
+                    result[0, index], result[1, index], result[2, index] = (
+                        words,
+                        tile_k * (tile_m + tile_n),
+                        tile_m * tile_n,
+                    )
+                if tile_n == n[index]:
                     break
                 tile_n *= 2
-            if tile_m == m[one]:
+            if tile_m == m[index]:
                 break
             tile_m *= 2
-    return found
+    return result
 
 
 @njit(cache=True)

@@ -72,9 +72,9 @@ def cycles_per_element(operators: Sequence[str], *, is_backward: bool = False) -
     >>> cycles_per_element(["aten::tanh", "tanh_backward", "view", "aten::where"]).tolist()
     [27.0, 2.0, 0.0, 1.0]
     """
-    found = []
-    for one in operators:
-        name, backward = short_name(one)
+    result = []
+    for operator in operators:
+        name, backward = short_name(operator)
         forward = (0.0, 0.0) if name in _FREE else _table().get(name, (1.0, 1.0))
-        found.append(forward[backward or is_backward])
-    return np.array(found)
+        result.append(forward[backward or is_backward])
+    return np.array(result)

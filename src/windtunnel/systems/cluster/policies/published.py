@@ -25,7 +25,7 @@ def _or_never(hours: float) -> float:
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(one) for one in text.split("/"))
+        return tuple(float(part) for part in text.split("/"))
     except ValueError as cause:
         raise InputError(f"{text!r} are no numbers", fix="write them as 3250/7200") from cause
 

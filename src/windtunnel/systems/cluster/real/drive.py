@@ -49,21 +49,21 @@ def shapes_of(num_gpus: int, cluster: Cluster) -> dict[Shape, dict[int, int]]:
     >>> sorted(shapes_of(2, Cluster(2, 2, 2, (wire, wire, wire))))
     [((1,), (1,)), ((1, 1),), ((2,),)]
     """
-    found: dict[Shape, dict[int, int]] = {}
+    result: dict[Shape, dict[int, int]] = {}
 
     def fill(machine: int, left: int, given: dict[int, int]) -> None:
         if not left:
             racks: dict[int, list[int]] = {}
-            for one, count in given.items():
-                racks.setdefault(one // cluster.machines_per_rack, []).append(count)
-            found.setdefault(canonical(racks.values()), dict(given))
+            for key, count in given.items():
+                racks.setdefault(key // cluster.machines_per_rack, []).append(count)
+            result.setdefault(canonical(racks.values()), dict(given))
             return
         if machine < cluster.num_machines:
             for count in range(min(left, cluster.gpus_per_machine), -1, -1):
                 fill(machine + 1, left - count, {**given, machine: count} if count else given)
 
     fill(0, num_gpus, {})
-    return found
+    return result
 
 
 def measured_speeds(
@@ -76,14 +76,16 @@ def measured_speeds(
     InputError
         A model's gradients are not said.
     """
-    wanted = sorted({(str(model), int(gpus)) for model, gpus in zip(jobs.model, jobs.gpus, strict=True) if gpus > 1})
-    cases = [(model, shape, place) for model, num in wanted for shape, place in shapes_of(num, cluster).items()]
+    requested = sorted({(str(model), int(gpus)) for model, gpus in zip(jobs.model, jobs.gpus, strict=True) if gpus > 1})
+    cases = [
+        (model, shape, position) for model, num in requested for shape, position in shapes_of(num, cluster).items()
+    ]
     rows: dict[tuple[str, Shape], float] = {}
-    for done, (model, shape, place) in enumerate(cases):
+    for done, (model, shape, index) in enumerate(cases):
         if progress is not None:
             progress(f"{model} alone", done, len(cases))
         compute_ns = _compute_ns(jobs, int(np.flatnonzero(jobs.model == model)[0]))
-        slots.start(-1, place, compute_ns, _size_of(gradients, model), _TIMED)
+        slots.start(-1, index, compute_ns, _size_of(gradients, model), _TIMED)
         report = next(_waited(slots))
         rows[model, shape] = compute_ns * _TIMED / (report.ended_ns - report.begun_ns)
     return TableSpeeds(rows, "measured on these links")

@@ -102,5 +102,5 @@ def _run(place: Place, task: Task) -> Report:
 
 
 def _is_asked(place: Place) -> bool:
-    asked: Any = place.line.poll(0)
-    return bool(asked) and place.order() == STOP
+    requested: Any = place.line.poll(0)
+    return bool(requested) and place.order() == STOP

@@ -47,13 +47,13 @@ class Slots:
         self, job: int, gpus: Mapping[int, int], compute_ns: int, gradient_bytes: int, num_iterations: int
     ) -> None:
         """Let slots of these machines work on a job; ranks go machine by machine, so that a ring leaves each once."""
-        chosen = [self.free[machine].pop(0) for machine in sorted(gpus) for _ in range(gpus[machine])]
+        selected = [self.free[machine].pop(0) for machine in sorted(gpus) for _ in range(gpus[machine])]
         self._num_tasks += 1
         meet = str(self._folder / f"task{self._num_tasks}")
-        for rank, slot in enumerate(chosen):
-            task = Task(job, rank, len(chosen), meet, compute_ns, gradient_bytes, num_iterations)
+        for rank, slot in enumerate(selected):
+            task = Task(job, rank, len(selected), meet, compute_ns, gradient_bytes, num_iterations)
             self._workers.send(task, slot)
-        self._busy[job], self._reports[job] = chosen, []
+        self._busy[job], self._reports[job] = selected, []
 
     def stop(self, job: int) -> None:
         """Ask a job to leave after this iteration; its report will say how far it came."""
@@ -63,14 +63,14 @@ class Slots:
     def reports(self) -> Iterator[Report]:
         """Of jobs all of whose ranks have left since the last look: that of the last one."""
         for job, slots in list(self._busy.items()):
-            told = self._reports[job]
-            while len(told) < len(slots) and self._workers.has_answer(slots[len(told)]):
-                told.append(self._workers.receive(slots[len(told)]))
-            if len(told) == len(slots):
+            reported = self._reports[job]
+            while len(reported) < len(slots) and self._workers.has_answer(slots[len(reported)]):
+                reported.append(self._workers.receive(slots[len(reported)]))
+            if len(reported) == len(slots):
                 del self._busy[job], self._reports[job]
                 for slot in slots:
                     self.free[self._machine_of[slot]].append(slot)
-                yield max(told, key=lambda one: one.ended_ns)
+                yield max(reported, key=lambda one: one.ended_ns)
 
 
 @contextlib.contextmanager

@@ -110,9 +110,9 @@ def drive(
         Slurm refuses something, or jobs are not over in time.
     """
     plans = [submission(int(gpus), cluster, policy) for gpus in jobs.gpus]
-    begun = time.time()
-    opened = _Opened(run, environment, begun)
-    arrival_s = [begun + at / 1e9 for at in jobs.arrival_ns]
+    started = time.time()
+    opened = _Opened(run, environment, started)
+    arrival_s = [started + index / 1e9 for index in jobs.arrival_ns]
     until = arrival_s[-1] + patience_s
     waiting = [row for row in range(len(jobs)) if jobs.job_id[row] not in opened.known]
     for row, name in enumerate(jobs.job_id):
@@ -129,7 +129,7 @@ def drive(
         if progress is not None:
             progress("jobs", len(done), len(jobs))
         if now > until:
-            left = sorted(set(map(str, jobs.job_id)) - {one.job_id for one in done})
+            left = sorted(set(map(str, jobs.job_id)) - {item.job_id for item in done})
             raise FlightError(f"{len(left)} jobs are not over, {left[0]} among them", where="squeue", fix="wait longer")
         time.sleep(_POLL_S)
     return sorted(done, key=lambda one: (one.started_s, one.slurm_id))
@@ -158,43 +158,43 @@ class _Opened:
 
     def submit(self, name: str, plan: Submission, command: str) -> None:
         options = [*plan.options, "--job-name", f"{self.run}.{name}", "--output", "/dev/null"]
-        said = told(["sbatch", "--parsable", *options, "--wrap", command], self.environment)
-        self.jobs[name] = _Open(int(said.partition(";")[0]), plan, time.time())
+        reported = told(["sbatch", "--parsable", *options, "--wrap", command], self.environment)
+        self.jobs[name] = _Open(int(reported.partition(";")[0]), plan, time.time())
 
     def relax(self, now: float) -> None:
         """Let jobs whose timer has run out take several machines."""
-        for one in self.jobs.values():
-            after_s = one.plan.relax_after_s
-            if after_s is None or one.is_relaxed or now < one.submitted_s + after_s:
+        for job in self.jobs.values():
+            after_s = job.plan.relax_after_s
+            if after_s is None or job.is_relaxed or now < job.submitted_s + after_s:
                 continue
-            one.is_relaxed = True
-            if self._state(one.slurm_id) == "PENDING":
-                machines = f"NumNodes=1-{one.plan.most_machines}"
-                told(["scontrol", "update", f"JobId={one.slurm_id}", machines], self.environment)
+            job.is_relaxed = True
+            if self._state(job.slurm_id) == "PENDING":
+                machines = f"NumNodes=1-{job.plan.most_machines}"
+                told(["scontrol", "update", f"JobId={job.slurm_id}", machines], self.environment)
 
     def over(self) -> list[Driven]:
         """What has ended."""
         rows = {int(row["JobId"]): row for row in rows_of(self.environment)}
-        found = []
-        for name, one in self.jobs.items():
-            row = rows.get(one.slurm_id)
+        result = []
+        for name, job in self.jobs.items():
+            row = rows.get(job.slurm_id)
             if row is not None and row["JobState"] in OVER:
                 submitted, started, ended = (
                     _time(row[key]) - self.begun for key in ("SubmitTime", "StartTime", "EndTime")
                 )
                 machines = row.get("NodeList", "")
-                found.append(Driven(name, one.slurm_id, submitted, started, ended, machines, row["JobState"]))
-        return found
+                result.append(Driven(name, job.slurm_id, submitted, started, ended, machines, row["JobState"]))
+        return result
 
     def _state(self, slurm_id: int) -> str:
-        said = told(["scontrol", "--oneliner", "show", "job", str(slurm_id)], self.environment)
-        return fields_of(said).get("JobState", "")
+        reported = told(["scontrol", "--oneliner", "show", "job", str(slurm_id)], self.environment)
+        return fields_of(reported).get("JobState", "")
 
 
 def rows_of(environment: Mapping[str, str]) -> list[dict[str, str]]:
     """All jobs that Slurm remembers."""
-    said = told(["scontrol", "--oneliner", "show", "job"], environment)
-    return [row for row in map(fields_of, said.splitlines()) if "JobId" in row]
+    reported = told(["scontrol", "--oneliner", "show", "job"], environment)
+    return [row for row in map(fields_of, reported.splitlines()) if "JobId" in row]
 
 
 def fields_of(line: str) -> dict[str, str]:

@@ -87,11 +87,11 @@ def drive_leases(
     slurm = _Segments(run, environment, machine_names(cluster))
     slurm.cancel(slurm.found())
     waiting: dict[int, Start] = {}
-    begun = time.monotonic()
+    started = time.monotonic()
     until_s = float(jobs.arrival_ns[-1]) / 1e9 + patience_s
     while online.num_over < len(jobs):
         states = slurm.states()
-        now_ns = round((time.monotonic() - begun) * 1e9)
+        now_ns = round((time.monotonic() - started) * 1e9)
         for job in slurm.ended(states):
             online.ended(job, now_ns)
             waiting.pop(job, None)
@@ -128,17 +128,17 @@ class _Segments:
 
     def found(self) -> list[int]:
         """Segments that an earlier driver of this name left."""
-        mine = [row for row in rows_of(self.environment) if row["JobName"].startswith(f"{self.run}.")]
-        return [int(row["JobId"]) for row in mine if row["JobState"] not in OVER]
+        local = [row for row in rows_of(self.environment) if row["JobName"].startswith(f"{self.run}.")]
+        return [int(row["JobId"]) for row in local if row["JobState"] not in OVER]
 
     def submit(self, job: int, name: str, gpus: Mapping[int, int], command: str) -> None:
         """A segment on so many processors of each machine."""
         self.counts[job] += 1
-        places = [self.machines[machine] for machine, count in sorted(gpus.items()) for _ in range(count)]
-        options = ["--ntasks", str(len(places)), "--distribution", "arbitrary", "--nodelist", ",".join(places)]
+        indices = [self.machines[machine] for machine, count in sorted(gpus.items()) for _ in range(count)]
+        options = ["--ntasks", str(len(indices)), "--distribution", "arbitrary", "--nodelist", ",".join(indices)]
         named = ["--job-name", f"{self.run}.{name}.{self.counts[job]}", "--output", "/dev/null", "--no-requeue"]
-        said = told(["sbatch", "--parsable", *options, *named, "--wrap", f"exec {command}"], self.environment)
-        self.running[job] = int(said.partition(";")[0])
+        reported = told(["sbatch", "--parsable", *options, *named, "--wrap", f"exec {command}"], self.environment)
+        self.running[job] = int(reported.partition(";")[0])
 
     def stop(self, job: int) -> None:
         """Its processors are free once Slurm says so."""

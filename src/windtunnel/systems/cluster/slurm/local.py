@@ -89,8 +89,8 @@ def told(command: list[str], environment: Mapping[str, str]) -> str:
     """
     done = run_to_end(command, environment=environment)
     if done is None or done.code:
-        said = "it could not be started" if done is None else (done.stderr or done.stdout).strip()
-        raise FlightError(f"Slurm refuses: {said[-300:]}", where=" ".join(command), fix="its logs say more")
+        reported = "it could not be started" if done is None else (done.stderr or done.stdout).strip()
+        raise FlightError(f"Slurm refuses: {reported[-300:]}", where=" ".join(command), fix="its logs say more")
     return done.stdout
 
 

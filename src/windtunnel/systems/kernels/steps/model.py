@@ -47,22 +47,23 @@ class Step:
         from torch import fx
 
         graph = fx.Graph()
-        made: dict[str, Any] = {}
+        created: dict[str, Any] = {}
         for given in function.arguments:
             node = self.nodes[given.uid]
             is_input = node.op == "placeholder"
-            made[given.uid] = graph.placeholder(node.name) if is_input else graph.get_attr(node.target)
-        for one in function.blocks[0].instructions:
-            if one.is_anchor:
+            created[given.uid] = graph.placeholder(node.name) if is_input else graph.get_attr(node.target)
+        for instruction in function.blocks[0].instructions:
+            if instruction.is_anchor:
                 continue
-            values = iter([made[each.uid] if each.uid else graph.call_function(torch.ones, *_shape_of(each.type))
-                           for each in one.operands])  # fmt: skip
-            node = self.nodes[one.uid.split(".")[0]]
+            values = iter([created[operand.uid] if operand.uid else graph.call_function(torch.ones,
+                *_shape_of(operand.type))
+                           for operand in instruction.operands])  # fmt: skip
+            node = self.nodes[instruction.uid.split(".")[0]]
             arguments, named = fx.node.map_arg((node.args, node.kwargs), partial(_next, values))
-            if one.opcode == "ret":
+            if instruction.opcode == "ret":
                 graph.output(arguments[0])
             else:
-                made[one.uid] = graph.call_function(node.target, arguments, named)
+                created[instruction.uid] = graph.call_function(node.target, arguments, named)
         graph.eliminate_dead_code()
         graph.lint()
         return fx.GraphModule(self.module, graph)
@@ -71,10 +72,10 @@ class Step:
         """Instructions of the original that an edited function still needs, a copy as often as it is there."""
         needed: set[str] = set()
         kept = []
-        for one in reversed(function.blocks[0].instructions):
-            if one.opcode == "ret" or one.uid in needed:
-                needed |= {each.uid for each in one.operands}
-                kept.append(one.uid.split(".")[0])
+        for instruction in reversed(function.blocks[0].instructions):
+            if instruction.opcode == "ret" or instruction.uid in needed:
+                needed |= {operand.uid for operand in instruction.operands}
+                kept.append(instruction.uid.split(".")[0])
         return kept
 
 
@@ -106,7 +107,7 @@ def _shape_of(kind: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     import torch
 
     name, inside = kind.rstrip("]").split("[")
-    shape = tuple(int(one) for one in inside.split(",") if one)
+    shape = tuple(int(part) for part in inside.split(",") if part)
     return (shape,), {"dtype": getattr(torch, name)}
 
 
@@ -150,9 +151,9 @@ def _whole(workload: Any) -> Any:
         *inputs, target = tensors[len(names) + len(buffers) :]
         output = torch.func.functional_call(model, {**parameters, **states}, tuple(inputs))
         loss = workload.supervised.loss(output, target)
-        wanted = [one for one in parameters.values() if one.requires_grad]
-        found = torch.autograd.grad(loss, wanted, allow_unused=True)
-        return [loss, *(one for one in found if one is not None)]
+        requested = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        result = torch.autograd.grad(loss, requested, allow_unused=True)
+        return [loss, *(item for item in result if item is not None)]
 
     return run
 
@@ -165,10 +166,10 @@ def inputs_of(workload: Any, seed: int) -> list[Any]:
     inputs, target = workload.supervised.draw()
     model = workload.model
     parameters = [
-        (one.detach() + 0.01 * seed * torch.randn_like(one)).requires_grad_(one.requires_grad)
-        for one in model.parameters()
+        (parameter.detach() + 0.01 * seed * torch.randn_like(parameter)).requires_grad_(parameter.requires_grad)
+        for parameter in model.parameters()
     ]
-    return [*parameters, *(one.clone() for one in model.buffers()), *inputs, target]
+    return [*parameters, *(buffer.clone() for buffer in model.buffers()), *inputs, target]
 
 
 def _read(name: str, module: Any) -> Step:
@@ -197,7 +198,7 @@ def _instruction(uid: str, node: Any, names: dict[Any, str]) -> Instruction:
     inputs: list[Any] = []
     fx.node.map_arg((node.args, node.kwargs), inputs.append)
     shown = fx.node.map_arg((node.args, node.kwargs), lambda _: "")
-    operands = [Operand(_kind(one, names[one]), f"%{names[one]}") for one in inputs]
+    operands = [Operand(_kind(tensor, names[tensor]), f"%{names[tensor]}") for tensor in inputs]
     pieces: list[str | Operand] = [f"{node.target} {shown!r} "]
     for operand in operands:
         pieces += [operand, " "]
@@ -210,7 +211,7 @@ def _kind(node: Any, uid: str) -> str:
     value = node.meta.get("val")
     if value is None or not hasattr(value, "shape"):
         return f"value of {uid}"
-    return f"{str(value.dtype).removeprefix('torch.')}[{','.join(str(int(one)) for one in value.shape)}]"
+    return f"{str(value.dtype).removeprefix('torch.')}[{','.join(str(int(item)) for item in value.shape)}]"
 
 
 def predicted_ratio(step: Step, function: Function, costs_ns: dict[str, float]) -> float:

@@ -74,7 +74,7 @@ class StepResult:
     def json(self) -> dict[str, Any]:
         """As one document."""
         return {
-            "schema": "windtunnel.evolve-step/1", "step": self.name, "edits": [[list(p) for p in one] for one in
+            "schema": "windtunnel.evolve-step/1", "step": self.name, "edits": [[list(p) for p in item] for item in
             ordered(self.edits)], "predicted": self.predicted, "measured": self.measured.value,
             "measured_low": self.measured.low, "measured_high": self.measured.high, "error_ratio": self.error_ratio,
             "num_operators": self.num_operators, "num_left": self.num_left, "words": list(self.words),
@@ -104,8 +104,8 @@ class _StepBench:
                 )
                 for core in self._cores
             ]  # fmt: skip
-            for one in self._workers:
-                self.function, self.costs_ns = one.receive()
+            for worker in self._workers:
+                self.function, self.costs_ns = worker.receive()
             self._ends = stack.pop_all()
         return self
 
@@ -114,18 +114,18 @@ class _StepBench:
 
     def evaluate(self, candidates: Sequence[Individual]) -> list[Evaluation]:
         """What becomes of each; those not seen before are run."""
-        fresh = {key(one): one for one in candidates if key(one) not in self._known}
-        found = self.again(list(fresh.values()), _PAIRS)
-        for one in found:
-            self.counts[one.kind] = self.counts.get(one.kind, 0) + 1
-        self._known |= dict(zip(fresh, found, strict=True))
-        return [self._known[key(one)] for one in candidates]
+        fresh = {key(candidate): candidate for candidate in candidates if key(candidate) not in self._known}
+        result = self.again(list(fresh.values()), _PAIRS)
+        for item in result:
+            self.counts[item.kind] = self.counts.get(item.kind, 0) + 1
+        self._known |= dict(zip(fresh, result, strict=True))
+        return [self._known[key(candidate)] for candidate in candidates]
 
     def again(self, candidates: Sequence[Individual], num_pairs: int) -> list[Evaluation]:
         """Run each, whatever was seen before."""
-        found: list[Evaluation] = []
-        for at in range(0, len(candidates), len(self._workers)):
-            group = candidates[at : at + len(self._workers)]
+        result: list[Evaluation] = []
+        for index in range(0, len(candidates), len(self._workers)):
+            group = candidates[index : index + len(self._workers)]
             sent = []
             for workers, edits in zip(self._workers, group, strict=False):
                 try:
@@ -134,8 +134,8 @@ class _StepBench:
                 except InputError:
                     sent.append(False)
             for workers, is_sent in zip(self._workers, sent, strict=False):
-                found.append(_evaluation(workers.receive()) if is_sent else Evaluation("unverifiable"))
-        return found
+                result.append(_evaluation(workers.receive()) if is_sent else Evaluation("unverifiable"))
+        return result
 
     def pairs(self, edits: Individual, num_pairs: int) -> tuple[Evaluation, Any]:
         """One candidate with all its timings."""
@@ -148,7 +148,7 @@ def _evaluation(answer: tuple[Any, ...]) -> Evaluation:
     kind, error, is_exact, detail, pairs = answer
     if kind != "ok":
         return Evaluation(kind, error=error, detail=detail)
-    before, after = quiet([one[0] for one in pairs]), quiet([one[1] for one in pairs])
+    before, after = quiet([pair[0] for pair in pairs]), quiet([pair[1] for pair in pairs])
     return Evaluation("ok", after / before, error, is_exact=is_exact, times_ns=((before, after),))
 
 
@@ -186,12 +186,12 @@ def evolve_step(
     limits = Limits(wall_s=60.0, cpu_s=60.0, memory_bytes=8 << 30)
     with _StepBench(Setup(name, given, _SEEDS, limits), tolerance, num_workers) as bench:
         seeds = _skipping(bench)
-        found = evolve(bench.function, bench.evaluate, options, folder=folder, progress=progress, seeds=seeds)
+        result = evolve(bench.function, bench.evaluate, options, folder=folder, progress=progress, seeds=seeds)
         costs, counts = bench.costs_ns, dict(bench.counts)
     # a step's operators gain less each than a few timings tell apart: the flight decides among what is predicted best
-    ranked = sorted((one for one in found.population if one.edits),
+    ranked = sorted((item for item in result.population if item.edits),
                     key=lambda one: predicted_ratio(step, apply(step.function, one.edits), costs))  # fmt: skip
-    shortened = [_shortened(step, one.edits, costs) for one in ranked[:_MOST_JUDGED]]
+    shortened = [_shortened(step, item.edits, costs) for item in ranked[:_MOST_JUDGED]]
     nothing = StepResult(name, frozenset(), 1.0, Estimate(1.0, 1.0, 1.0), len(costs), len(costs), (), counts)
     with _StepBench(Setup(name, given, _UNSEEN, limits), tolerance, 1) as fresh:
         for edits in filter(None, shortened):
@@ -212,14 +212,14 @@ def _skipping(bench: _StepBench) -> list[Individual]:
     """For each operator: let those who use its result use what it was made of; those that pass, and all together."""
     function = bench.function
     sources = {
-        one.uid: operand.uid
-        for one in function.instructions()
-        for operand in one.operands
-        if one.type and operand.type == one.type and is_target(one)
+        instruction.uid: operand.uid
+        for instruction in function.instructions()
+        for operand in instruction.operands
+        if instruction.type and operand.type == instruction.type and is_target(instruction)
     }
     alone = [frozenset([_skip(function, uid, source)]) for uid, source in sources.items()]
-    said = dict(zip(sources, bench.evaluate(alone), strict=True))
-    passing = {uid: source for uid, source in sources.items() if said[uid].kind == "ok"}
+    reported = dict(zip(sources, bench.evaluate(alone), strict=True))
+    passing = {uid: source for uid, source in sources.items() if reported[uid].kind == "ok"}
     whole = frozenset(_skip(function, uid, _origin_of(uid, passing)) for uid in passing)
     return [whole, *(frozenset([_skip(function, uid, source)]) for uid, source in passing.items())] if passing else []
 
@@ -260,5 +260,5 @@ def _words(nodes: dict[str, Any], edit: tuple[tuple[str, str], ...]) -> str:
     verbs = {"-c": "drops", "-i": "does once more", "-m": "moves", "-r": "copies in place of another",
              "-s": "exchanges", "-p": "gives another operand to"}  # fmt: skip
     op, text = edit[0]
-    names = [str(nodes[one.split(".")[0]].target) for one in text.split(",") if one.split(".")[0] in nodes]
+    names = [str(nodes[part.split(".")[0]].target) for part in text.split(",") if part.split(".")[0] in nodes]
     return f"{verbs[op]} {', '.join(names)} ({text})"

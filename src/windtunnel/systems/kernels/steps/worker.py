@@ -38,7 +38,7 @@ def main(place: Place) -> int:
     """Trace the step, then answer until there are no orders."""
     setup: Setup = place.config
     step, workload = step_of(setup.name, setup.parameters)
-    batches = [[one.detach() for one in inputs_of(workload, seed)] for seed in setup.seeds]
+    batches = [[item.detach() for item in inputs_of(workload, seed)] for seed in setup.seeds]
     original = step.program(step.function)
     state = _State(step, batches, [_run(original, batch, 0) for batch in batches], original)
     place.tell((step.function, _costs(state)))
@@ -50,20 +50,20 @@ def main(place: Place) -> int:
         except EOFError:
             return 0
         ending = contained(partial(_evaluated, state, order), setup.limits)
-        found = (ending.kind, math.inf, False, ending.detail, ())
-        place.tell(pickle.loads(ending.answer) if ending.kind == "done" else found)
+        result = (ending.kind, math.inf, False, ending.detail, ())
+        place.tell(pickle.loads(ending.answer) if ending.kind == "done" else result)
 
 
 def _run(program: Any, batch: list[Any], seed: int) -> list[Any]:
     torch.manual_seed(seed)
     with torch.no_grad():
-        found: list[Any] = program(*batch)
-    return found
+        result: list[Any] = program(*batch)
+    return result
 
 
 def _costs(state: _State) -> dict[str, float]:
     """What each operator takes alone, ns: the quiet time of some runs."""
-    taken: dict[str, list[int]] = {}
+    used: dict[str, list[int]] = {}
     names = {node: uid for uid, node in state.step.nodes.items()}
 
     class Watch(torch.fx.Interpreter):
@@ -71,13 +71,13 @@ def _costs(state: _State) -> dict[str, float]:
             kept: list[Any] = []
             spent = elapsed_ns(lambda: kept.append(torch.fx.Interpreter.run_node(self, node)))
             if node.op == "call_function":
-                taken.setdefault(names[node], []).append(spent)
+                used.setdefault(names[node], []).append(spent)
             return kept[0]
 
     with torch.no_grad():
         for _ in range(_ROUNDS):
             Watch(state.step.module).run(*state.batches[0])
-    return {uid: quiet(times) for uid, times in taken.items()}
+    return {uid: quiet(times) for uid, times in used.items()}
 
 
 def _evaluated(state: _State, order: Order, lock: Lock) -> bytes:
@@ -86,8 +86,8 @@ def _evaluated(state: _State, order: Order, lock: Lock) -> bytes:
         program = state.step.program(order.function)
         worst, is_exact = 0.0, True
         for batch, right in zip(state.batches, state.right, strict=True):
-            found = _run(program, batch, 0)
-            error, same = _difference(found, right)
+            result = _run(program, batch, 0)
+            error, same = _difference(result, right)
             worst, is_exact = max(worst, error), is_exact and same
             if error > order.tolerance or (order.tolerance == 0 and not same):
                 return pickle.dumps(("wrong", worst, False, "loss or gradients differ", ()))
@@ -102,12 +102,12 @@ def _evaluated(state: _State, order: Order, lock: Lock) -> bytes:
 def _difference(found: list[Any], right: list[Any]) -> tuple[float, bool]:
     """Largest relative error by norm, and whether all bits are the same."""
     worst, is_exact = 0.0, True
-    for one, other in zip(found, right, strict=True):
-        if one.shape != other.shape:
+    for item, other in zip(found, right, strict=True):
+        if item.shape != other.shape:
             return math.inf, False
-        if torch.equal(one, other):
+        if torch.equal(item, other):
             continue
         is_exact = False
-        error = float((one - other).norm() / other.norm().clamp_min(1e-30))
+        error = float((item - other).norm() / other.norm().clamp_min(1e-30))
         worst = math.inf if math.isnan(error) else max(worst, error)
     return worst, is_exact

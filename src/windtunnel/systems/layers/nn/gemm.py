@@ -56,5 +56,5 @@ def _filled(rows: int, columns: int, *, is_row_major: bool) -> Tensor:
 
 
 def _onednn(a: Tensor, b: Tensor) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
-    return made
+    created: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+    return created

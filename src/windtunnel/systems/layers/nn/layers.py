@@ -82,7 +82,7 @@ def structured_dropout(
         data = output.data if isinstance(output, PackedSequence) else output
         return (data, *last) if isinstance(last, tuple) else (data, last)
 
-    lay_by_unit(one for given in arguments if isinstance(given, list | tuple) for one in given)
+    lay_by_unit(item for given in arguments if isinstance(given, list | tuple) for item in given)
     return Replacement(run)
 
 
@@ -105,24 +105,24 @@ def block_circulant(operator: str, arguments: Sequence[Any], *, k: int = 64) -> 
         )
     weight: Tensor = arguments[1]
     how: dict[str, Any] = {"bias": False, "dtype": weight.dtype, "device": weight.device}
-    made: CirculantProduct
+    created: CirculantProduct
     bias_shape: tuple[int, ...] = (-1,) if operator == "aten::linear" else (-1, 1, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever asks for a size is told of padding where it is asked
         if operator == "aten::linear":
-            made = BlockCirculantLinear(weight.shape[1], weight.shape[0], k, **how)
+            created = BlockCirculantLinear(weight.shape[1], weight.shape[0], k, **how)
         else:
             stride, padding, dilation = (_pair(given) for given in arguments[3:6])
-            made = BlockCirculantConv2d(
+            created = BlockCirculantConv2d(
                 weight.shape[1], weight.shape[0], _pair(weight.shape[2:]), k,
                 stride=stride, padding=padding, dilation=dilation, **how,
             )  # fmt: skip
 
     def run(x: Tensor, _weight: Tensor, bias: Tensor | None = None, *_how: Any) -> Tensor:
-        y: Tensor = made(x)
+        y: Tensor = created(x)
         return y if bias is None else y + bias.view(bias_shape)
 
-    return Replacement(run, (made.weight,))
+    return Replacement(run, (created.weight,))
 
 
 def _pair(sizes: Sequence[int]) -> tuple[int, int]:
@@ -168,5 +168,5 @@ def _as_layer(
     )
     for name, weight in zip([name for group in layer._all_weights for name in group], weights, strict=True):
         layer._parameters[name] = weight
-    made: torch.nn.RNNBase = layer
-    return made
+    created: torch.nn.RNNBase = layer
+    return created

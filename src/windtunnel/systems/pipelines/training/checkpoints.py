@@ -30,12 +30,12 @@ def last_checkpoint(folder: Path, identity: dict[str, Any]) -> int:
         The set is of another pipeline, or what says so cannot be read.
     """
     batch, kept, _ = _head(folder)
-    wanted = json.loads(json_text(identity))
-    other = [key for key in wanted if batch and kept.get(key) != wanted[key]]
+    requested = json.loads(json_text(identity))
+    other = [key for key in requested if batch and kept.get(key) != requested[key]]
     if other:
         raise InputError(
             f"the checkpoint is of another pipeline: {other[0]} is {_brief(kept.get(other[0]))}, "
-            f"not {_brief(wanted[other[0]])}",
+            f"not {_brief(requested[other[0]])}",
             where=str(folder), fix="run it as it was begun, or name another folder",
         )  # fmt: skip
     return batch
@@ -60,8 +60,8 @@ def _head(folder: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     if not path.exists():
         return 0, {}, {}
     try:
-        found = json.loads(path.read_text())
-        return int(found["batch"]), dict(found["identity"]), dict(found["predicted"])
+        result = json.loads(path.read_text())
+        return int(result["batch"]), dict(result["identity"]), dict(result["predicted"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no checkpoint of a pipeline", where=str(folder), fix="name another folder") from (
             error

@@ -53,15 +53,15 @@ def train_elastic(
                 f"{size} processes for {spec.num_replicas} pipelines of {spec.num_ranks} ranks", where="torchrun",
                 fix=f"--nproc-per-node {spec.num_ranks * spec.num_replicas}",
             )  # fmt: skip
-        told: list[Any] = [known or planned_pipeline(spec, progress=progress) if rank == 0 else None]
-        dist.broadcast_object_list(told)
-        planned: PlannedPipeline = told[0]
+        reported: list[Any] = [known or planned_pipeline(spec, progress=progress) if rank == 0 else None]
+        dist.broadcast_object_list(reported)
+        planned: PlannedPipeline = reported[0]
         orders = planned.orders(**more)
         report = train_rank(orders, rank, lambda said: progress(*said))
         gathered: list[RankReport | None] = [None] * size
         dist.gather_object(report, gathered if rank == 0 else None)
         if rank:
             return None
-        return planned, trained_of(orders, [one for one in gathered if one is not None])
+        return planned, trained_of(orders, [item for item in gathered if item is not None])
     finally:
         dist.destroy_process_group()

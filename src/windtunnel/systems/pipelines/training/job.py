@@ -96,7 +96,7 @@ class PlannedPipeline:
     def stages(self) -> list[list[str]]:
         """Layers of each stage."""
         num_stages = 1 + max(self.stage_of.values())
-        return [[name for name, stage in self.stage_of.items() if stage == at] for at in range(num_stages)]
+        return [[name for name, stage in self.stage_of.items() if stage == index] for index in range(num_stages)]
 
     def orders(self, num_batches: int, **more: Any) -> TrainOrders:
         """What its ranks are to do; more as of ``orders_of``."""

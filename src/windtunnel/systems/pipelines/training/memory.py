@@ -19,8 +19,8 @@ __all__ = ["watched"]
 def watched(train: Callable[[], None], stages: Sequence[StageRun]) -> dict[str, int]:
     """Bytes of these stages while ``train`` runs: ``peak``, ``base``, and by category."""
     watch = Watch()
-    optimizers = [one.weights.optimizer for one in stages if one.weights.optimizer is not None]
-    modules = [copy for one in stages for copy in one.weights.copies]
+    optimizers = [stage.weights.optimizer for stage in stages if stage.weights.optimizer is not None]
+    modules = [copy for stage in stages for copy in stage.weights.copies]
     watch.discovery.add(modules, optimizers)
     with watch.learning():
         assert watch.tracker is not None

@@ -77,8 +77,8 @@ class Mail:
         self._own: dict[Way, list[torch.Tensor]] = {}
         self._asked: dict[Way, tuple[list[Any], list[torch.Tensor]]] = {}
         self._sent: dict[int, list[_Sent]] = {}
-        ways = (Way.into(one, schedule.num_stages) for one in schedule.actions[place] if one is not None)
-        self._coming = [one for one in ways if one is not None and self._from(one) != place]
+        ways = (Way.into(action, schedule.num_stages) for action in schedule.actions[place] if action is not None)
+        self._coming = [item for item in ways if item is not None and self._from(item) != place]
         self._next = 0
 
     def take(self, way: Way) -> list[torch.Tensor]:
@@ -107,13 +107,13 @@ class Mail:
             self._own[way] = values
             return
         rank = self._rank_of_place(target)
-        works = [dist.isend(value, rank, tag=_tag(way, at)) for at, value in enumerate(values)]
+        works = [dist.isend(value, rank, tag=_tag(way, index)) for index, value in enumerate(values)]
         self._sent.setdefault(target, []).append(_Sent(works, self._used[way]))
 
     def end(self) -> None:
         """Wait until all was received."""
-        for place in list(self._sent):
-            self._forget(place, len(self._schedule.actions[place]))
+        for index in list(self._sent):
+            self._forget(index, len(self._schedule.actions[index]))
 
     def _from(self, way: Way) -> int:
         return self._schedule.rank(way.source, way.microbatch)
@@ -124,19 +124,19 @@ class Mail:
             way = self._coming[self._next]
             rank = self._rank_of_place(self._from(way))
             values = [torch.empty(shape, dtype=kind) for shape, kind in self._shapes[min(way.source, way.target)]]
-            works = [dist.irecv(value, rank, tag=_tag(way, at)) for at, value in enumerate(values)]
+            works = [dist.irecv(value, rank, tag=_tag(way, index)) for index, value in enumerate(values)]
             self._asked[way] = (works, values)
             self._next += 1
 
     def _forget(self, place: int, row: int) -> None:
         """A place has come to that row: it has all that it used before."""
         kept = []
-        for one in self._sent.get(place, ()):
-            if one.consumed_at < row:
-                for work in one.works:
+        for item in self._sent.get(place, ()):
+            if item.consumed_at < row:
+                for work in item.works:
                     self._waited(work, place, "takes nothing")
             else:
-                kept.append(one)
+                kept.append(item)
         self._sent[place] = kept
 
     def _waited(self, work: Any, place: int, what: str) -> None:
@@ -157,16 +157,16 @@ def _tag(way: Way, at: int) -> int:
 
 def _positions(schedule: Schedule) -> tuple[dict[Way, int], dict[Way, int]]:
     """In which slot of its rank's row each value is made, and is used."""
-    made: dict[Way, int] = {}
+    created: dict[Way, int] = {}
     used: dict[Way, int] = {}
     for row in schedule.actions:
         for slot, action in enumerate(row):
             if action is None:
                 continue
             for slots, way in (
-                (made, Way.out_of(action, schedule.num_stages)),
+                (created, Way.out_of(action, schedule.num_stages)),
                 (used, Way.into(action, schedule.num_stages)),
             ):
                 if way is not None:
                     slots[way] = slot
-    return made, used
+    return created, used

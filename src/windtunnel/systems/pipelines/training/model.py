@@ -121,8 +121,8 @@ def stage_of_modules(job: PipelineJob, plan: Plan) -> dict[str, int]:
         Devices wait for each other.
     """
     order, _ = stage_order(plan)
-    place = {device: at for at, device in enumerate(order)}
-    return {name: place[int(plan.device[node])] for name, node in job.layers.node_of.items()}
+    index = {device: position for position, device in enumerate(order)}
+    return {name: index[int(plan.device[node])] for name, node in job.layers.node_of.items()}
 
 
 def predicted_ns(
@@ -247,8 +247,8 @@ def _stretched(timeline: Timeline, core_T: NDArray[np.int64], slowdown: NDArray[
     num_busy_I = (users.cumsum(axis=1) > 0).sum(axis=0)
     work_I = np.append(0.0, np.cumsum(np.diff(time_I) / slowdown[np.maximum(num_busy_I[:-1], 1) - 1]))
     taken_T, work_T = timeline.finish_ns - timeline.start_ns, work_I[ends_T] - work_I[begins_T]
-    found: NDArray[np.float64] = np.divide(taken_T, work_T, out=np.ones(len(taken_T)), where=work_T > 0)
-    return found
+    result: NDArray[np.float64] = np.divide(taken_T, work_T, out=np.ones(len(taken_T)), where=work_T > 0)
+    return result
 
 
 def whole_ns(job: PipelineJob, conditions: HostConditions) -> float:

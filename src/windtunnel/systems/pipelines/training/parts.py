@@ -65,9 +65,9 @@ def build_parts(workload: str, parameters: dict[str, Any], num_parts: int, home:
 def optimizer_like(whole: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """An optimizer that does to some parameters what another one does to all."""
     kind: Any = type(whole)
-    made: torch.optim.Optimizer = kind(parameters)  # not every default is an argument: they go in afterwards
-    made.param_groups[0].update({key: value for key, value in whole.param_groups[0].items() if key != "params"})
-    return made
+    created: torch.optim.Optimizer = kind(parameters)  # not every default is an argument: they go in afterwards
+    created.param_groups[0].update({key: value for key, value in whole.param_groups[0].items() if key != "params"})
+    return created
 
 
 class RestingBatch:
@@ -81,13 +81,13 @@ class RestingBatch:
     """
 
     def __init__(self, inputs: tuple[torch.Tensor, ...], target: torch.Tensor, num_parts: int) -> None:
-        self._inputs = list(zip(*(one.chunk(num_parts) for one in inputs), strict=True))
+        self._inputs = list(zip(*(tensor.chunk(num_parts) for tensor in inputs), strict=True))
         self._targets = target.chunk(num_parts)
 
     def inputs(self, _batch: int, part: int) -> tuple[torch.Tensor, ...]:
         """What the first stage is called with, for a microbatch."""
-        found: tuple[torch.Tensor, ...] = self._inputs[part]
-        return found
+        result: tuple[torch.Tensor, ...] = self._inputs[part]
+        return result
 
     def target(self, _batch: int, part: int) -> torch.Tensor:
         """What the last stage's output is compared with."""
@@ -130,39 +130,42 @@ class Batches:
 
     def inputs(self, batch: int, part: int) -> tuple[torch.Tensor, ...]:
         """What the first stage is called with, for a microbatch of a batch."""
-        found: tuple[torch.Tensor, ...] = self._read(0, batch, part)
-        return found
+        result: tuple[torch.Tensor, ...] = self._read(0, batch, part)
+        return result
 
     def target(self, batch: int, part: int) -> torch.Tensor:
         """What the last stage's output is compared with."""
-        found: torch.Tensor = self._read(1, batch, part)
-        return found
+        result: torch.Tensor = self._read(1, batch, part)
+        return result
 
     def _read(self, which: int, batch: int, part: int) -> Any:
         while self._next <= batch:
             self._cut()
-        drawn = self._drawn[which][batch]
-        drawn[1] -= 1
-        if not drawn[1]:
+        sampled = self._drawn[which][batch]
+        sampled[1] -= 1
+        if not sampled[1]:
             del self._drawn[which][batch]
-        return drawn[0][part]
+        return sampled[0][part]
 
     def _cut(self) -> tuple[list[Any], list[Any]]:
         """Draw the next batch, keep what is read of it."""
         inputs, target = self._draw()
-        parts = (list(zip(*(one.chunk(self._num_parts) for one in inputs), strict=True)), target.chunk(self._num_parts))
-        mine = (parts[0][self._mine], list(parts[1][self._mine]))
-        for kept, one, num_reads in zip(self._drawn, mine, self._num_reads, strict=True):
+        parts = (
+            list(zip(*(tensor.chunk(self._num_parts) for tensor in inputs), strict=True)),
+            target.chunk(self._num_parts),
+        )
+        local = (parts[0][self._mine], list(parts[1][self._mine]))
+        for kept, item, num_reads in zip(self._drawn, local, self._num_reads, strict=True):
             if num_reads:
-                kept[self._next] = [one, num_reads]
+                kept[self._next] = [item, num_reads]
         self._next += 1
-        return mine
+        return local
 
     def _draw(self) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """With a state of its own: what dropout draws on this rank must not change what all ranks read."""
         others = torch.get_rng_state()
         torch.set_rng_state(self._random)
-        drawn = self._pieces.draw()
+        sampled = self._pieces.draw()
         self._random = torch.get_rng_state()
         torch.set_rng_state(others)
-        return drawn
+        return sampled

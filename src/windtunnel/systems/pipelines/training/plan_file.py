@@ -53,13 +53,13 @@ def read_plan(path: Path) -> PlannedPipeline:
     document = document_of(path, "plan of a pipeline")
     if document.get("schema") != PLAN_SCHEMA:
         raise InputError("this is no plan of a pipeline", where=where, fix="windtunnel pipeline plan mlp --output PATH")
-    found = document.get(_KEY)
-    if not isinstance(found, dict):
+    result = document.get(_KEY)
+    if not isinstance(result, dict):
         raise InputError(
             "the plan is of a graph, which cannot be trained here", where=where, fix="plan a workload, such as mlp"
         )
-    spec = _spec(found, where)
-    stage_of = _stages(found.get("stage_of"), where)
+    spec = _spec(result, where)
+    stage_of = _stages(result.get("stage_of"), where)
     num_stages, needed = 1 + max(stage_of.values()), spec.table(1).num_stages
     if num_stages != needed:
         raise InputError(
@@ -67,7 +67,7 @@ def read_plan(path: Path) -> PlannedPipeline:
             fix="plan anew",
         )  # fmt: skip
     times = [
-        None if found.get(name) is None else number_of(found, name, where)
+        None if result.get(name) is None else number_of(result, name, where)
         for name in ("predicted_step_ns", "predicted_one_process_ns")
     ]
     return PlannedPipeline(spec, stage_of, *times)
@@ -89,9 +89,9 @@ def _stages(given: Any, where: str) -> dict[str, int]:
     """The stage of each module; every stage has one."""
     if not isinstance(given, dict) or not given:
         raise InputError("stage_of names no modules", where=where, fix="plan anew")
-    found = {name: whole_of(given, name, where) for name in given}
-    known = sorted(set(found.values()))
-    empty = next((at for at, stage in enumerate(known) if at != stage), None)
+    result = {name: whole_of(given, name, where) for name in given}
+    known = sorted(set(result.values()))
+    empty = next((index for index, stage in enumerate(known) if index != stage), None)
     if empty is not None:
         raise InputError(f"stage_of leaves stage {empty} empty", where=where, fix="stages from 0 on, without gaps")
-    return found
+    return result

@@ -43,13 +43,13 @@ def captured_blocks(
     InputError
         A size does not divide the batch.
     """
-    found = {}
+    result = {}
     for done, size in enumerate(sizes):
         if progress is not None:
             progress("capturing microbatches", done, len(sizes))
         graph, _ = captured_microbatch(workload, {**parameters, "batch_size": batch}, batch // size)
-        found[size] = blocks_of(graph, size, num_held=batch)
-    return found
+        result[size] = blocks_of(graph, size, num_held=batch)
+    return result
 
 
 def conditions_for(
@@ -67,7 +67,7 @@ def conditions_for(
     usual = int(np.median([blocks.crossing_bytes(unit) for unit in range(1, blocks.num_units)])) // 4 * 4
     number = max(2, num_ranks)
     # a workload's batch has to have as many parts as there are ranks, whatever is planned
-    parts = next((batch // one for one in sorted(profiles, reverse=True) if batch // one >= number), batch)
+    parts = next((batch // profile for profile in sorted(profiles, reverse=True) if batch // profile >= number), batch)
     given = {**parameters, "batch_size": batch}
     table = generate("1f1b", number, parts)
     return conditions_of(workload, given, table, (_LEAST_BYTES, max(usual, _USUAL_BYTES)))
@@ -86,12 +86,12 @@ def ranked_on_host(
     progress: Progress | None = None,
 ) -> list[Played]:
     """Rows with the steps that replays on the cores of this host take, the quickest first."""
-    found = []
+    result = []
     for done, row in enumerate(rows):
         if progress is not None:
             progress("replaying plans", done, len(rows))
-        found.append(Played(row, _step_ns(row, profiles[row.microbatch], conditions)))
-    return sorted(found, key=lambda one: one.step_ns)
+        result.append(Played(row, _step_ns(row, profiles[row.microbatch], conditions)))
+    return sorted(result, key=lambda one: one.step_ns)
 
 
 def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:

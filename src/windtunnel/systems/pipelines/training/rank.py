@@ -242,13 +242,13 @@ def _batches(
 
 def _copy(model: torch.nn.Module) -> tuple[int, Callable[[], None]]:
     """All weights into another version of them, and their bytes."""
-    pairs = [(one.detach(), one.detach().clone()) for one in model.parameters()]
+    pairs = [(parameter.detach(), parameter.detach().clone()) for parameter in model.parameters()]
 
     def copied() -> None:
-        for one, other in pairs:
-            other.copy_(one)
+        for item, other in pairs:
+            other.copy_(item)
 
-    return sum(one.nbytes for one, _ in pairs), copied
+    return sum(item.nbytes for item, _ in pairs), copied
 
 
 def _exchange(rank: int, size_bytes: int) -> Callable[[], None]:

@@ -61,17 +61,17 @@ class Reduction:
 
         Other stages go on meanwhile.
         """
-        there = [one for one in gradients if one is not None]
+        there = [gradient for gradient in gradients if gradient is not None]
         if stage not in self._holders or not there:
             return _done
-        flat = torch.cat([one.reshape(-1) for one in there])
+        flat = torch.cat([item.reshape(-1) for item in there])
         work = dist.all_reduce(flat, group=self._holders[stage], async_op=True)
 
         def put() -> None:
             work.wait()
             flat.div_(self._num_replicas)
-            for one, part in zip(there, flat.split([one.numel() for one in there]), strict=True):
-                one.copy_(part.view_as(one))
+            for item, part in zip(there, flat.split([entry.numel() for entry in there]), strict=True):
+                item.copy_(part.view_as(item))
 
         return put
 
@@ -79,15 +79,15 @@ class Reduction:
         """Scale all gradients of a rank, in place; all ranks call this once per batch."""
         if self._max_norm is None:
             return
-        there = [one for part in gradients for one in part if one is not None]
-        square = torch.tensor([sum(float(one.double().square().sum()) for one in there)], dtype=torch.float64)
+        there = [entry for part in gradients for entry in part if entry is not None]
+        square = torch.tensor([sum(float(entry.double().square().sum()) for entry in there)], dtype=torch.float64)
         work = dist.all_reduce(square, group=self._pipeline, async_op=True) if dist.is_initialized() else None
         known = self._coming if self._is_delayed else (square, work)
         self._coming = (square, work)
         norm = _norm(known)
         if norm > self._max_norm:
-            for one in there:
-                one.mul_(self._max_norm / (norm + _LEAST_NORM))
+            for item in there:
+                item.mul_(self._max_norm / (norm + _LEAST_NORM))
 
     def state(self) -> float:
         """The norm that a delayed clip goes on with."""

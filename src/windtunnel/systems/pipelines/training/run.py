@@ -93,7 +93,7 @@ class _Flown:
         ratios = [float(np.median(np.mean(self.beside_ns[count], axis=1) / alone)) for count in sorted(self.beside_ns)]
         spread, alone_spread = (_spread(self.beside_ns[count]) for count in (max(self.beside_ns), 1))
         idle_ns = np.median(np.array(self.idle_ns), axis=0)
-        num_crossings = sum(one != other for one, other in pairwise(table.rank_of))
+        num_crossings = sum(item != other for item, other in pairwise(table.rank_of))
         sent_ns = 2 * num_crossings * latency_ns  # messages of one microbatch
         overhead_ns = max(0.0, (idle_ns.sum() / table.num_passes - sent_ns) / table.num_stages)
         curve = tuple(fit_slowdown(ratios))
@@ -106,7 +106,7 @@ class _Flown:
         """What gradients for inputs and those for weights take, of stages that have inputs to find gradients for."""
         if not self.parts_ns:
             return 0.5, 0.5
-        forward, both, halfway, split = (float(np.median(self.parts_ns[at])) for at in range(4))
+        forward, both, halfway, split = (float(np.median(self.parts_ns[index])) for index in range(4))
         first, rest = first_ratio * (both - forward), max((1 - first_ratio) * (both - forward), 1.0)
         return max(halfway - forward, 0.0) / rest, max(split - halfway - first, 0.0) / rest
 
@@ -371,7 +371,7 @@ def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
         if same[0].round == 0:
             continue
         item: Item = same[0].item
-        taken_ns = max(one.end_ns for one in same) - min(one.begin_ns for one in same)
+        taken_ns = max(entry.end_ns for entry in same) - min(entry.begin_ns for entry in same)
         if item.what == "step":
             flown.step_ns.append(same[0].end_ns - same[0].begin_ns)
         elif item.what == "split":
@@ -380,11 +380,11 @@ def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
             times = flown.parts_ns if item.what == "parts" else flown.copy_ns
             times.setdefault(item.number, []).append(same[0].end_ns - same[0].begin_ns)
         elif item.what == "idle":
-            flown.idle_ns.append([float(one.compute_ns) for one in same])
+            flown.idle_ns.append([float(entry.compute_ns) for entry in same])
         elif item.what == "message":
-            both_ns = max(one.end_ns for one in same[:2]) - min(one.begin_ns for one in same[:2])
+            both_ns = max(entry.end_ns for entry in same[:2]) - min(entry.begin_ns for entry in same[:2])
             flown.message_ns.setdefault(item.number, []).append(both_ns / 2 / NUM_EXCHANGES)
         else:
-            beside = [float(one.end_ns - one.begin_ns) for one in same[: item.number]]
+            beside = [float(entry.end_ns - entry.begin_ns) for entry in same[: item.number]]
             flown.beside_ns.setdefault(item.number, []).append(beside)
     return flown

@@ -84,13 +84,13 @@ class StageRun:
     def forward(self, key: int, module: torch.nn.Module, inputs: Tensors, loss: Callable[[Any], Any] | None) -> Tensors:
         """A microbatch forward; returns what the next stage gets, or the loss."""
         if not self.is_first:
-            for one in inputs:
-                one.requires_grad_()
-        found = checkpoint(module, *inputs, use_reentrant=False) if self.recomputes else module(*inputs)
-        values = found if isinstance(found, tuple) else (found,)
-        outputs = [values[at] for at in self.handed_on] if loss is None else [loss(values[0])]
+            for tensor in inputs:
+                tensor.requires_grad_()
+        result = checkpoint(module, *inputs, use_reentrant=False) if self.recomputes else module(*inputs)
+        values = result if isinstance(result, tuple) else (result,)
+        outputs = [values[index] for index in self.handed_on] if loss is None else [loss(values[0])]
         self._kept[key] = _Kept(module, inputs, outputs)
-        return [one.detach() for one in outputs]
+        return [item.detach() for item in outputs]
 
     def backward(self, key: int, gradients: Tensors | None) -> Tensors:
         """Gradients for the weights, added up, and for the inputs, returned."""
@@ -104,11 +104,13 @@ class StageRun:
         if self.is_first:
             self._halfway[key] = _Halfway(kept, gradients, None)
             return []
-        outputs = [one.clone() if one._is_view() else one for one in kept.outputs]  # torch detaches them in place
+        outputs = [
+            tensor.clone() if tensor._is_view() else tensor for tensor in kept.outputs
+        ]  # torch detaches them in place
         _, groups = torch_backward.stage_backward_input(outputs, gradients, kept.inputs, kept.module.parameters())
-        found = _input_gradients(kept)
+        result = _input_gradients(kept)
         self._halfway[key] = _Halfway(_Kept(kept.module, [], []), None, groups)
-        return found
+        return result
 
     def backward_weight(self, key: int) -> None:
         """What ``backward_input`` has left."""
@@ -121,13 +123,19 @@ class StageRun:
 
 def _whole_backward(kept: _Kept, gradients: Tensors | None) -> None:
     pairs = [
-        (one, None if gradients is None else gradients[at]) for at, one in enumerate(kept.outputs) if one.requires_grad
+        (tensor, None if gradients is None else gradients[index])
+        for index, tensor in enumerate(kept.outputs)
+        if tensor.requires_grad
     ]
-    torch.autograd.backward([one for one, _ in pairs], [gradient for _, gradient in pairs])
+    torch.autograd.backward([item for item, _ in pairs], [gradient for _, gradient in pairs])
 
 
 def _input_gradients(kept: _Kept) -> Tensors:
-    return [torch.zeros_like(one) if one.grad is None else one.grad for one in kept.inputs if one.requires_grad]
+    return [
+        torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        for tensor in kept.inputs
+        if tensor.requires_grad
+    ]
 
 
 class PipelineRank:
@@ -195,7 +203,7 @@ class PipelineRank:
         mail = Mail(schedule, self._place, lambda place: self._replica * self._num_places + place, self._shapes)
         row = schedule.actions[self._place]
         left = Counter(
-            (one.stage, one.microbatch // schedule.num_microbatches) for one in row if one and one.kind in "BW"
+            (item.stage, item.microbatch // schedule.num_microbatches) for item in row if item and item.kind in "BW"
         )
         for slot, action in enumerate(row):
             if action is None:
@@ -248,8 +256,8 @@ class PipelineRank:
         while sharing:
             sharing.pop(0)()  # what was sent is given up before the update takes its own
         self._reduction.clip(ready.values())
-        for at, gradients in self._ready.pop(batch).items():
-            self._stages[at].weights.update(gradients)
+        for key, gradients in self._ready.pop(batch).items():
+            self._stages[key].weights.update(gradients)
         self._on_update(batch)
 
 
@@ -284,13 +292,16 @@ def pipeline_rank(
         num_copies = table.most_in_flight[place]
     here = {action.stage for action in table.actions[place] if action is not None}
     stages = {
-        at: StageRun(
-            StageWeights(one.module, make_optimizer, table.versions, num_copies), one.handed_on, at == 0, recomputes
+        index: StageRun(
+            StageWeights(item.module, make_optimizer, table.versions, num_copies),
+            item.handed_on,
+            index == 0,
+            recomputes,
         )
-        for at, one in enumerate(cut)
-        if at in here
+        for index, item in enumerate(cut)
+        if index in here
     }
-    shapes = {at: one.shapes for at, one in enumerate(cut)}
+    shapes = {index: item.shapes for index, item in enumerate(cut)}
     return PipelineRank(
         stages, shapes, place, table.num_ranks, replica, loss, feed, reduction or Reduction(), on_update
     )
@@ -300,11 +311,11 @@ def taken_apart(cut: Sequence[CutStage], loss: Loss, feed: Feed) -> list[Callabl
     """A microbatch through all stages of one process: forward; and whole backward; or the first part; or both parts."""
 
     def through(kinds: str) -> None:
-        runs = [StageRun(cast("Any", None), one.handed_on, at == 0) for at, one in enumerate(cut)]
+        runs = [StageRun(cast("Any", None), entry.handed_on, index == 0) for index, entry in enumerate(cut)]
         values, gradients = list(feed.inputs(0, 0)), None
-        for run, one in zip(runs, cut, strict=True):
-            ends = None if one.handed_on else lambda found: loss(found, feed.target(0, 0))
-            values = run.forward(0, one.module, values, ends)
+        for run, item in zip(runs, cut, strict=True):
+            ends = None if item.handed_on else lambda found: loss(found, feed.target(0, 0))
+            values = run.forward(0, item.module, values, ends)
         for run in reversed(runs) if kinds else ():
             gradients = (run.backward if kinds == "B" else run.backward_input)(0, gradients)
         for run in runs if kinds == "IW" else ():

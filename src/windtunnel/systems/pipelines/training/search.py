@@ -28,5 +28,5 @@ def improve(job: PipelineJob, plan: Plan, schedule: ScheduleName = "1f1b") -> Pl
         The plan uses one device only.
     """
     cuts = [random_cut(plan.problem, seed) for seed in _STARTS]
-    starts = [one for one in cuts if len(one.kind) == len(plan.kind) and one.loads.is_allowed]
+    starts = [cut for cut in cuts if len(cut.kind) == len(plan.kind) and cut.loads.is_allowed]
     return search_locally(plan, lambda one: predicted_ns(job, one, job.conditions, schedule), starts)

@@ -89,18 +89,18 @@ class CutStage:
 def cut_stages(pipe: Pipe) -> list[CutStage]:
     """The stages of a pipe with what goes from each to the next."""
     calls = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
-    modules = [pipe.get_stage_module(at) for at in range(pipe.num_stages)]
-    found = []
-    for at, module in enumerate(modules):
+    modules = [pipe.get_stage_module(index) for index in range(pipe.num_stages)]
+    result = []
+    for position, module in enumerate(modules):
         read: list[tuple[int, fx.Node]] = []
-        if at + 1 < len(calls):
-            graph: Any = modules[at + 1].graph
-            places = [node for node in graph.nodes if node.op == "placeholder"]
-            sources = [arg.args[1] if arg.op == "call_function" else 0 for arg in calls[at + 1].args]
-            read = list(zip(sources, places, strict=True))
+        if position + 1 < len(calls):
+            graph: Any = modules[position + 1].graph
+            indices = [node for node in graph.nodes if node.op == "placeholder"]
+            sources = [arg.args[1] if arg.op == "call_function" else 0 for arg in calls[position + 1].args]
+            read = list(zip(sources, indices, strict=True))
         shapes = tuple((node.meta["val"].shape, node.meta["val"].dtype) for _, node in read)
-        found.append(CutStage(module, tuple(index for index, _ in read), shapes))
-    return found
+        result.append(CutStage(module, tuple(index for index, _ in read), shapes))
+    return result
 
 
 def _require_own_weights(model: torch.nn.Module) -> None:
@@ -178,17 +178,17 @@ class _Cut:
                 f"{node.name}, which stage {later[0]} reads of stage {home}, is no tensor of floats", where="stage_of",
                 fix="keep what makes and what reads it on one stage",
             )  # fmt: skip
-        made = []
+        created = []
         if not value.is_contiguous():
-            made.append(self._hand_on(graph, node, home, torch.ops.aten.contiguous.default))
-        source = made[-1] if made else node
+            created.append(self._hand_on(graph, node, home, torch.ops.aten.contiguous.default))
+        source = created[-1] if created else node
         for stage in range(home + 1, later[-1] + 1):
-            for user in [user for user in node.users if user not in made and self._stage.get(user) == stage]:
+            for user in [user for user in node.users if user not in created and self._stage.get(user) == stage]:
                 user.replace_input_with(node, source)
             if stage < later[-1]:
                 source = self._hand_on(graph, source, stage, torch.ops.aten.alias.default)
-                made.append(source)
-        return made
+                created.append(source)
+        return created
 
     def _hand_on(self, graph: fx.Graph, value: fx.Node, stage: int, how: Any) -> fx.Node:
         with graph.inserting_after(value):

@@ -127,9 +127,9 @@ def orders_of(
         )
     left = num_batches - first
     length = min(every or left, left)
-    segments = tuple(min(length, left - at) for at in range(0, left, length))
+    segments = tuple(min(length, left - index) for index in range(0, left, length))
     if orders.table.versions != "flush":
-        tables |= {one: make_table(one) for one in set(segments)}
+        tables |= {segment: make_table(segment) for segment in set(segments)}
     return dataclasses.replace(orders, segments=segments, first_batch=first)
 
 
@@ -157,12 +157,12 @@ def pipeline_workers(module: str, config: Any, num_ranks: int) -> Workers:
 def trained_of(orders: TrainOrders, reports: list[RankReport]) -> Trained:
     """What all ranks say together."""
     batches = range(orders.first_batch, orders.first_batch + sum(orders.segments))
-    losses = tuple(sum(one.losses.get(batch, 0.0) for one in reports) / orders.num_replicas for batch in batches)
-    last = np.max([[one.updated_ns[batch] for batch in batches] for one in reports], axis=0)
+    losses = tuple(sum(report.losses.get(batch, 0.0) for report in reports) / orders.num_replicas for batch in batches)
+    last = np.max([[report.updated_ns[batch] for batch in batches] for report in reports], axis=0)
     steps_ns = np.diff(last)[_WARM - 1 :]
     step_ns = estimate_median(steps_ns.tolist()) if len(steps_ns) else None
     if orders.watches_memory:
         step_ns = None
-    alone_ns = [taken for one in reports for taken in one.alone_ns]
+    alone_ns = [used for report in reports for used in report.alone_ns]
     alone = estimate_median(alone_ns) if alone_ns else None
     return Trained(orders.first_batch, losses, step_ns, tuple(reports), alone)

@@ -150,7 +150,7 @@ def main(place: Place) -> None:
 def _alone(orders: TrainOrders, rank: int) -> list[int]:
     """What a step of the whole workload takes in one process, while all others wait."""
     dist.barrier()
-    taken: list[int] = []
+    used: list[int] = []
     if rank == 0 and orders.num_alone:
         num_parts = orders.table.num_microbatches * orders.num_replicas
         whole = WholeModel(orders.workload, orders.parameters, num_parts, orders.home)
@@ -158,9 +158,9 @@ def _alone(orders: TrainOrders, rank: int) -> list[int]:
         for _ in range(orders.num_alone):
             begin_ns = time.perf_counter_ns()
             whole.step()
-            taken.append(time.perf_counter_ns() - begin_ns)
+            used.append(time.perf_counter_ns() - begin_ns)
     dist.barrier()
-    return taken
+    return used
 
 
 def train_rank(orders: TrainOrders, rank: int, tell: Callable[[Any], None]) -> RankReport:
@@ -179,11 +179,11 @@ def train_rank(orders: TrainOrders, rank: int, tell: Callable[[Any], None]) -> R
         report.memory = watched(lambda: _segments(orders, rank, runs), list(runs.stages.values()))
     else:
         _segments(orders, rank, runs)
-    report.losses = {at: float(torch.stack(parts).sum()) for at, parts in runs.losses.items()}
+    report.losses = {key: float(torch.stack(parts).sum()) for key, parts in runs.losses.items()}
     if orders.returns_weights:
         report.weights = {
-            at: {name: one.detach().numpy().copy() for name, one in stage.weights.newest.named_parameters()}
-            for at, stage in runs.stages.items()
+            key: {name: item.detach().numpy().copy() for name, item in stage.weights.newest.named_parameters()}
+            for key, stage in runs.stages.items()
         }
     return report
 
@@ -202,18 +202,18 @@ def _segment(runs: PipelineRank, tables: dict[int, Schedule], batch: int, length
     if length in tables:
         runs.run(tables[length], batch)
         return
-    for at in range(batch, batch + length):
-        runs.run(tables[1], at)
+    for index in range(batch, batch + length):
+        runs.run(tables[1], index)
 
 
 def _pipeline_rank(orders: TrainOrders, rank: int, updated: Callable[[int], None]) -> PipelineRank:
     table, num_replicas = orders.table, orders.num_replicas
-    replica, place = divmod(rank, table.num_ranks)
+    replica, index = divmod(rank, table.num_ranks)
     built = build_parts(orders.workload, orders.parameters, table.num_microbatches * num_replicas, orders.home)
     assert built.supervised is not None  # ``build_parts`` refuses others
     feed = Batches(
         built.supervised, table.num_microbatches, num_replicas=num_replicas, replica=replica,
-        num_reads=_reads(table, place), skip=orders.first_batch,
+        num_reads=_reads(table, index), skip=orders.first_batch,
     )  # fmt: skip
     cut = cut_stages(split_model(built.model, feed.example, orders.stage_of))
     torch.manual_seed(torch.initial_seed() + rank)
@@ -222,7 +222,7 @@ def _pipeline_rank(orders: TrainOrders, rank: int, updated: Callable[[int], None
         holders, num_replicas, pipeline=pipeline, max_norm=orders.max_norm, is_delayed=table.versions != "flush"
     )
     runs = pipeline_rank(
-        cut, table, place, built.supervised.loss, feed, partial(optimizer_like, built.optimizer),
+        cut, table, index, built.supervised.loss, feed, partial(optimizer_like, built.optimizer),
         replica=replica, recomputes=orders.recomputes, reduction=reduction, on_update=updated,
     )  # fmt: skip
     if orders.first_batch and orders.folder is not None:
@@ -232,26 +232,34 @@ def _pipeline_rank(orders: TrainOrders, rank: int, updated: Callable[[int], None
 
 def _reads(table: Schedule, place: int) -> tuple[int, int]:
     """How often a place reads of a batch: inputs for the first stage, targets for the last."""
-    row = [one for one in table.actions[place] if one and one.kind == "F" and one.microbatch < table.num_microbatches]
-    return sum(one.stage == 0 for one in row), sum(one.stage == table.num_stages - 1 for one in row)
+    row = [
+        action
+        for action in table.actions[place]
+        if action and action.kind == "F" and action.microbatch < table.num_microbatches
+    ]
+    return sum(item.stage == 0 for item in row), sum(item.stage == table.num_stages - 1 for item in row)
 
 
 def _groups(table: Schedule, replica: int, num_replicas: int) -> tuple[dict[int, Any], Any]:
     """Who holds each stage, and all places of this replica; every process has to make every group."""
     each = range(num_replicas)
     holders = {}
-    for at, first in enumerate(table.rank_of):
-        places = table.replicas[at] if table.replicas else (first,)
-        if len(places) * num_replicas > 1:
-            holders[at] = dist.new_group([one * table.num_ranks + place for one in each for place in places])
+    for index, first in enumerate(table.rank_of):
+        indices = table.replicas[index] if table.replicas else (first,)
+        if len(indices) * num_replicas > 1:
+            holders[index] = dist.new_group(
+                [item * table.num_ranks + position for item in each for position in indices]
+            )
     if num_replicas == 1:
         return holders, None
-    whole = [dist.new_group([one * table.num_ranks + at for at in range(table.num_ranks)]) for one in each]
+    whole = [
+        dist.new_group([item * table.num_ranks + position for position in range(table.num_ranks)]) for item in each
+    ]
     return holders, whole[replica]
 
 
 def _write(orders: TrainOrders, folder: Path, batch: int, rank: int, runs: PipelineRank) -> None:
-    stages = {at: one.weights.state() for at, one in runs.stages.items()}
+    stages = {key: stage.weights.state() for key, stage in runs.stages.items()}
     write_rank(folder, batch, rank, {"stages": stages, "norm": runs.reduction.state(), "random": torch.get_rng_state()})
     if dist.is_initialized():
         dist.barrier()
@@ -260,7 +268,7 @@ def _write(orders: TrainOrders, folder: Path, batch: int, rank: int, runs: Pipel
 
 
 def _restore(state: dict[str, Any], runs: PipelineRank) -> None:
-    for at, one in runs.stages.items():
-        one.weights.restore(state["stages"][at])
+    for key, stage in runs.stages.items():
+        stage.weights.restore(state["stages"][key])
     runs.reduction.restore(state["norm"])
     torch.set_rng_state(state["random"])

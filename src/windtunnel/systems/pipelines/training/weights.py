@@ -60,7 +60,7 @@ class StageWeights:
         self._newest = 0
         self._under_way: Counter[int] = Counter()  # microbatches by version
         self._version_of: dict[int, int] = {}  # of batches that are under way
-        self._trained = [torch.nn.Parameter(one.data) for one in _trainable(module)]  # [P]
+        self._trained = [torch.nn.Parameter(item.data) for item in _trainable(module)]  # [P]
         self._optimizer = make_optimizer(self._trained) if self._trained else None
 
     @property
@@ -103,11 +103,11 @@ class StageWeights:
     def gradients(self, batch: int) -> Gradients:
         """Take what a batch's microbatches have added up."""
         module = self._modules[self._version_of.pop(batch)]
-        taken = []
+        used = []
         for parameter in _trainable(module):
-            taken.append(parameter.grad)
+            used.append(parameter.grad)
             parameter.grad = None
-        return taken
+        return used
 
     @torch.no_grad()
     def update(self, gradients: Gradients) -> None:
@@ -130,7 +130,7 @@ class StageWeights:
         return {
             "newest": self._newest,
             "versions": {version: _values(module) for version, module in self._modules.items()},
-            "buffers": [one.clone() for one in self.newest.buffers()],
+            "buffers": [buffer.clone() for buffer in self.newest.buffers()],
             "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
         }
 
@@ -163,7 +163,7 @@ class StageWeights:
     def _room(self) -> torch.nn.Module:
         """A module that the next version may lie in: nothing under way needs it, nor will the next batch."""
         is_kept = self._versions == "2bw" or self._under_way[self._newest] > 0
-        for version in [one for one in self._modules if one != self._newest and not self._under_way[one]]:
+        for version in [module for module in self._modules if module != self._newest and not self._under_way[module]]:
             self._spare.append(self._modules.pop(version))
         if not is_kept:
             return self._modules.pop(self._newest)
@@ -171,16 +171,16 @@ class StageWeights:
 
 
 def _trainable(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [one for one in module.parameters() if one.requires_grad]
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def _values(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [one.detach().clone() for one in _trainable(module)]
+    return [item.detach().clone() for item in _trainable(module)]
 
 
 def _twin(module: torch.nn.Module) -> torch.nn.Module:
     """The same module with weights of its own; what no update changes is shared."""
-    frozen = [one for one in module.parameters() if not one.requires_grad]
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of itself
-        return copy.deepcopy(module, {id(one): one for one in [*module.buffers(), *frozen]})
+        return copy.deepcopy(module, {id(item): item for item in [*module.buffers(), *frozen]})

@@ -51,7 +51,7 @@ SHAPE = ("log_copies", "log_live", "is_auto_vectorized", "stays_in_registers", "
 AROUND = ("num_beside", "reads_sum")
 _NAMES = (*FORM, *LOADS, "store_pattern", *UNITS, *CACHES, "total", *SHAPE, *AROUND)
 CODE_NAMES = tuple(f"code.{name}" for name in _NAMES)
-_LOGARITHMIC = [at for at, name in enumerate(_NAMES) if name in (*UNITS, *CACHES, "total", "log_live")]
+_LOGARITHMIC = [index for index, name in enumerate(_NAMES) if name in (*UNITS, *CACHES, "total", "log_live")]
 
 MAX_UNROLLED_SIZE = 300  # instructions; LLVM at -O3
 REGISTERS = {512: 32}  # 16 at other widths
@@ -151,9 +151,9 @@ class _Body:
     def copies(self, variables: frozenset[str]) -> int:
         """How often what depends on some variables differs within the copied code."""
         steps = 1
-        for at in range(self.first, len(self.loops)):
-            if self.loops[at].variable in variables:
-                steps *= self.extents[at]
+        for index in range(self.first, len(self.loops)):
+            if self.loops[index].variable in variables:
+                steps *= self.extents[index]
         return steps
 
     def times(self, variables: frozenset[str]) -> float:
@@ -163,11 +163,11 @@ class _Body:
     def kept(self, variables: frozenset[str]) -> int:
         """Over how many runs of the copied code what depends on some variables does not change: loops it leaves."""
         steps = 1
-        for at in range(self.first - 1, -1, -1):
-            loop = self.loops[at]
+        for index in range(self.first - 1, -1, -1):
+            loop = self.loops[index]
             if loop.variable in variables or loop.kind == "parallel":
                 break
-            steps *= self.extents[at]
+            steps *= self.extents[index]
         return steps
 
 
@@ -212,18 +212,18 @@ def _body(statement: Statement, lanes: int) -> _Body:
 
 def _vectorize(body: _Body) -> None:
     """What the compiler makes a vector by itself: the innermost loop, or copied steps side by side."""
-    statement, at = body.statement, body.first - 1
-    if at >= 0:
-        loop = body.loops[at]
+    statement, index = body.statement, body.first - 1
+    if index >= 0:
+        loop = body.loops[index]
         if loop.variable in statement.accesses[0].variables:
             if loop.extent >= body.lanes and loop.variable not in variables_of(statement.conditions):
-                _try_vector(body, at, body.lanes, min(loop.extent, 16))
+                _try_vector(body, index, body.lanes, min(loop.extent, 16))
             return
-    for at in range(len(body.loops) - 1, body.first - 1, -1):
-        extent = body.loops[at].extent
-        if body.loops[at].variable in statement.accesses[0].variables:
+    for index in range(len(body.loops) - 1, body.first - 1, -1):
+        extent = body.loops[index].extent
+        if body.loops[index].variable in statement.accesses[0].variables:
             if not statement.conditions and _next_power(extent) == extent:
-                _try_vector(body, at, min(body.lanes, extent), extent)
+                _try_vector(body, index, min(body.lanes, extent), extent)
             return
 
 
@@ -251,13 +251,13 @@ def _count_costly(body: _Body, bits: int) -> None:
     """Divisions, roots and functions, each as often as its own operands change."""
     cycles, lane = body.cycles, body.lane
     of_call = CALL_CYCLES_OF_SUM if body.statement.reads_sum else CALL_CYCLES
-    for one in body.statement.costly:
-        is_vector, times = lane in one.variables, body.times(one.variables)
-        if one.name in ("divide", "root"):
-            each = DIVIDE_CYCLES[bits] * (ROOT_OVER_DIVIDE if one.name == "root" else 1)
+    for item in body.statement.costly:
+        is_vector, times = lane in item.variables, body.times(item.variables)
+        if item.name in ("divide", "root"):
+            each = DIVIDE_CYCLES[bits] * (ROOT_OVER_DIVIDE if item.name == "root" else 1)
             cycles["divide"] += each * times * (body.registers if is_vector else 1)
         else:
-            cycles["call"] += of_call.get(one.name, OTHER_CALL_CYCLES) * times * (body.length if is_vector else 1)
+            cycles["call"] += of_call.get(item.name, OTHER_CALL_CYCLES) * times * (body.length if is_vector else 1)
 
 
 def _count_places(body: _Body) -> None:

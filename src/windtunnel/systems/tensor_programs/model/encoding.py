@@ -93,8 +93,8 @@ def encode(nest: Nest, mode: Mode = "full") -> CompactTree:
             where=where,
             fix="price it by the roofline, or schedule it with less unrolling by hand",
         )
-    places = {int(token): place for place, token in enumerate(serialized) if token != END}
-    positions = np.asarray([places[int(leaf)] for leaf in leaf_ids], dtype=np.int16)
+    indices = {int(token): index for index, token in enumerate(serialized) if token != END}
+    positions = np.asarray([indices[int(leaf)] for leaf in leaf_ids], dtype=np.int16)
     packed = PackedNest(nest, skip_constants=False)
     return CompactTree(packed.rows(mode), code_features(nest, packed), positions, leaf_ids, serialized)
 

@@ -53,7 +53,7 @@ BOOL_OPS, SELECTS = 14, 15
 def _feature_names() -> tuple[str, ...]:
     counts = ("mad", "addsub", "mul", "divmod", "cmp", "mathfunc", "otherfunc")
     names = [f"{dtype}_{count}" for dtype in ("float", "int") for count in counts] + ["bool_op", "select_op"]
-    places = (
+    indices = (
         "None",
         "InnerSpatial",
         "MiddleSpatial",
@@ -64,7 +64,7 @@ def _feature_names() -> tuple[str, ...]:
         "Mixed",
     )
     for kind in ("vec", "unroll", "parallel"):
-        names += [f"{kind}_num", f"{kind}_prod", f"{kind}_len"] + [f"{kind}_type.kPos{place}" for place in places]
+        names += [f"{kind}_num", f"{kind}_prod", f"{kind}_len"] + [f"{kind}_type.kPos{index}" for index in indices]
     names += (
         ["is_gpu"] + [f"{kind}_{axis}_len" for kind in ("blockIdx", "threadIdx") for axis in "xyz"] + ["vthread_len"]
     )
@@ -104,24 +104,24 @@ class PackedNest:
         """Run the compiled half: float32 [S, 164]."""
         loops, stores, around, accesses, rows, code, buffers = self.arrays()
         ops, outer = np.asarray(self.ops, dtype=np.float64), np.asarray(self.outer, dtype=np.float64)
-        found: np.ndarray = kernel.statement_rows(
+        result: np.ndarray = kernel.statement_rows(
             loops, stores, ops, outer, around, accesses, rows, code, buffers, self.nest.is_gpu, mode == "compat"
         )
-        return found.astype(np.float32)
+        return result.astype(np.float32)
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Loops, stores, loops around each, accesses, index rows, index code and buffers, int64."""
         widths = (5, 6, 0, 4, 2, 2)
         columns = (self.loops, self.store_table, self.loop_ids, self.accesses, self.index_rows, self.code)
-        tables: list[Any] = [np.asarray(one, dtype=np.int64) for one in columns]
+        tables: list[Any] = [np.asarray(column, dtype=np.int64) for column in columns]
         return (
-            *(one.reshape(-1, n) if n else one for one, n in zip(tables, widths, strict=True)),
+            *(table.reshape(-1, n) if n else table for table, n in zip(tables, widths, strict=True)),
             self._buffer_table(),
         )
 
     def _buffer_table(self) -> np.ndarray:
         """Bytes of an element, number of dimensions, rank by name, and extents of each buffer."""
-        rank = {name: place for place, name in enumerate(sorted(self.buffers))}
+        rank = {name: index for index, name in enumerate(sorted(self.buffers))}
         rows = []
         for name, buffer in self.nest.buffers.items():
             if len(buffer.shape) > MAX_DIMENSIONS:

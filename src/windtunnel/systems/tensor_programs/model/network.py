@@ -114,7 +114,7 @@ class Network(nn.Module):
         self.config = config
         heads = config.num_heads
         if config.num_features % heads:
-            fits = max(one for one in range(1, heads) if config.num_features % one == 0)
+            fits = max(index for index in range(1, heads) if config.num_features % index == 0)
             raise InputError(
                 f"{config.num_features} features cannot be divided among {heads} heads", fix=f"num_heads={fits}"
             )

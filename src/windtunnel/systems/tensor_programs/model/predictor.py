@@ -202,11 +202,11 @@ def with_intervals(predictor: Predictor, programs: ProgramSet, samples: np.ndarr
     """
     predicted, truth = np.log(predictor.predict(programs, samples)), np.log(labels_of(programs, samples))
     missed = truth - predicted
-    tasks, place = np.unique(programs.task[samples[:, 0]], return_inverse=True)
-    kinds = np.array([str(programs.tasks[task].get("kind", "")) for task in tasks])[place]
-    found: dict[str, Any] = {"intervals": ConformalIntervals.fit(kinds.tolist(), missed, level=level).to_dict()}
-    found["shrinkage"] = shrinkage(predicted, truth, place * len(programs.devices) + samples[:, 1])
-    return replace(predictor, header=predictor.header | found)
+    tasks, index = np.unique(programs.task[samples[:, 0]], return_inverse=True)
+    kinds = np.array([str(programs.tasks[task].get("kind", "")) for task in tasks])[index]
+    result: dict[str, Any] = {"intervals": ConformalIntervals.fit(kinds.tolist(), missed, level=level).to_dict()}
+    result["shrinkage"] = shrinkage(predicted, truth, index * len(programs.devices) + samples[:, 1])
+    return replace(predictor, header=predictor.header | result)
 
 
 def shrinkage(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> float:
@@ -228,9 +228,9 @@ def shrinkage(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> fl
     """
     order = np.argsort(group, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
-    chosen = [(rows, rows[predicted[rows].argmin()]) for rows in parts if len(rows) >= LEAST_CHOICE]
-    gain = np.array([predicted[rows].mean() - predicted[least] for rows, least in chosen])
-    turned_out = np.array([truth[rows].mean() - truth[least] for rows, least in chosen])
+    selected = [(rows, rows[predicted[rows].argmin()]) for rows in parts if len(rows) >= LEAST_CHOICE]
+    gain = np.array([predicted[rows].mean() - predicted[least] for rows, least in selected])
+    turned_out = np.array([truth[rows].mean() - truth[least] for rows, least in selected])
     total = float((gain**2).sum())
     return min(1.0, max(0.0, float((gain * turned_out).sum()) / total)) if total else 1.0
 
@@ -268,7 +268,7 @@ def _loss(recipe: Recipe, programs: ProgramSet, split: Split, normalizer: Normal
         predicted, latent = model(batch.leaves, batch.context)
         loss: Tensor = label_loss(recipe.loss, predicted, batch.label, log_scale=scale)
         if recipe.domain != "none":
-            others = [model(one.leaves, one.context)[1] for one in next(targets)]
+            others = [model(item.leaves, item.context)[1] for item in next(targets)]
             loss = loss + recipe.domain_weight * central_moment_discrepancy(latent, torch.cat(others))
         return loss
 

@@ -103,8 +103,8 @@ def fit_residual_transfer(
         return ResidualTransfer(predictor, column, sources, mean)
     _require_device(profiled, column)
     missed = _missed(predictor, programs, profiled[:, 0], sources)
-    wanted = np.log(labels_of(programs, profiled) / predictor.predict(programs, profiled)) - missed @ mean
-    moved = _ridge(np.column_stack([missed, np.full(len(profiled), LEVEL)]), wanted)
+    requested = np.log(labels_of(programs, profiled) / predictor.predict(programs, profiled)) - missed @ mean
+    moved = _ridge(np.column_stack([missed, np.full(len(profiled), LEVEL)]), requested)
     return ResidualTransfer(predictor, column, sources, mean + moved[:-1], LEVEL * float(moved[-1]))
 
 
@@ -136,8 +136,8 @@ def _ridge(inputs: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     weight = np.ones(len(wanted))
     for _ in range(NUM_PASSES):
         gram = (inputs.T * weight) @ inputs + PENALTY * np.eye(inputs.shape[1])
-        found = np.linalg.solve(gram, (inputs.T * weight) @ wanted)
-        apart = np.abs(wanted - inputs @ found)
+        result = np.linalg.solve(gram, (inputs.T * weight) @ wanted)
+        apart = np.abs(wanted - inputs @ result)
         deviation = 1.4826 * float(np.median(apart))
         weight = np.minimum(1.0, HUBER * max(deviation, TINY) / np.maximum(apart, TINY))
-    return np.asarray(found)
+    return np.asarray(result)

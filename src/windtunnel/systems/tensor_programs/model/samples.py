@@ -202,15 +202,15 @@ def _buckets(
     programs: ProgramSet, rows: np.ndarray, normalizer: Normalizer, widths: np.ndarray
 ) -> tuple[Mapping[int, Tensor], np.ndarray]:
     """Leaves float32 [P, N, F + W E] by their number, and each program's row in its bucket; W widths of vectors."""
-    place = np.zeros(programs.num_programs, dtype=np.int64)
-    found = {}
+    position = np.zeros(programs.num_programs, dtype=np.int64)
+    result = {}
     counts = programs.num_leaves[rows]
-    places = np.arange(int(programs.leaf_pos.max(initial=0)) + 1)
-    angles = positional_encoding(places).astype(np.float32)
+    indices = np.arange(int(programs.leaf_pos.max(initial=0)) + 1)
+    angles = positional_encoding(indices).astype(np.float32)
     num_features = programs.features.shape[1]
     for count in np.unique(counts):
         members = rows[counts == count]
-        place[members] = np.arange(members.size)
+        position[members] = np.arange(members.size)
         index = programs.leaf_offset[members][:, None] + np.arange(count)
         leaves = np.empty((*index.shape, num_features + len(widths) * len(CODE_NAMES)), dtype=np.float32)
         plain = normalizer.features(programs.features[index], out=leaves[..., :num_features])
@@ -219,8 +219,8 @@ def _buckets(
         if normalizer.code is not None:
             code = leaves[..., num_features:].reshape(*index.shape, len(widths), -1)  # a view
             normalizer.code(programs.code[index[..., None], widths], out=code)
-        found[int(count)] = torch.from_numpy(leaves)
-    return found, place
+        result[int(count)] = torch.from_numpy(leaves)
+    return result, position
 
 
 def _of_width(leaves_BNX: Tensor, width_B: np.ndarray, num_widths: int) -> Tensor:

@@ -45,9 +45,9 @@ def program_vectors(programs: ProgramSet, rows: np.ndarray, scale: FeatureScale 
     """
     scale = FeatureScale.fit(programs.features) if scale is None else scale
     vectors = np.zeros((len(rows), POOLED * programs.features.shape[1]), dtype=np.float32)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         leaves = scale(programs.features[programs.leaf_offset[row] : programs.leaf_offset[row + 1]])
-        vectors[place] = np.concatenate([leaves.mean(0), leaves.max(0), leaves.sum(0) / 16])
+        vectors[index] = np.concatenate([leaves.mean(0), leaves.max(0), leaves.sum(0) / 16])
     return vectors
 
 
@@ -72,7 +72,7 @@ def select_tasks(
 def members_of(task: np.ndarray, chosen: np.ndarray, most: int | None = PROGRAMS_PER_TASK, seed: int = 0) -> np.ndarray:
     """Places in ``task`` [M] of at most so many programs of each chosen task, task by task, drawn at random."""
     generator = np.random.default_rng(seed)
-    return np.concatenate([generator.permutation(np.flatnonzero(task == one))[:most] for one in chosen])
+    return np.concatenate([generator.permutation(np.flatnonzero(task == item))[:most] for item in chosen])
 
 
 def rows_to_measure(
@@ -91,8 +91,8 @@ def rows_to_measure(
     rows = np.arange(programs.num_programs) if among is None else among
     task = programs.task[rows]
     if num_tasks is not None:
-        chosen = select_tasks(program_vectors(programs, rows), task, num_tasks, seed=seed)
-        return np.asarray(rows[members_of(task, chosen, per_task or PROGRAMS_PER_TASK, seed)])
+        selected = select_tasks(program_vectors(programs, rows), task, num_tasks, seed=seed)
+        return np.asarray(rows[members_of(task, selected, per_task or PROGRAMS_PER_TASK, seed)])
     order = members_of(task, np.unique(task), per_task, seed)
     counts = np.unique(task[order], return_counts=True)[1]
     turn = np.concatenate([np.arange(count) for count in counts])
@@ -109,11 +109,11 @@ def _kmeans(vectors: np.ndarray, task: np.ndarray, num_tasks: int, seed: int) ->
     known = np.unique(task)
     distance_KT = _mean_distances(cluster.cluster_centers_, vectors, task, known)
     sizes = np.bincount(cluster.labels_, minlength=num_tasks)
-    chosen: list[int] = []
+    selected: list[int] = []
     for centre in np.argsort(-sizes, kind="stable"):
         order = np.argsort(distance_KT[centre], kind="stable")
-        chosen.append(next(int(place) for place in order if int(place) not in chosen))
-    return np.asarray(known[chosen])
+        selected.append(next(int(index) for index in order if int(index) not in selected))
+    return np.asarray(known[selected])
 
 
 def _mean_distances(centers: np.ndarray, vectors: np.ndarray, task: np.ndarray, known: np.ndarray) -> np.ndarray:

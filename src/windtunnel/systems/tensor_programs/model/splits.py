@@ -76,8 +76,8 @@ def keep(programs: ProgramSet) -> np.ndarray:
 
 def samples_of(rows: np.ndarray, columns: Iterable[int], passes: np.ndarray) -> np.ndarray:
     """Samples [M, 2] of some programs on some devices that pass the filters."""
-    found = [np.column_stack([rows[passes[rows, d]], np.full(passes[rows, d].sum(), d)]) for d in columns]
-    return np.concatenate(found).astype(np.int64) if found else np.zeros((0, 2), dtype=np.int64)
+    result = [np.column_stack([rows[passes[rows, d]], np.full(passes[rows, d].sum(), d)]) for d in columns]
+    return np.concatenate(result).astype(np.int64) if result else np.zeros((0, 2), dtype=np.int64)
 
 
 def split_by_task(programs: ProgramSet, device: str, *, test_share: float = 0.2, seed: int = 0) -> Split:
@@ -99,11 +99,11 @@ def split_by_network(
 ) -> Split:
     """Every task that a held-out network contains is for the verdict, also where other networks contain it too."""
     known = programs.networks()
-    wanted = sorted({match for name in held_out for match in known if _same_network(name, match)})
-    if not wanted:
+    requested = sorted({match for name in held_out for match in known if _same_network(name, match)})
+    if not requested:
         raise InputError(f"none of {', '.join(held_out)} is in this set", where="networks", fix=", ".join(known))
     groups = _signatures(programs)
-    is_out = np.array([any(name in task["networks"] for name in wanted) for task in programs.tasks])
+    is_out = np.array([any(name in task["networks"] for name in requested) for task in programs.tasks])
     test = np.unique(groups[is_out[programs.task]])
     rest = np.setdiff1d(np.unique(groups), test)
     if rest.size < 2:
@@ -113,7 +113,7 @@ def split_by_network(
     np.random.default_rng(seed).shuffle(rest)
     num_validation = max(1, round(VALIDATION_SHARE * rest.size))
     uses = {"test": test, "validation": rest[:num_validation]}
-    return _by_group(f"by-network({', '.join(wanted)})", programs, groups, uses, device)
+    return _by_group(f"by-network({', '.join(requested)})", programs, groups, uses, device)
 
 
 def split_by_device(
@@ -154,15 +154,15 @@ def split_by_device(
 def sources_of(programs: ProgramSet, held_out: str, *, of_other_hosts: bool = False) -> list[int]:
     """Columns of the devices that may teach what a held-out one takes."""
     host = parts_of(held_out)[1]
-    found = [
+    result = [
         column
         for column, name in enumerate(programs.device_names)
         if (parts_of(name)[1] != host if of_other_hosts else name != held_out)
     ]
-    if not found:
+    if not result:
         reason = "no device of another host is in this set" if of_other_hosts else "there is no other device"
         raise InputError(reason, where=held_out, fix="windtunnel models sample --of adds a host's devices to a set")
-    return found
+    return result
 
 
 def _same_network(asked: str, known: str) -> bool:

@@ -216,7 +216,7 @@ def _buffer_entries(kind: int, size: int, numel: float, continuous: float, min_s
 @numba.njit(cache=True)
 def _position(around: Any, kinds: Any, axis: Any, wanted: int) -> int:
     """Place of the annotated loops among those of their axis: 1-6, or 7 where they differ."""
-    found = 0
+    result = 0
     n = around.shape[0]
     for i in range(n):
         if kinds[around[i]] != wanted:
@@ -226,12 +226,12 @@ def _position(around: Any, kinds: Any, axis: Any, wanted: int) -> int:
             if axis[around[j]] == axis[around[i]]:
                 is_first = is_first and j >= i
                 is_last = is_last and j <= i
-        place = 1 if is_last else 3 if is_first else 2
-        place += 3 * axis[around[i]]
-        if found not in (0, place):
+        index = 1 if is_last else 3 if is_first else 2
+        index += 3 * axis[around[i]]
+        if result not in (0, index):
             return 7
-        found = place
-    return found
+        result = index
+    return result
 
 
 @numba.njit(cache=True)
@@ -328,16 +328,16 @@ def statement_rows(loops: Any, store_table: Any, ops: Any, outer: Any, loop_ids:
     out = np.zeros((num_stores, WIDTH))
     for s in range(num_stores):
         around = loop_ids[store_table[s, 0] : store_table[s, 1]]
-        mine = accesses[store_table[s, 2] : store_table[s, 3]]
-        n, num = around.shape[0], mine.shape[0]
+        local = accesses[store_table[s, 2] : store_table[s, 3]]
+        n, num = around.shape[0], local.shape[0]
         numel, continuous, memory = np.ones(num), np.ones(num), np.zeros(n)
         for i in range(n - 1, -1, -1):
             loop = around[i]
             high[loop] = minimum[loop] + extent[loop] - 1
             for a in range(num):
-                b = mine[a, 0]
+                b = local[a, 0]
                 dims, shape = buffers[b, 1], buffers[b, 3:]
-                numel[a] = touch(mine[a], dims, rows, code, low, high, minimum, shape, is_compat, stack, extents)
+                numel[a] = touch(local[a], dims, rows, code, low, high, minimum, shape, is_compat, stack, extents)
                 memory[i] += numel[a] * buffers[b, 0]
                 count[loop, b] += 1
                 total[loop, b] += numel[a]
@@ -353,23 +353,23 @@ def statement_rows(loops: Any, store_table: Any, ops: Any, outer: Any, loop_ids:
             product *= extent[around[i]]
         table = np.zeros((num, BUFFER_WIDTH))
         for a in range(num):
-            b = mine[a, 0]
-            min_stride, inside, at = 0, 1.0, -1
+            b = local[a, 0]
+            min_stride, inside, index = 0, 1.0, -1
             for i in range(n - 1, -1, -1):
-                min_stride = _stride(mine[a], buffers[b, 1], rows, code, buffers[b, 3:], around[i], stack)
+                min_stride = _stride(local[a], buffers[b, 1], rows, code, buffers[b, 3:], around[i], stack)
                 if min_stride != 0:
-                    at = i
+                    index = i
                     break
                 inside *= extent[around[i]]
-            _reuse(mine[a], rows, code, around, extent, count, total, least, buffers[:, 0], reuse)
-            _buffer_entries(mine[a, 1], buffers[b, 0], numel[a], continuous[a], min_stride, inside, at == n - 1,
+            _reuse(local[a], rows, code, around, extent, count, total, least, buffers[:, 0], reuse)
+            _buffer_entries(local[a, 1], buffers[b, 0], numel[a], continuous[a], min_stride, inside, index == n - 1,
                             product, n, reuse, table[a])  # fmt: skip
         row = out[s]
         for entry in range(16):
             row[entry] = _slog(ops[s, entry] * product)
         _annotations(around, extent, loops[:, 2], loops[:, 3], is_compat, row)
         _threads(around, extent, loops[:, 4], is_gpu, row)
-        _write_buffers(table, mine, buffers[:, 2], row)
+        _write_buffers(table, local, buffers[:, 2], row)
         _intensity(ops[s, :7].sum(), around, extent, memory, row)
         stored = store_table[s, 5]
         elements = 1.0

@@ -120,11 +120,11 @@ class Statement:
 
         Those by powers of two are left out: they are shifts.
         """
-        found: dict[Expression, None] = {}
+        result: dict[Expression, None] = {}
         for access in self.accesses:
-            _divisions(access.indices, found)
-        _divisions(self.conditions, found)
-        return [variables_of((value,)) for value in found]
+            _divisions(access.indices, result)
+        _divisions(self.conditions, result)
+        return [variables_of((value,)) for value in result]
 
     @cached_property
     def vector(self) -> Loop | None:
@@ -163,16 +163,16 @@ class Statement:
 
     def _look(self, access: Access, variable: str, count: int) -> Pattern:
         scope: dict[str, Any] = {
-            loop.variable: np.floor(_POINTS[:, at : at + 1] * loop.extent).astype(np.int64)
-            for at, loop in enumerate(self.loops)
+            loop.variable: np.floor(_POINTS[:, row : row + 1] * loop.extent).astype(np.int64)
+            for row, loop in enumerate(self.loops)
         }
         scope[variable] = np.arange(count)[None, :]
         address: Any = 0
         for extent, index in zip(access.buffer.shape, access.indices, strict=True):
-            place = _evaluate(index, scope)
-            if place is None:
+            position = _evaluate(index, scope)
+            if position is None:
                 return Pattern.MIXED
-            address = address * extent + place
+            address = address * extent + position
         steps = np.diff(np.broadcast_to(address, (NUM_POINTS, count)), axis=1)
         if (steps == steps[0, 0]).all():
             return _of_step(int(steps[0, 0]))
@@ -181,14 +181,14 @@ class Statement:
 
 def statements(nest: Nest) -> list[Statement]:
     """Every store of a nest in program order."""
-    found: list[Statement] = []
-    _walk(nest.body, _Around([], 0, ()), nest, found)
-    sums = {one.accesses[0].buffer.name for one in found if one.is_update}
-    members = Counter(id(one.innermost) for one in found)
-    for one in found:
-        one.num_beside = members[id(one.innermost)] - 1
-        one.reads_sum = any(access.buffer.name in sums for access in one.accesses[1:])
-    return found
+    result: list[Statement] = []
+    _walk(nest.body, _Around([], 0, ()), nest, result)
+    sums = {entry.accesses[0].buffer.name for entry in result if entry.is_update}
+    members = Counter(id(entry.innermost) for entry in result)
+    for item in result:
+        item.num_beside = members[id(item.innermost)] - 1
+        item.reads_sum = any(access.buffer.name in sums for access in item.accesses[1:])
+    return result
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ def _statement(store: Store, around: _Around, nest: Nest) -> Statement:
     seen = _Seen(conditions=list(around.guards))
     loads = list(dict.fromkeys(_visit(store.value, seen, is_value=True)))
     own = (store.buffer, store.indices)
-    places = [own, *(load for load in loads if load != own)]
-    accesses = [Access(nest.buffers[name], indices, variables_of(indices)) for name, indices in places]
+    indices_ = [own, *(load for load in loads if load != own)]
+    accesses = [Access(nest.buffers[name], indices, variables_of(indices)) for name, indices in indices_]
     return Statement(around.loops, accesses, seen.operations, seen.costly, tuple(seen.conditions), own in loads)
 
 
@@ -302,13 +302,13 @@ def _operation(operation: str, value: tuple[Any, ...]) -> str:
 
 def variables_of(values: Iterable[Expression]) -> frozenset[str]:
     """Loop variables in some expressions."""
-    found: set[str] = set()
+    result: set[str] = set()
     for value in values:
         if isinstance(value, str):
-            found.add(value)
+            result.add(value)
         elif isinstance(value, tuple):
-            found |= variables_of(value[2:] if value[0] in ("load", "call", "cast") else value[1:])
-    return frozenset(found)
+            result |= variables_of(value[2:] if value[0] in ("load", "call", "cast") else value[1:])
+    return frozenset(result)
 
 
 def _divisions(values: Iterable[Expression], found: dict[Expression, None]) -> None:

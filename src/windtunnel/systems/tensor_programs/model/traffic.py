@@ -36,8 +36,8 @@ def traffic_bytes(packed: PackedNest, cache_bytes: tuple[int, ...] = CACHE_BYTES
     loops, stores, loop_ids, accesses, rows, code, buffers = packed.arrays()
     whole = float((buffers[:, 0] * buffers[:, 3:].prod(axis=1)).sum())
     caches = np.array(cache_bytes, dtype=np.float64)
-    found: np.ndarray = _traffic(loops, stores, loop_ids, accesses, rows, code, buffers, caches)
-    return np.where(whole > caches, found, 0.0)
+    result: np.ndarray = _traffic(loops, stores, loop_ids, accesses, rows, code, buffers, caches)
+    return np.where(whole > caches, result, 0.0)
 
 
 @numba.njit(cache=True)
@@ -49,16 +49,16 @@ def _traffic(loops: Any, stores: Any, loop_ids: Any, accesses: Any, rows: Any, c
     moved = np.zeros((stores.shape[0], caches.shape[0]))
     for store in range(stores.shape[0]):
         around = loop_ids[stores[store, 0] : stores[store, 1]]
-        mine = accesses[stores[store, 2] : stores[store, 3]]
+        local = accesses[stores[store, 2] : stores[store, 3]]
         # bytes in whole lines that each access touches inside of loops [0 .. level) [A, levels]
-        inside = np.zeros((mine.shape[0], around.shape[0] + 1))
+        inside = np.zeros((local.shape[0], around.shape[0] + 1))
         for level in range(around.shape[0], -1, -1):
             if level < around.shape[0]:
                 high[around[level]] = minimum[around[level]] + extent[around[level]] - 1
-            for access in range(mine.shape[0]):
-                buffer = buffers[mine[access, 0]]
+            for access in range(local.shape[0]):
+                buffer = buffers[local[access, 0]]
                 shape = buffer[3:]
-                count = _touch(mine[access], buffer[1], rows, code, low, high, minimum, shape, False, stack, extents)
+                count = _touch(local[access], buffer[1], rows, code, low, high, minimum, shape, False, stack, extents)
                 inside[access, level] = _LINE_BYTES * _lines(count, extents, shape, buffer[1], buffer[0])
         for loop in around:
             high[loop] = low[loop]
@@ -66,8 +66,8 @@ def _traffic(loops: Any, stores: Any, loop_ids: Any, accesses: Any, rows: Any, c
             level = around.shape[0]
             while level > 0 and inside[:, level - 1].sum() <= caches[cache]:
                 level -= 1
-            for access in range(mine.shape[0]):
-                times = _returns(mine[access], rows, code, around[:level], extent)
+            for access in range(local.shape[0]):
+                times = _returns(local[access], rows, code, around[:level], extent)
                 moved[store, cache] += inside[access, max(0, level - 1)] * times
     return moved
 
@@ -90,9 +90,9 @@ def _returns(access: Any, rows: Any, code: Any, outside: Any, extent: Any) -> fl
     One step of the innermost of ``outside`` still fits, so that it finds what the step before it has touched.
     """
     times, is_next = 1.0, True
-    for place in range(outside.shape[0] - 1, -1, -1):
-        is_innermost = place == outside.shape[0] - 1
-        is_next = is_next and _is_absent(access, rows, code, outside[place])
+    for index in range(outside.shape[0] - 1, -1, -1):
+        is_innermost = index == outside.shape[0] - 1
+        is_next = is_next and _is_absent(access, rows, code, outside[index])
         if not (is_next or is_innermost):
-            times *= extent[outside[place]]
+            times *= extent[outside[index]]
     return times

@@ -62,17 +62,17 @@ class Measured:
 
     def to_set(self, tasks: Sequence[Task], targets: Sequence[Target], meta: dict[str, Any]) -> ProgramSet:
         """The batch as a program set."""
-        drawn = [one for _, one in self.programs]
+        sampled = [item for _, item in self.programs]
         rows = [member.task for member, _ in self.programs]
         return ProgramSet(
-            features=np.concatenate([one.features for one in drawn]),
-            code=np.concatenate([one.code for one in drawn]),
-            leaf_offset=_offsets([len(one.leaf_pos) for one in drawn]),
-            leaf_pos=np.concatenate([one.leaf_pos for one in drawn]).astype(np.int16),
-            tree=np.concatenate([one.tree for one in drawn]).astype(np.int16),
-            tree_offset=_offsets([len(one.tree) for one in drawn]),
+            features=np.concatenate([item.features for item in sampled]),
+            code=np.concatenate([item.code for item in sampled]),
+            leaf_offset=_offsets([len(item.leaf_pos) for item in sampled]),
+            leaf_pos=np.concatenate([item.leaf_pos for item in sampled]).astype(np.int16),
+            tree=np.concatenate([item.tree for item in sampled]).astype(np.int16),
+            tree_offset=_offsets([len(item.tree) for item in sampled]),
             task=np.array(rows, np.int32),
-            sched=np.stack([one.sched for one in drawn]),
+            sched=np.stack([item.sched for item in sampled]),
             mean_s=_table(self.timings, "mean_s"),
             std_s=_table(self.timings, "std_s"),
             flops=np.array([tasks[row].flops for row in rows], np.float64),
@@ -87,7 +87,7 @@ def _offsets(sizes: Sequence[int]) -> Any:
 
 
 def _table(timings: Sequence[Sequence[Timing | None]], name: str) -> Any:
-    return np.array([[np.nan if one is None else getattr(one, name) for one in row] for row in timings], np.float32)
+    return np.array([[np.nan if item is None else getattr(item, name) for item in row] for row in timings], np.float32)
 
 
 class Bench:
@@ -124,22 +124,22 @@ class Bench:
 
     def measure(self, members: Sequence[Member], *, seed: int) -> Measured | None:
         """Build and time a batch; None where too few looks were undisturbed."""
-        found = Measured()
+        result = Measured()
         with ThreadPoolExecutor(len(self._workers)) as pool:
             halves = list(pool.map(lambda at: self._build_part(at, members), range(len(self._workers))))
         for programs, dropped in halves:
-            found.programs += programs
-            found.dropped += dropped
-        found.programs.sort(key=lambda program: program[0].key)
-        looks = self._time_all(found, seed)
+            result.programs += programs
+            result.dropped += dropped
+        result.programs.sort(key=lambda program: program[0].key)
+        looks = self._time_all(result, seed)
         known = [self._is_known(pair, values) for pair, values in looks.items() if values]
         if known and sum(known) < LEAST_KNOWN * len(known):
-            self._forget(members, found.programs)
+            self._forget(members, result.programs)
             return None
-        found.canary = dict(self._canary.usual_s)
+        result.canary = dict(self._canary.usual_s)
         self._forget(members, ())
-        self._judge(found, looks)
-        return found
+        self._judge(result, looks)
+        return result
 
     def rates(self) -> list[dict[str, float]]:
         """Peak and bandwidth of each target, measured now."""
@@ -157,16 +157,16 @@ class Bench:
                 continue
             try:
                 if member.rows is not None:
-                    drawn = worker.ask("replay", member.key, self._tasks[member.task], member.rows)
+                    sampled = worker.ask("replay", member.key, self._tasks[member.task], member.rows)
                 else:
-                    drawn = worker.ask("draw", member.key, self._tasks[member.task], member.seed)
-                    twin = (member.task, drawn.sched.tobytes())
+                    sampled = worker.ask("draw", member.key, self._tasks[member.task], member.seed)
+                    twin = (member.task, sampled.sched.tobytes())
                     if twin in self.known:
                         dropped["drawn before"] += 1
                         continue
                     self.known.add(twin)
                 worker.ask("build", member.key, self._tasks[member.task], self._isas)
-                kept.append((member, drawn))
+                kept.append((member, sampled))
             except WorkerError:
                 dropped["compiler died"] += 1
                 kept = self._revive(worker, kept, dropped)
@@ -183,12 +183,12 @@ class Bench:
         """
         worker.start()
         alive = []
-        for member, drawn in programs:
+        for member, sampled in programs:
             try:
                 if self._owner(member.task) is worker:
-                    worker.ask("replay", member.key, self._tasks[member.task], drawn.sched)
+                    worker.ask("replay", member.key, self._tasks[member.task], sampled.sched)
                     worker.ask("build", member.key, self._tasks[member.task], self._isas)
-                alive.append((member, drawn))
+                alive.append((member, sampled))
             except WorkerError:
                 worker.start()
                 others = [pair for pair in programs if self._owner(pair[0].task) is not worker]
@@ -213,8 +213,8 @@ class Bench:
             ]
             if not waiting:
                 break
-            for place in generator.permutation(len(waiting)):
-                key, target = waiting[place]
+            for index in generator.permutation(len(waiting)):
+                key, target = waiting[index]
                 looks[key, target] += self._time(found, self._owner(tasks[key]), key, target)
             self._learn(looks)
         return looks
@@ -254,12 +254,12 @@ class Bench:
     def _judge(self, found: Measured, looks: Looks) -> None:
         """Keep what was steady; a program without any steady time is dropped."""
         kept = []
-        for member, drawn in found.programs:
+        for member, sampled in found.programs:
             pairs = [(member.key, target) for target in self._targets]
             row = [self._timing(pair, looks[pair]) for pair in pairs]
             steady = [timing if timing.is_steady(self._max_spread) else None for timing in row]
             if any(steady):
-                kept.append((member, drawn))
+                kept.append((member, sampled))
                 found.timings.append(steady)
             else:
                 found.dropped["never steady"] += 1
@@ -267,7 +267,7 @@ class Bench:
 
     def _forget(self, members: Sequence[Member], given_up: Sequence[tuple[Member, Drawn]]) -> None:
         """Let go of the code; programs that were given up may be drawn again."""
-        self.known -= {(member.task, drawn.sched.tobytes()) for member, drawn in given_up}
+        self.known -= {(member.task, sampled.sched.tobytes()) for member, sampled in given_up}
         for worker in self._workers:
             worker.ask("forget", [member.key for member in members])
 

@@ -62,15 +62,15 @@ def task_of_call(operator: str, shapes: str, strides: str, arguments: str) -> Ta
         name, given = _as_called(operator.removeprefix("aten::"), _arguments(shapes, strides, arguments))
         start = START.get(name)
         result = None if start is None else _result(name, given)
-        found = None if start is None or result is None else start(given, result)
-        return None if found is None else found.task()
+        results = None if start is None or result is None else start(given, result)
+        return None if results is None else results.task()
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, InputError):
         return None  # arguments of another form, or extents that no task has
 
 
 def _arguments(shapes: str, strides: str, arguments: str) -> list[Any]:
     values = json.loads(arguments)
-    return [_argument(*one) for one in zip(values, json.loads(shapes), json.loads(strides), strict=True)]
+    return [_argument(*item) for item in zip(values, json.loads(shapes), json.loads(strides), strict=True)]
 
 
 def _argument(value: Any, shape: Any, stride: Any) -> Any:
@@ -95,7 +95,7 @@ def _as_called(name: str, given: list[Any]) -> tuple[str, list[Any]]:
 
 def _result(name: str, given: Sequence[Any]) -> _Tensor | None:
     """What comes out, as far as a task needs it."""
-    tensors = [one for one in given if isinstance(one, _Tensor)]
+    tensors = [item for item in given if isinstance(item, _Tensor)]
     if name == "bmm":
         return _Tensor((tensors[0].shape[0], tensors[0].shape[1], tensors[1].shape[2]))
     if name in ("mm", "addmm"):
@@ -103,5 +103,5 @@ def _result(name: str, given: Sequence[Any]) -> _Tensor | None:
         return _Tensor((left.shape[0], right.shape[1]))
     if name in _SAME_SHAPE or name in ("mean", "sum", "convolution") or "pool" in name:
         return tensors[0]
-    widest = max((one.shape for one in tensors[:2]), key=math.prod)
+    widest = max((tensor.shape for tensor in tensors[:2]), key=math.prod)
     return _Tensor(widest) if math.prod(widest) > 1 else None

@@ -38,10 +38,10 @@ def _after(te: Any, op: str, value: Any, other: Any, name: str) -> Any:
     channel = 1 if len(value.shape) > 2 else len(value.shape) - 1
 
     def element(*at: Any) -> Any:
-        mine = value(*at)
+        local = value(*at)
         if op in _UNARY:
-            return _UNARY[op](mine)
-        return _BINARY[op](mine, other(at[channel]) if op in CHANNEL_OPS else other(*at))
+            return _UNARY[op](local)
+        return _BINARY[op](local, other(at[channel]) if op in CHANNEL_OPS else other(*at))
 
     return te.compute(value.shape, element, name=name)
 

@@ -38,13 +38,13 @@ def rates(isa: str, num_threads: int) -> dict[str, float]:
         ``clock_hz`` where the host says it.
     """
     memory_rate = _triad_rate(isa, num_threads, _triad_elements())
-    found = {
+    result = {
         "peak_flops_per_s": max(_product_rate(isa, num_threads, *tile) for tile in TILES),
         "bandwidth_bytes_per_s": memory_rate,
         "cache_bandwidth_bytes_per_s": max(memory_rate, _triad_rate(isa, num_threads, SHARED_CACHE_ELEMENTS)),
     }
     clock = clock_hz()
-    return found | page_rates(isa, num_threads) | ({} if clock is None else {"clock_hz": clock})
+    return result | page_rates(isa, num_threads) | ({} if clock is None else {"clock_hz": clock})
 
 
 def _product_rate(isa: str, num_threads: int, rows: int, columns: int) -> float:

@@ -200,20 +200,20 @@ def _batches(plan: Plan, parts: Parts, sampled: Sampled) -> Iterator[int]:
 
 def _measure_batch(plan: Plan, bench: Bench, parts: Parts, batch: int, sampled: Sampled) -> None:
     """Measure a batch and keep it, if the machine was quiet enough for that."""
-    found = bench.measure(plan.members(batch), seed=plan.seed + batch)
-    if found is None:
+    result = bench.measure(plan.members(batch), seed=plan.seed + batch)
+    if result is None:
         sampled.num_noisy += 1
         sampled.num_noisy_in_turn += 1
         return
     sampled.num_noisy_in_turn = 0
     meta = {
         "batch": batch,
-        "dropped": dict(found.dropped),
-        "canary_usual_s": found.canary,
+        "dropped": dict(result.dropped),
+        "canary_usual_s": result.canary,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    if found.programs:
-        parts.keep(batch, found.to_set(plan.tasks, plan.targets, meta))
+    if result.programs:
+        parts.keep(batch, result.to_set(plan.tasks, plan.targets, meta))
     else:
         parts.empty.add(batch)
 
@@ -222,7 +222,7 @@ def _named_here(measured: ProgramSet) -> ProgramSet:
     """What was measured here, its devices named after the host."""
     names = [named_after_host(name) for name in measured.device_names]
     return replace(
-        measured, devices=tuple(one | {"name": name} for one, name in zip(measured.devices, names, strict=True))
+        measured, devices=tuple(device | {"name": name} for device, name in zip(measured.devices, names, strict=True))
     )
 
 

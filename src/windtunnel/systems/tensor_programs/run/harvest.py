@@ -99,7 +99,7 @@ def harvest(networks: Iterable[str] = NETWORKS, progress: Progress | None = None
         Called with (what, done, total).
     """
     names = list(networks)
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    result: dict[str, Counter[str]] = defaultdict(Counter)
     tasks: dict[str, Task] = {}
     uncovered: Counter[str] = Counter()
     for done, name in enumerate(names):
@@ -110,8 +110,8 @@ def harvest(networks: Iterable[str] = NETWORKS, progress: Progress | None = None
             uncovered += unknown
             tasks |= {task.name: task for task in recorded}
             for task, count in Counter(task.name for task in recorded).items():
-                found[task][name] = max(found[task][name], count)
-    whole = [Task(task.kind, task.shape, task.ops, dict(found[name])) for name, task in tasks.items()]
+                result[task][name] = max(result[task][name], count)
+    whole = [Task(task.kind, task.shape, task.ops, dict(result[name])) for name, task in tasks.items()]
     too_large = [task for task in whole if task.flops > MAX_FLOPS or task.size_bytes > MAX_BYTES]
     too_small = [task for task in whole if task.size_bytes < MIN_BYTES]
     kept = [task for task in whole if task not in too_large and task not in too_small]
@@ -128,19 +128,19 @@ def choose(tasks: Sequence[Task], count: int) -> tuple[Task, ...]:
     ()
     """
     left: dict[str, list[Task]] = defaultdict(list)
-    chosen: list[Task] = []
+    selected: list[Task] = []
     for task in tasks:
         left[task.kind].append(task)
     seen: Counter[str] = Counter()
-    while len(chosen) < count and any(left.values()):
+    while len(selected) < count and any(left.values()):
         for kind in [kind for kind in KINDS if left[kind]]:
             # convolutions and products have many more shapes than the rest, and most of the time
             for _ in range(min(4 if kind in ("conv2d", "dense", "depthwise_conv2d") else 1, len(left[kind]))):
                 task = min(left[kind], key=lambda task: min(seen[network] for network in task.networks))
                 left[kind].remove(task)
-                chosen.append(task)
+                selected.append(task)
                 seen.update(task.networks.keys())
-    return tuple(chosen[:count])
+    return tuple(selected[:count])
 
 
 def record(name: str, pixels: int = PIXELS[0]) -> tuple[list[Task], Counter[str]]:
@@ -162,7 +162,7 @@ def record(name: str, pixels: int = PIXELS[0]) -> tuple[list[Task], Counter[str]
             model = vision_model(name, size=pixels)
             with torch.no_grad(), recorder:
                 model(torch.randn(1, 3, pixels, pixels))
-    return [found.task() for found in recorder.found], recorder.uncovered
+    return [result.task() for result in recorder.found], recorder.uncovered
 
 
 _ONE_SIZE = ("gan", "transformer", "lstm", "mlp", "recommender")
@@ -220,13 +220,13 @@ def _recorder(torch: Any) -> Any:
                 return
             if self._extended(name, args, result):
                 return
-            found = START[name](args, result) if name in START else None
-            if found is None:
+            results = START[name](args, result) if name in START else None
+            if results is None:
                 self.uncovered[name] += name not in START
                 return
-            self.found.append(found)
-            if found.kind not in _CLOSED:
-                self._open[id(result)] = found
+            self.found.append(results)
+            if results.kind not in _CLOSED:
+                self._open[id(result)] = results
 
         def _extended(self, name: str, args: Any, result: Any) -> bool:
             """Whether the operator goes with the task whose result it changes."""

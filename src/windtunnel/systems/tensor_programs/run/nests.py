@@ -145,13 +145,13 @@ class _Reader:
         return read(self, statement, scope)
 
     def _sequence(self, parts: list[Any], scope: Mapping[Any, Expression]) -> list[Node]:
-        found: list[Node] = []
-        for at, part in enumerate(parts):
+        result: list[Node] = []
+        for index, part in enumerate(parts):
             if type(part).__name__ == "AllocBuffer":
                 name = self.buffer(part.buffer)
-                return [*found, Allocate(name, tuple(self._sequence(parts[at + 1 :], scope)))]
-            found += self.statements(part, scope)
-        return found
+                return [*result, Allocate(name, tuple(self._sequence(parts[index + 1 :], scope)))]
+            result += self.statements(part, scope)
+        return result
 
     def loop(self, statement: Any, scope: Mapping[Any, Expression]) -> list[Node]:
         """A loop; one of a single step is only its body."""

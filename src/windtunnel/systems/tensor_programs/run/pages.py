@@ -71,9 +71,9 @@ def kept(times: Mapping[int, float], near_s: float, far_s: float) -> float:
     """
     low, high = CLEAR_SHARES
     shares = {size: _share(seconds, near_s, far_s) for size, seconds in times.items()}
-    found = [size * (1 - share) for size, share in shares.items() if low < share <= high]
-    if found:
-        return statistics.median(found)
+    result = [size * (1 - share) for size, share in shares.items() if low < share <= high]
+    if result:
+        return statistics.median(result)
     return float(max((size for size, share in shares.items() if share <= low), default=min(times)))
 
 
@@ -138,14 +138,14 @@ class _Pages:
 
     def after_s(self, other: _Pages, wait_s: float) -> float:
         """Seconds per byte when they are read again after so many seconds of reading others."""
-        found = []
+        result = []
         for _ in range(VISITS):
             self.built.once()
             end_s = time.monotonic() + wait_s
             while time.monotonic() < end_s:
                 other.built.once()
-            found.append(self.built.once())
-        return statistics.median(found) / self.size_bytes
+            result.append(self.built.once())
+        return statistics.median(result) / self.size_bytes
 
 
 def reader(num_pages: int, order_shape: tuple[int, ...]) -> Any:
@@ -159,8 +159,8 @@ def reader(num_pages: int, order_shape: tuple[int, ...]) -> Any:
     )
     schedule = require("tvm.s_tir", extra="tvm").Schedule(te.create_prim_func([data, order, result]))
     block = schedule.get_sblock("main")
-    thread, place, pages = schedule.get_loops(block)
-    outer, lane = schedule.split(place, [None, LANES])
+    thread, index, pages = schedule.get_loops(block)
+    outer, lane = schedule.split(index, [None, LANES])
     schedule.reorder(thread, pages, outer, lane)
     schedule.vectorize(lane)
     if order_shape[0] > 1:

@@ -31,8 +31,8 @@ def open_parts(plan: dict[str, Any], output: Path, *, resume: bool) -> Path:
             raise InputError(
                 f"{folder} holds batches of an earlier run", fix="go on with it by --resume, or remove the folder"
             )
-        found = json.loads(note.read_text(encoding="utf-8"))
-        differing = [name for name, value in plan.items() if found.get(name) != value]
+        result = json.loads(note.read_text(encoding="utf-8"))
+        differing = [name for name, value in plan.items() if result.get(name) != value]
         if differing:
             raise InputError(
                 f"{folder} was begun with other {', '.join(differing)}",
@@ -90,12 +90,12 @@ class Parts:
     def usual_s(self) -> dict[str, float]:
         """By which times of the canary the batches were judged, by number of threads."""
         seen = [part.meta["canary_usual_s"] for part in self.sets.values()]
-        names = {name for one in seen for name in one}
-        return {name: min(one[name] for one in seen if name in one) for name in names}
+        names = {name for item in seen for name in item}
+        return {name: min(item[name] for item in seen if name in item) for name in names}
 
     def drop_outdated(self, canary: Canary) -> None:
         """Batches that were judged by a canary which itself was disturbed, as is known by now, are measured again."""
-        for batch in [one for one, part in self.sets.items() if canary.is_outdated(part.meta["canary_usual_s"])]:
+        for batch in [key for key, part in self.sets.items() if canary.is_outdated(part.meta["canary_usual_s"])]:
             (self.folder / _file(batch)).unlink()
             del self.sets[batch]
 

@@ -34,11 +34,11 @@ def arguments(task: Task) -> list[Array]:
 def result(task: Task, values: list[Array]) -> Array:
     """The result of a task for some arguments."""
     own = len(values) - sum(op in BINARY_OPS or op in CHANNEL_OPS for op in task.ops)
-    found = _MAIN[task.kind](task.shape, *values[:own])
+    results = _MAIN[task.kind](task.shape, *values[:own])
     others = iter(values[own:])
     for op in task.ops:
-        found = _AFTER[op](found) if op in _AFTER else _with(op, found, next(others))
-    return found
+        results = _AFTER[op](results) if op in _AFTER else _with(op, results, next(others))
+    return results
 
 
 def is_right(found: Array, expected: Array) -> bool:

@@ -79,13 +79,13 @@ class Draw:
 
     def _factors(self, extent: int, parts: int, largest_inner: int, *, is_vector: bool = False) -> list[int]:
         """Inner factors of a split into ``parts + 1`` loops."""
-        found: list[int] = []
+        result: list[int] = []
         left = extent
         for part in range(parts):
             inner = self._vector(left) if is_vector else self.factor(left, largest_inner)
-            found.insert(0, inner if part == 0 else self.factor(left))
-            left //= found[0]
-        return found
+            result.insert(0, inner if part == 0 else self.factor(left))
+            left //= result[0]
+        return result
 
     def _vector(self, extent: int) -> int:
         """A divisor that fills a vector register of some kind, or the largest where there is none."""
@@ -182,23 +182,23 @@ class Draw:
         pattern = PATTERNS.index(TILES)
         levels = {kind: TILES.count(kind) for kind in "SR"}
         inner = num_spatial - 1
-        masks, at = [0, 0], 0
+        masks, index = [0, 0], 0
         for axis, extent in enumerate(extents):
             is_reduced = axis >= num_spatial
             parts = levels["R" if is_reduced else "S"] - 1
             if extent > 1:
                 factors = self._factors(extent, parts, 64 if is_reduced else 16, is_vector=axis == inner)
-                self.do("split", "main", at, *factors)
+                self.do("split", "main", index, *factors)
                 masks[is_reduced] |= 1 << (axis - num_spatial if is_reduced else axis)
-                at += parts
-            at += 1
+                index += parts
+            index += 1
         self.do("reorder", "main", masks[0], masks[1], inner, pattern)
         return num_spatial
 
     def _parallel_outer(self, block: str, num_loops: int) -> int:
         """Fuse some of the outermost loops of a block and run them in parallel; says how many."""
         extents = self.scheduled.extents(block)[:num_loops]
-        fewest = next((at + 1 for at, extent in enumerate(extents) if extent > 1), num_loops)
+        fewest = next((index + 1 for index, extent in enumerate(extents) if extent > 1), num_loops)
         count = int(self._random.integers(fewest, num_loops + 1)) if self.chance(0.5) else num_loops
         if count > 1 and not self.do("fuse", block, 0, count):
             count = 1
@@ -209,16 +209,16 @@ class Draw:
         depth = len(self.scheduled.loops("main"))
         # groups of channels that a fused loop cuts through are of changing length
         if self.chance(0.75) and self.scheduled.task.shape.get("groups", 1) == 1:
-            place = int(self._random.integers(0, max(1, min(depth - 1, num_outer + 6))))
-            if self.do("compute_at", "pad", token("main"), place, 0):
+            index = int(self._random.integers(0, max(1, min(depth - 1, num_outer + 6))))
+            if self.do("compute_at", "pad", token("main"), index, 0):
                 self._vectorize_last("pad")
                 return
         self._spatial("pad")
 
     def _place_final(self, final: str, num_outer: int) -> None:
         num_spatial = len(self.scheduled.task.output_shape)
-        place = num_outer - 1 + (num_spatial if self.chance(0.4) else 0)
-        if self.do("compute_at", final, token("main"), place, 1):
+        index = num_outer - 1 + (num_spatial if self.chance(0.4) else 0)
+        if self.do("compute_at", final, token("main"), index, 1):
             self._vectorize_last(final)
         else:
             self._spatial(final)
@@ -246,10 +246,10 @@ class Draw:
         if self.chance(0.6):
             self.do("init", part, max(0, len(self.scheduled.loops(part)) - 2))
         extents = self.scheduled.extents(part)
-        places = [at for at in range(len(extents) - 1, -1, -1) if extents[at] == factor and at > 0]
-        if places and places[0] < len(extents) - 1:
-            self.do("reorder", part, 0, 0, places[0], PATTERNS.index(""))
-        if places:
+        indices = [index for index in range(len(extents) - 1, -1, -1) if extents[index] == factor and index > 0]
+        if indices and indices[0] < len(extents) - 1:
+            self.do("reorder", part, 0, 0, indices[0], PATTERNS.index(""))
+        if indices:
             self.do("vectorize", part, len(extents) - 1)
 
     def _split_rows(self, block: str) -> int:
@@ -299,9 +299,9 @@ class Draw:
     def _decompose(self, block: str, num_outer: int) -> None:
         """Set the result to zero before the reduction and not in its first step."""
         depth = len(self.scheduled.loops(block))
-        places = [*range(num_outer, depth)]
-        while places:
-            place = places.pop(0) if self.chance(0.8) else places.pop()
-            if self.do("init", block, place):
+        indices = [*range(num_outer, depth)]
+        while indices:
+            index = indices.pop(0) if self.chance(0.8) else indices.pop()
+            if self.do("init", block, index):
                 self._vectorize_last(f"{block}_init")
                 return

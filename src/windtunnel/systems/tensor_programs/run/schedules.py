@@ -205,12 +205,12 @@ def _reorder(schedule: Any, block: str, spatial: int, reduced: int, inner: int, 
 
 def _axes(schedule: Any, block: str, spatial: int, reduced: int) -> list[tuple[str, int, bool]]:
     kinds = ["R" if int(axis.iter_type) == 2 else "S" for axis in schedule.get(_block(schedule, block)).iter_vars]
-    found, counts = [], {"S": 0, "R": 0}
+    result, counts = [], {"S": 0, "R": 0}
     for kind in kinds:
         axis = counts[kind]
         counts[kind] += 1
-        found.append((kind, axis, bool((spatial if kind == "S" else reduced) >> axis & 1)))
-    return found
+        result.append((kind, axis, bool((spatial if kind == "S" else reduced) >> axis & 1)))
+    return result
 
 
 def _fuse(schedule: Any, block: str, first: int, count: int) -> None:
@@ -243,9 +243,9 @@ def _cache(schedule: Any, block: str) -> None:
 def _compute_at(schedule: Any, block: str, target: int, loop: int, is_reverse: int) -> None:
     """Move a block into a loop of another one."""
     other = _BLOCKS[target - 1]
-    place = schedule.get_loops(_block(schedule, other))[loop]
+    index = schedule.get_loops(_block(schedule, other))[loop]
     move = schedule.reverse_compute_at if is_reverse else schedule.compute_at
-    move(_block(schedule, block), place, False)
+    move(_block(schedule, block), index, False)
 
 
 def _inline(schedule: Any, block: str) -> None:

@@ -244,7 +244,7 @@ def read_tasks(path: str | os.PathLike[str] | None = None) -> tuple[Task, ...]:
             _parse(kind, shape, ops, {})
         except (ValueError, KeyError) as error:
             raise InputError(f"not a task: {','.join(row)}", where=f"{name}, line {line}") from error
-    return tuple(_parse(*key, networks=found) for key, found in networks.items())
+    return tuple(_parse(*key, networks=item) for key, item in networks.items())
 
 
 def parse_task(text: str) -> Task:

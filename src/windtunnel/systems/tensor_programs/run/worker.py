@@ -150,10 +150,10 @@ def _draw(state: _State, key: int, task: Task, seed: int) -> Drawn:
     reason = ""
     for attempt in range(MAX_DRAWS):
         scheduled = sample(task, seed + attempt)
-        reason, drawn = _within_limits(scheduled)
-        if drawn is not None:
+        reason, sampled = _within_limits(scheduled)
+        if sampled is not None:
             state.modules[key] = scheduled.module
-            return drawn
+            return sampled
     raise FlightError(f"no schedule out of {MAX_DRAWS} keeps the limits: {reason}", where=task.name)
 
 
@@ -161,11 +161,11 @@ def _replay(state: _State, key: int, task: Task, rows: Any) -> Drawn:
     from windtunnel.systems.tensor_programs.run.schedules import replay
 
     scheduled = replay(task, rows)
-    reason, drawn = _within_limits(scheduled)
-    if drawn is None:
+    reason, sampled = _within_limits(scheduled)
+    if sampled is None:
         raise FlightError(f"the schedule breaks the limits: {reason}", where=task.name)
     state.modules[key] = scheduled.module
-    return drawn
+    return sampled
 
 
 def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
@@ -242,10 +242,10 @@ def _fly(
     for _ in range(repeats):
         _seconds_of(calls)
         passes.append(_seconds_of(calls))
-        places = generator.permutation(len(order)).tolist()
-        _seconds_of([calls[place] for place in places])
-        for place in places:
-            visits[order[place]].append(_seconds_of([calls[place]]))
+        indices = generator.permutation(len(order)).tolist()
+        _seconds_of([calls[position] for position in indices])
+        for index in indices:
+            visits[order[index]].append(_seconds_of([calls[index]]))
     return tuple(passes), {key: tuple(seconds) for key, seconds in visits.items()}
 
 

@@ -90,7 +90,7 @@ class _Adsp(Worker):
             )
         # a batch earlier: it commits when the running batch is done, and is to be there in time
         early_ns = self._travel_ns + self._step_ns
-        dues_ns = (max(0, round((at + 1) * gap_ns) - early_ns) for at in range(num_commits))
+        dues_ns = (max(0, round((index + 1) * gap_ns) - early_ns) for index in range(num_commits))
         return [Timer(due_ns, str(self._period)) for due_ns in dues_ns]
 
 

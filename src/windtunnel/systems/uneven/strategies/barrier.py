@@ -121,10 +121,10 @@ class _Adacomm(LocalSgd):
             self._first_loss = loss
         if now_s >= self._next_s:
             self._next_s = now_s + self._interval_s
-            wanted = math.ceil(self._first * math.sqrt(max(loss, 0.0) / self._first_loss))
-            if wanted >= self._num_local:  # the loss no longer falls
-                wanted = math.floor(self._num_local * self._decay)
-            self._num_local = max(1, wanted)
+            requested = math.ceil(self._first * math.sqrt(max(loss, 0.0) / self._first_loss))
+            if requested >= self._num_local:  # the loss no longer falls
+                requested = math.floor(self._num_local * self._decay)
+            self._num_local = max(1, requested)
         return mean[:-2]
 
 
@@ -190,13 +190,13 @@ def largest_remainders(weights: Sequence[float], total: int) -> list[int]:
     >>> largest_remainders([1, 1, 2], 9)
     [2, 2, 5]
     """
-    exact = [one / sum(weights) * total for one in weights]
-    shares = [max(1, int(one)) for one in exact]
+    exact = [weight / sum(weights) * total for weight in weights]
+    shares = [max(1, int(item)) for item in exact]
     by_rest = sorted(range(len(exact)), key=lambda at: (int(exact[at]) - exact[at], at))
-    at = 0
+    index = 0
     while sum(shares) < total:
-        shares[by_rest[at % len(shares)]] += 1
-        at += 1
+        shares[by_rest[index % len(shares)]] += 1
+        index += 1
     while sum(shares) > total:
         shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
     return shares

@@ -132,11 +132,11 @@ class _Dlion(Paced):
     def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
         self._batches.pop(worker, None)
         self._powers.pop(worker, None)
-        for said in self._said.values():
-            said.pop(worker, None)
+        for reported in self._said.values():
+            reported.pop(worker, None)
         for step in sorted(self._parts):
             self._whole(step)
-        transfers = [one for number in list(self._said) for one in self._transfer(number)]
+        transfers = [item for number in list(self._said) for item in self._transfer(number)]
         return [*self._new_batch(), *transfers, *super().lost(worker, now_ns)]
 
     # --- what is sent ----------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class _Dlion(Paced):
         parts = self._parts[step]
         if all(rank in parts for rank in self.node.alive):
             del self._parts[step]
-            self._descend([parts[rank] for rank in sorted(parts)], sum(one[2] for one in parts.values()))
+            self._descend([parts[rank] for rank in sorted(parts)], sum(part[2] for part in parts.values()))
 
     def _descend(self, parts: Sequence[tuple[Any, torch.Tensor, float]], total: float) -> None:
         gradient = self.node.weights.new_zeros(self.node.weights.shape)
@@ -202,8 +202,8 @@ class _Dlion(Paced):
 
     def _is_off(self, took_s: float) -> bool:
         """Whether a step took another time than was said."""
-        said = self._powers.get(self.node.rank)
-        expected_s = said.fixed_s + said.per_sample_s * self._times[-1][0] if said else took_s
+        reported = self._powers.get(self.node.rank)
+        expected_s = reported.fixed_s + reported.per_sample_s * self._times[-1][0] if reported else took_s
         return abs(took_s - expected_s) > _OFF * expected_s
 
     def _told(self) -> list[Action]:
@@ -219,12 +219,12 @@ class _Dlion(Paced):
     def _new_batch(self) -> list[Action]:
         """Once all have said theirs, batches with which all steps take one time."""
         alive = self.node.alive
-        said = [self._powers[rank] for rank in alive if rank in self._powers]
-        if len(said) < len(alive) or len({one.round for one in said}) > 1:
+        reported = [self._powers[rank] for rank in alive if rank in self._powers]
+        if len(reported) < len(alive) or len({item.round for item in reported}) > 1:
             return []
         first = self.node.batch_size * len(alive)
-        plan = BatchPlan(first, round(sum(one.num_samples for one in said)), first, 1.5)
-        shares = equal_times(said, plan.after(round(said[0].round)))
+        plan = BatchPlan(first, round(sum(item.num_samples for item in reported)), first, 1.5)
+        shares = equal_times(reported, plan.after(round(reported[0].round)))
         self._batch = shares[alive.index(self.node.rank)]
         return [] if self._is_profiled else [Batch(self._batch)]
 
@@ -241,13 +241,13 @@ class _Dlion(Paced):
         return [*(Send(peer, "loss", about=about) for peer in self.node.peers), *self._transfer(number)]
 
     def _transfer(self, number: int) -> list[Action]:
-        said = self._said.get(number, {})
-        if not all(rank in said for rank in self.node.alive):
+        reported = self._said.get(number, {})
+        if not all(rank in reported for rank in self.node.alive):
             return []
         del self._said[number]
-        best = min(self.node.alive, key=lambda rank: (said[rank], rank))
-        own = said[self.node.rank]
-        return [Send(best, "want")] if best != self.node.rank and own > (1 + _LEAST_GAIN) * said[best] else []
+        best = min(self.node.alive, key=lambda rank: (reported[rank], rank))
+        own = reported[self.node.rank]
+        return [Send(best, "want")] if best != self.node.rank and own > (1 + _LEAST_GAIN) * reported[best] else []
 
 
 def line_of(times: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -277,19 +277,21 @@ def equal_times(powers: Sequence[Power], total: int) -> list[int]:
     >>> equal_times([Power(1, 0.0, 0.01, 9), Power(1, 0.2, 0.01, 9)], 40)
     [30, 10]
     """
-    rates = [1 / one.per_sample_s for one in powers]
+    rates = [1 / power.per_sample_s for power in powers]
     shares, active, left = [1] * len(powers), list(range(len(powers))), total
     while True:
-        fixed = sum(powers[at].fixed_s * rates[at] for at in active)
-        time_s = (left + fixed) / sum(rates[at] for at in active)
-        wanted = {at: (time_s - powers[at].fixed_s) * rates[at] for at in active}
-        kept = [at for at in active if wanted[at] >= 1]
+        fixed = sum(powers[position].fixed_s * rates[position] for position in active)
+        time_s = (left + fixed) / sum(rates[position] for position in active)
+        requested = {position: (time_s - powers[position].fixed_s) * rates[position] for position in active}
+        kept = [position for position in active if requested[position] >= 1]
         if not kept or len(kept) == len(active):
             break
         left -= len(active) - len(kept)  # one sample each for those that would take as long for nothing
         active = kept
-    for at, share in zip(active, largest_remainders([max(wanted[at], 1e-9) for at in active], left), strict=True):
-        shares[at] = share
+    for index, share in zip(
+        active, largest_remainders([max(requested[position], 1e-9) for position in active], left), strict=True
+    ):
+        shares[index] = share
     return shares
 
 
@@ -310,7 +312,7 @@ def most_that_fits(
     if sparse_bytes(int(anything.sum()), len(gradient)) <= budget_bytes:
         return anything.nonzero().squeeze(1)
     counts = relative[anything].histc(bins=_NUM_BINS, min=0.0, max=1.0).flip(0).cumsum(0).tolist()
-    fits = [at for at, count in enumerate(counts) if sparse_bytes(int(count), len(gradient)) <= budget_bytes]
+    fits = [index for index, count in enumerate(counts) if sparse_bytes(int(count), len(gradient)) <= budget_bytes]
     threshold = 1 - (fits[-1] + 1) / _NUM_BINS if fits else 1.0
     threshold = min(threshold, 1 - least_percent / 100)
     return ((relative >= threshold) & (relative > 0)).nonzero().squeeze(1)

@@ -89,7 +89,7 @@ class _Overlap(Worker):
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.node.apply(step.gradient)
         self._count += 1
-        self._todo = [one for at in range(len(self._fragments)) for one in self._due(at)]
+        self._todo = [item for index in range(len(self._fragments)) for item in self._due(index)]
         return self._go_on()
 
     def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
@@ -111,19 +111,19 @@ class _Overlap(Worker):
         self._is_waiting = False
         actions: list[Action] = []
         while self._todo:
-            what, at = self._todo[0]
-            fragment = self._fragments[at]
+            what, index = self._todo[0]
+            fragment = self._fragments[index]
             if what == "land":
-                if at in self._under_way and at not in self._means:
+                if index in self._under_way and index not in self._means:
                     self._is_waiting = True
                     return actions
-                if at in self._under_way:
-                    fragment.anchor = self._means.pop(at)
-                    self._under_way.remove(at)
+                if index in self._under_way:
+                    fragment.anchor = self._means.pop(index)
+                    self._under_way.remove(index)
                 self._setting.land(fragment)
             else:
-                self._under_way.add(at)
-                actions.append(Reduce(f"{at}:{self._count}", self._setting.propose(self.node, fragment)))
+                self._under_way.add(index)
+                actions.append(Reduce(f"{index}:{self._count}", self._setting.propose(self.node, fragment)))
                 fragment.proposed = fragment.weights.clone()
             del self._todo[0]
         return [*actions, Step()]
@@ -140,9 +140,9 @@ def _parts(node: Node, setting: Setting) -> list[torch.Tensor]:
         )
     ends: list[int] = []
     total = 0
-    for at, size in enumerate(node.shapes):
+    for index, size in enumerate(node.shapes):
         total += size
-        left = len(node.shapes) - at - 1
+        left = len(node.shapes) - index - 1
         if total >= (len(ends) + 1) * len(node.weights) / num or left < num - len(ends):
             ends.append(total)
     ends = [*ends[: num - 1], len(node.weights)]

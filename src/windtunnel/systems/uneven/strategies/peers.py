@@ -53,7 +53,7 @@ class Paced(Worker):
     def go_on(self) -> Sequence[Action]:
         """The next step, now or once enough has been heard."""
         needed = self.num_steps - self._staleness
-        behind = sum(one < needed for one in self._heard.values()) if self._staleness >= 0 else 0
+        behind = sum(item < needed for item in self._heard.values()) if self._staleness >= 0 else 0
         self._is_waiting = behind > self._num_backup
         return () if self._is_waiting else (Step(),)
 
@@ -107,8 +107,8 @@ class _Ako(Paced):
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.descend(step.gradient, 1 / len(self.node.alive))
         self._gathered += step.gradient
-        at, total = self.num_steps % self._num, len(self._gathered)
-        begin, end = at * total // self._num, (at + 1) * total // self._num
+        index, total = self.num_steps % self._num, len(self._gathered)
+        begin, end = index * total // self._num, (index + 1) * total // self._num
         part = self._gathered[begin:end].clone()
         self._gathered[begin:end] = 0.0
         self.num_steps += 1
@@ -149,13 +149,13 @@ class _Hop(Paced):
         self.num_steps += 1
         sent = self.node.weights.clone()
         about = {"step": self.num_steps}
-        sends = [Send(one, "weights", sent, dense_bytes(sent), about) for one in self.sources()]
+        sends = [Send(source, "weights", sent, dense_bytes(sent), about) for source in self.sources()]
         return [*sends, *self.go_on()]
 
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
-        at = int(message.about["step"])
-        self._last[message.source] = at, message.values
-        self.hear(message.source, at)
+        index = int(message.about["step"])
+        self._last[message.source] = index, message.values
+        self.hear(message.source, index)
         return self.after_hearing()
 
     def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
@@ -164,11 +164,11 @@ class _Hop(Paced):
 
     def _mix(self) -> None:
         """With those that are not too old."""
-        fresh = [one for at, one in self._last.values() if at >= self.num_steps - self._most_old]
+        fresh = [entry for index, entry in self._last.values() if index >= self.num_steps - self._most_old]
         if fresh:
             total = self.node.weights.clone()
-            for one in fresh:
-                total += one
+            for item in fresh:
+                total += item
             self.node.weights.copy_(total.div_(len(fresh) + 1))
 
 

@@ -84,15 +84,15 @@ class _Bounded(Server):
         return self._answers()
 
     def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
-        self._waiting = [one for one in self._waiting if one != worker]
+        self._waiting = [item for item in self._waiting if item != worker]
         return self._answers()
 
     def _answers(self) -> list[Action]:
         counts = self._commits.counts
-        slowest = min(counts[one] for one in self.node.alive)
-        free = [one for one in self._waiting if counts[one] - slowest <= self._most_ahead]
-        self._waiting = [one for one in self._waiting if one not in free]
-        return [self._commits.answer(one) for one in free]
+        slowest = min(counts[item] for item in self.node.alive)
+        free = [item for item in self._waiting if counts[item] - slowest <= self._most_ahead]
+        self._waiting = [item for item in self._waiting if item not in free]
+        return [self._commits.answer(item) for item in free]
 
 
 @registry.strategy("ssp", source="Ho et al., NIPS 2013")

@@ -157,14 +157,14 @@ class _SkewScout(Worker):
     def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
         if not tag.startswith("skew"):
             return self._counted(self._inner.reduced(tag, total, now_ns))
-        lost, share = (float(one) / self.node.num_workers for one in total)
-        self._inner.retune(self._grid[self._tuner.told(objective(lost, share))])
+        missing, share = (float(item) / self.node.num_workers for item in total)
+        self._inner.retune(self._grid[self._tuner.told(objective(missing, share))])
         return ()
 
     def _judged(self, where: str, period: int, accuracy: float) -> Sequence[Action]:
         """With the accuracies at home and away, all workers add up what was lost and sent."""
         self._seen[f"{where} {period}"] = accuracy
-        both = [self._seen.get(f"{one} {period}") for one in ("home", "away")]
+        both = [self._seen.get(f"{item} {period}") for item in ("home", "away")]
         if both[0] is None or both[1] is None:
             return ()
         self._seen = {key: value for key, value in self._seen.items() if not key.endswith(f" {period}")}
@@ -175,10 +175,10 @@ class _SkewScout(Worker):
         return (Reduce(f"skew {period}", self.node.weights.new_tensor([both[0] - both[1], share])),)
 
     def _counted(self, actions: Sequence[Action]) -> Sequence[Action]:
-        for one in actions:
-            if isinstance(one, Send):
-                self._sent_bytes += one.size_bytes
-            self._num_sums += isinstance(one, Reduce)
+        for action in actions:
+            if isinstance(action, Send):
+                self._sent_bytes += action.size_bytes
+            self._num_sums += isinstance(action, Reduce)
         return actions
 
     def model(self) -> torch.Tensor:

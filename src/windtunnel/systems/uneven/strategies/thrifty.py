@@ -134,11 +134,11 @@ class Dgc(_Exchanging):
 
     def _chosen(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
         self.node.weights.copy_(before)
-        levels = (*(one for one in _DGC_SPARSITY if one < self._sparsity), self._sparsity)
-        at = len(levels) - 1 if not self._warm_up else min(self._step // self._warm_up, len(levels) - 1)
+        levels = (*(item for item in _DGC_SPARSITY if item < self._sparsity), self._sparsity)
+        index = len(levels) - 1 if not self._warm_up else min(self._step // self._warm_up, len(levels) - 1)
         is_sent = self._kept.new_zeros(self._kept.shape)
         for size, span in zip(self.node.shapes, spans(self.node.shapes), strict=True):
-            num = max(1, int(size * (1 - levels[at]) + 1e-9))
+            num = max(1, int(size * (1 - levels[index]) + 1e-9))
             is_sent[span][self._kept[span].abs().topk(num).indices] = 1.0
         indices = is_sent.nonzero().squeeze(1)
         return indices, 8 * len(indices)
@@ -160,8 +160,8 @@ def dgc(sparsity: float = 0.999, warm_up: int = 1000, masks_momentum: bool = Tru
             where="dgc",
             fix="sparsity=0.999,warm_up=1000",
         )
-    made = partial(Dgc, sparsity=sparsity, warm_up=warm_up, masks_momentum=masks_momentum, reduce=reduce)
-    return Policy(made, tuned="warm_up", goes_on="always")
+    created = partial(Dgc, sparsity=sparsity, warm_up=warm_up, masks_momentum=masks_momentum, reduce=reduce)
+    return Policy(created, tuned="warm_up", goes_on="always")
 
 
 @registry.strategy("fedavg", source="McMahan et al., AISTATS 2017")

@@ -99,11 +99,11 @@ def cell_prices(
     import torch
 
     parts = CellParts(batch_size=batch_size, image_size=image_size)
-    chosen = random.Random(seed).sample(range(1, NUM_CELLS), _NUM_FITTED - 1)
+    selected = random.Random(seed).sample(range(1, NUM_CELLS), _NUM_FITTED - 1)
     every = Cell(("nor_conv_3x3", "nor_conv_1x1", "avg_pool_3x3", "skip_connect", "nor_conv_3x3", "avg_pool_3x3"))
     images = torch.rand(batch_size, 3, image_size, image_size)
     # the empty cell and one with every operation: together they hold all kernels of the space
-    nets = {str(index): (network(index), [images]) for index in (0, every.index, *chosen)}
+    nets = {str(index): (network(index), [images]) for index in (0, every.index, *selected)}
     table: dict[Kernel, float] = {}
     flown = fly_nets(nets, table, num_threads=num_threads, rounds=rounds, clock=clock)
     overhead: Overhead = fit_overhead([net.kernels for net in flown], table, [net.measured_ns for net in flown])
@@ -143,14 +143,14 @@ def fly_searches(
     }
     winners = {name: _spread(search.front) for name, search in searches.items()}
     images = torch.rand(prices.parts.batch_size, 3, prices.parts.image_size, prices.parts.image_size)
-    distinct = dict.fromkeys(one.cell for row in winners.values() for one in row)
+    distinct = dict.fromkeys(item.cell for row in winners.values() for item in row)
     nets = {cell.name: (network(cell), [images]) for cell in distinct}
     flown = fly_nets(nets, dict(prices.table), num_threads=num_threads, rounds=rounds, clock=clock, progress=progress)
     measured_ns = {net.name: net.measured_ns for net in flown}
-    pairs = {name: tuple((one, measured_ns[one.cell.name]) for one in row) for name, row in winners.items()}
+    pairs = {name: tuple((item, measured_ns[item.cell.name]) for item in row) for name, row in winners.items()}
     worst = 1.01 * max(measured_ns.values())
     areas = {
-        name: hypervolume([(-float(one.parameters), took) for one, took in row], (0.0, worst))
+        name: hypervolume([(-float(item.parameters), took) for item, took in row], (0.0, worst))
         for name, row in pairs.items()
     }
     best = max(areas.values())
@@ -164,4 +164,4 @@ def _spread(front: tuple[PricedCell, ...]) -> list[PricedCell]:
     if len(ordered) <= _MAX_FLOWN:
         return ordered
     steps = (len(ordered) - 1) / (_MAX_FLOWN - 1)
-    return [ordered[round(place * steps)] for place in range(_MAX_FLOWN)]
+    return [ordered[round(index * steps)] for index in range(_MAX_FLOWN)]

@@ -99,7 +99,7 @@ class CellParts:
         kernels = tuple(trace(module, [torch.empty(shape)]))
         with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
             counted = count(lambda: module(torch.zeros(shape)))
-        parameters = sum(one.numel() for one in module.parameters()) if hasattr(module, "parameters") else 0
+        parameters = sum(parameter.numel() for parameter in module.parameters()) if hasattr(module, "parameters") else 0
         return _Part(kernels, counted.total, parameters)
 
     def of(self, cell: Cell) -> Iterator[tuple[_Part, int]]:
@@ -214,8 +214,8 @@ def search_cells(
         return tuple(priced.value(name) for name in objectives)
 
     study.optimize(objective, n_trials=num_trials)
-    found = tuple(tried.values())
-    return CellSearch(tuple(objectives), found, front_of(found, objectives))
+    result = tuple(tried.values())
+    return CellSearch(tuple(objectives), result, front_of(result, objectives))
 
 
 def front_of(cells: Iterable[PricedCell], objectives: Sequence[str]) -> tuple[PricedCell, ...]:

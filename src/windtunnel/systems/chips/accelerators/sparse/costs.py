@@ -57,15 +57,15 @@ def patch_costs(
     """
     each = channels // groups
     pixels, num_operands = len(taps_PT), len(words_QW) // num_images
-    found = np.zeros((4, num_images * pixels, groups), dtype=np.int32)
+    result = np.zeros((4, num_images * pixels, groups), dtype=np.int32)
     if each % CHUNK == 0:
         of_pixel = np.zeros((2, len(words_QW), groups), dtype=np.int32)
         _whole_chunks(words_QW, each // CHUNK, lanes, of_pixel)
         full = (each // CHUNK) * -(-CHUNK // lanes)
-        _sum_patches(of_pixel, taps_PT, num_images, num_operands, full, each, found)
+        _sum_patches(of_pixel, taps_PT, num_images, num_operands, full, each, result)
     else:
-        _stream_patches(words_QW, taps_PT, num_images, num_operands, each, lanes, found)
-    return Costs(*found)
+        _stream_patches(words_QW, taps_PT, num_images, num_operands, each, lanes, result)
+    return Costs(*result)
 
 
 @njit(cache=True)
@@ -74,8 +74,8 @@ def _whole_chunks(words_QW: Any, chunks: int, lanes: int, found: Any) -> None:
     for pixel in range(len(words_QW)):
         for group in range(found.shape[2]):
             cycles = operands = 0
-            for one in range(group * chunks, (group + 1) * chunks):
-                ones = int(ones_of(words_QW[pixel, one]))
+            for index in range(group * chunks, (group + 1) * chunks):
+                ones = int(ones_of(words_QW[pixel, index]))
                 cycles += (ones + lanes - 1) // lanes
                 operands += ones
             found[0, pixel, group] = cycles
@@ -115,13 +115,13 @@ def _stream_patches(words_QW: Any, taps_PT: Any, images: int, operands: int, eac
                     if reached < 0:
                         continue
                     words_W = words_QW[reached + image * operands]
-                    place, left = group * each, each
+                    index, left = group * each, each
                     while left > 0:
-                        taken = min(left, CHUNK - filled)
-                        ones += int(ones_of(bits_at(words_W, place, taken)))
-                        filled += taken
-                        place += taken
-                        left -= taken
+                        used = min(left, CHUNK - filled)
+                        ones += int(ones_of(bits_at(words_W, index, used)))
+                        filled += used
+                        index += used
+                        left -= used
                         if filled == CHUNK:
                             dense += (CHUNK + lanes - 1) // lanes
                             sparse += (ones + lanes - 1) // lanes
@@ -154,9 +154,9 @@ def correlation_costs(
         A row per channel within its group and tap, a column per filter.
     """
     taps = len(inside_TW)
-    found = np.zeros((4, channels_of_group * taps, len(gradients_FW)), dtype=np.int32)
-    _correlate(inputs_ATW, inside_TW, gradients_FW, channels_of_group, filters_of_group, lanes, found)
-    return Costs(*found)
+    result = np.zeros((4, channels_of_group * taps, len(gradients_FW)), dtype=np.int32)
+    _correlate(inputs_ATW, inside_TW, gradients_FW, channels_of_group, filters_of_group, lanes, result)
+    return Costs(*result)
 
 
 @njit(cache=True)

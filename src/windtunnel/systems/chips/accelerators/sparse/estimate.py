@@ -59,10 +59,10 @@ def estimated_cycles(
     >>> {mode: round(cycles) for mode, cycles in found["backward"].items()}
     {'dc': 4096, 'in': 3246, 'out': 3067, 'in+out': 2235, 'in+out+wr': 1647}
     """
-    found = {"forward": _patches(shape, "forward", inputs, None, grid)}
+    result = {"forward": _patches(shape, "forward", inputs, None, grid)}
     if not is_first:
-        found["backward"] = _patches(shape, "backward", gradients, inputs if is_masked else None, grid)
-    return {**found, "weights": _weights(shape, inputs, gradients, grid)}
+        result["backward"] = _patches(shape, "backward", gradients, inputs if is_masked else None, grid)
+    return {**result, "weights": _weights(shape, inputs, gradients, grid)}
 
 
 def _patches(
@@ -77,10 +77,10 @@ def _patches(
     num = float(operands_P.mean())
     dense = _chunks(num, 1.0, grid.lanes)
     edges = _by_busiest(np.tile(-(-operands_P // grid.lanes), shape.images), dense, outputs, grid)
-    by_pixel = [_chunks(num, one, grid.lanes) for one in operand.of_pixels]
+    by_pixel = [_chunks(num, of_pixel, grid.lanes) for of_pixel in operand.of_pixels]
     by_chance = _chunks(num, operand.overall, grid.lanes, is_variance=True)
-    found = _modes(rows, outputs, dense, by_pixel, wanted, grid, by_chance, is_alike=True)
-    return {mode: cycles * (1.0 if mode == "in+out+wr" else edges) for mode, cycles in found.items()}
+    result = _modes(rows, outputs, dense, by_pixel, wanted, grid, by_chance, is_alike=True)
+    return {mode: cycles * (1.0 if mode == "in+out+wr" else edges) for mode, cycles in result.items()}
 
 
 def _by_busiest(cycles_R: NDArray[np.int64], dense: float, outputs: int, grid: SparseGrid) -> float:
@@ -99,7 +99,7 @@ def _weights(shape: ConvShape, inputs: Densities, gradients: Densities, grid: Sp
     for begin in range(0, pixels, PIXELS_OF_WEIGHTS):
         num = min(PIXELS_OF_WEIGHTS, pixels - begin)
         dense = -(-num // CHUNK) * _ceiled(min(num, CHUNK), inside, grid.lanes)[0]
-        pairs = [_chunks(num, inside * one * gradients.overall, grid.lanes) for one in inputs.of_channels]
+        pairs = [_chunks(num, inside * of_channel * gradients.overall, grid.lanes) for of_channel in inputs.of_channels]
         by_chance = _chunks(num, inside * inputs.overall * gradients.overall, grid.lanes, is_variance=True)
         for mode, cycles in _modes(rows, shape.filters, dense, pairs, None, grid, by_chance, is_alike=False).items():
             total[mode] += cycles
@@ -157,14 +157,16 @@ def _largest(num: int) -> float:
 def _chunks(num: float, density: float, lanes: int, *, is_variance: bool = False) -> float:
     """Cycles of so many operands, or their variance."""
     whole, rest = divmod(num, CHUNK)
-    place = int(is_variance)
-    last = _ceiled(max(round(rest), 1), density, lanes)[place] if rest > 0 else 0.0
-    return whole * _ceiled(CHUNK, density, lanes)[place] + last
+    index = int(is_variance)
+    last = _ceiled(max(round(rest), 1), density, lanes)[index] if rest > 0 else 0.0
+    return whole * _ceiled(CHUNK, density, lanes)[index] + last
 
 
 @cache
 def _ceiled(num: int, density: float, lanes: int) -> tuple[float, float]:
     """Cycles of a chunk whose operands are zero by chance, and their variance."""
-    chances = [math.comb(num, one) * density**one * (1 - density) ** (num - one) for one in range(num + 1)]
-    mean, square = (sum(chance * (-(-one // lanes)) ** power for one, chance in enumerate(chances)) for power in (1, 2))
+    chances = [math.comb(num, index) * density**index * (1 - density) ** (num - index) for index in range(num + 1)]
+    mean, square = (
+        sum(chance * (-(-index // lanes)) ** power for index, chance in enumerate(chances)) for power in (1, 2)
+    )
     return mean, max(square - mean**2, 0.0)

@@ -27,8 +27,8 @@ Tensor = NDArray[Any]
 def forward(inputs: Tensor, weight: Tensor, shape: ConvShape) -> tuple[Tensor, int]:
     """Y [N, F, P, Q] of X [N, C, H, W] and filters [F, C / groups, R, S], and multiplications that were done."""
     kernels = weight.reshape(shape.groups, shape.filters // shape.groups, shape.channels // shape.groups, -1)
-    found, macs = _patched(inputs, kernels.transpose(0, 3, 2, 1), shape.taps("forward"), None)  # [G, T, C, F]
-    return _images(found, shape.images, shape.output), macs
+    result, macs = _patched(inputs, kernels.transpose(0, 3, 2, 1), shape.taps("forward"), None)  # [G, T, C, F]
+    return _images(result, shape.images, shape.output), macs
 
 
 def backward(gradient: Tensor, weight: Tensor, shape: ConvShape, inputs: Tensor | None) -> tuple[Tensor, int]:
@@ -43,17 +43,17 @@ def backward(gradient: Tensor, weight: Tensor, shape: ConvShape, inputs: Tensor 
         X, where a ReLU made it: where it is zero the gradient is masked, and not computed.
     """
     kernels = weight.reshape(shape.groups, shape.filters // shape.groups, shape.channels // shape.groups, -1)
-    found, macs = _patched(gradient, kernels.transpose(0, 3, 1, 2), shape.taps("backward"), inputs)  # [G, T, F, C]
-    return _images(found, shape.images, (shape.height, shape.width)), macs
+    result, macs = _patched(gradient, kernels.transpose(0, 3, 1, 2), shape.taps("backward"), inputs)  # [G, T, F, C]
+    return _images(result, shape.images, (shape.height, shape.width)), macs
 
 
 def weight_gradient(inputs: Tensor, gradient: Tensor, shape: ConvShape) -> tuple[Tensor, int]:
     """The gradient of the filters [F, C / groups, R, S], and multiplications that were done."""
     taps_PT = shape.taps("weights")
     each = shape.channels // shape.groups
-    found = np.zeros((shape.filters, each, taps_PT.shape[1]), _sum_type(inputs))
-    macs = _correlate(_pixels(inputs), _pixels(gradient), pack(inputs), pack(gradient), taps_PT, shape.groups, found)
-    return found.reshape(shape.filters, each, *shape.kernel), int(macs)
+    result = np.zeros((shape.filters, each, taps_PT.shape[1]), _sum_type(inputs))
+    macs = _correlate(_pixels(inputs), _pixels(gradient), pack(inputs), pack(gradient), taps_PT, shape.groups, result)
+    return result.reshape(shape.filters, each, *shape.kernel), int(macs)
 
 
 def multiplications_agree(zeros: LayerZeros, cycles: LayerCycles, seed: int) -> bool:
@@ -65,16 +65,16 @@ def multiplications_agree(zeros: LayerZeros, cycles: LayerCycles, seed: int) -> 
     inputs = _drawn(unpack(zeros.inputs, shape.channels), (shape.height, shape.width), draw)
     gradient = _drawn(unpack(zeros.gradients, shape.filters), shape.output, draw)
     weight = draw.integers(1, 90, (shape.filters, shape.channels // shape.groups, *shape.kernel), dtype=np.int16)
-    found, dense = {"forward": forward(inputs, weight, shape)}, {"forward": "in"}
-    found["weights"], dense["weights"] = weight_gradient(inputs, gradient, shape), "in"
+    result, dense = {"forward": forward(inputs, weight, shape)}, {"forward": "in"}
+    result["weights"], dense["weights"] = weight_gradient(inputs, gradient, shape), "in"
     is_right = True
     if not zeros.is_first:
-        found["backward"] = backward(gradient, weight, shape, inputs if zeros.is_masked else None)
+        result["backward"] = backward(gradient, weight, shape, inputs if zeros.is_masked else None)
         dense["backward"] = "in+out"
         whole, _ = backward(gradient, weight, shape, None)
         masked = whole * (inputs != 0) if zeros.is_masked else whole
-        is_right = bool((found["backward"][0] == masked).all())
-    counts = {phase: macs for phase, (_, macs) in found.items()}
+        is_right = bool((result["backward"][0] == masked).all())
+    counts = {phase: macs for phase, (_, macs) in result.items()}
     return is_right and all(cycles.passes[phase].macs[dense[phase]] == macs for phase, macs in counts.items())
 
 
@@ -101,11 +101,11 @@ def _images(found: Tensor, images: int, sides: tuple[int, int]) -> Tensor:
 def _patched(operands: Tensor, kernels: Tensor, taps_PT: Any, masked_by: Tensor | None) -> tuple[Tensor, int]:
     """Outputs [N P, groups x outputs] of operands and kernels [G, T, operand channels, outputs]."""
     groups, _, each, outputs = kernels.shape
-    found = np.zeros((len(operands) * len(taps_PT), groups, outputs), _sum_type(operands))
+    result = np.zeros((len(operands) * len(taps_PT), groups, outputs), _sum_type(operands))
     bits = pack(operands if masked_by is None else masked_by)
     kernels = np.ascontiguousarray(kernels)
-    macs = _patch(_pixels(operands), pack(operands), kernels, taps_PT, bits, masked_by is not None, each, found)
-    return found.reshape(len(found), -1), int(macs)
+    macs = _patch(_pixels(operands), pack(operands), kernels, taps_PT, bits, masked_by is not None, each, result)
+    return result.reshape(len(result), -1), int(macs)
 
 
 @njit(cache=True, inline="always")
@@ -130,10 +130,10 @@ def _patch(values_NPC: Any, words_QW: Any, kernels: Any, taps_PT: Any, wanted_RW
                     if reached < 0:
                         continue
                     words_W = words_QW[image * operands + reached]
-                    for one in range(each):
-                        if _is_set(words_W, group * each + one):
-                            value = values_NPC[image, reached, group * each + one]
-                            total += value * kernels[group, tap, one, output]
+                    for index in range(each):
+                        if _is_set(words_W, group * each + index):
+                            value = values_NPC[image, reached, group * each + index]
+                            total += value * kernels[group, tap, index, output]
                             macs += 1
                 found[row, group, output] = total
     return macs
@@ -146,10 +146,10 @@ def _correlate(inputs_NPC: Any, gradient_NPF: Any, inputs_QW: Any, gradient_QW: 
     pixels, operands, macs = len(taps_PT), inputs_NPC.shape[1], 0
     for image in range(len(inputs_NPC)):
         for pixel in range(pixels):
-            for one in range(filters):
-                if not _is_set(gradient_QW[image * pixels + pixel], one):
+            for index in range(filters):
+                if not _is_set(gradient_QW[image * pixels + pixel], index):
                     continue
-                first = one // (filters // groups) * each
+                first = index // (filters // groups) * each
                 for tap in range(taps):
                     reached = taps_PT[pixel, tap]
                     if reached < 0:
@@ -157,6 +157,6 @@ def _correlate(inputs_NPC: Any, gradient_NPF: Any, inputs_QW: Any, gradient_QW: 
                     for channel in range(each):
                         if _is_set(inputs_QW[image * operands + reached], first + channel):
                             value = inputs_NPC[image, reached, first + channel]
-                            found[one, channel, tap] += value * gradient_NPF[image, pixel, one]
+                            found[index, channel, tap] += value * gradient_NPF[image, pixel, index]
                             macs += 1
     return macs

@@ -79,7 +79,7 @@ class LayerZeros:
     @property
     def phases(self) -> tuple[str, ...]:
         """Passes that it needs."""
-        return tuple(one for one in PHASES if one != "backward" or not self.is_first)
+        return tuple(item for item in PHASES if item != "backward" or not self.is_first)
 
     @property
     def input_density(self) -> float:
@@ -133,7 +133,7 @@ class LayerCycles:
 
     def total(self, mode: str, phases: tuple[str, ...] = PHASES, field: str = "cycles") -> Any:
         """Sum over passes of what a pass has by mode."""
-        return sum(getattr(one, field)[mode] for phase, one in self.passes.items() if phase in phases)
+        return sum(getattr(step_pass, field)[mode] for phase, step_pass in self.passes.items() if phase in phases)
 
 
 def layer_cycles(zeros: LayerZeros, grid: SparseGrid, phases: tuple[str, ...] = PHASES) -> LayerCycles:
@@ -148,7 +148,7 @@ def layer_cycles(zeros: LayerZeros, grid: SparseGrid, phases: tuple[str, ...] = 
     >>> layer_cycles(dense, SparseGrid()).passes["forward"].cycles
     {'dc': 64, 'in': 64, 'out': 64, 'in+out': 64, 'in+out+wr': 64}
     """
-    return LayerCycles(zeros.name, {one: _pass(zeros, grid, one) for one in zeros.phases if one in phases})
+    return LayerCycles(zeros.name, {phase: _pass(zeros, grid, phase) for phase in zeros.phases if phase in phases})
 
 
 def _pass(zeros: LayerZeros, grid: SparseGrid, phase: str) -> PassCycles:
@@ -177,9 +177,9 @@ def _patches(zeros: LayerZeros, grid: SparseGrid, phase: str) -> tuple[Longs, Lo
         words, channels, outputs = (zeros.gradients, one.filters, one.channels)
     costs = patch_costs(words, one.taps(phase), one.images, channels, one.groups, grid.lanes)
     group_N = np.arange(outputs) // (outputs // one.groups)
-    wanted = zeros.inputs if phase == "backward" and zeros.is_masked else None
-    cycles, work = tile_cycles(costs, group_N, wanted, grid)
-    open_RG = _open_outputs(wanted, len(costs.dense), outputs, one.groups)
+    requested = zeros.inputs if phase == "backward" and zeros.is_masked else None
+    cycles, work = tile_cycles(costs, group_N, requested, grid)
+    open_RG = _open_outputs(requested, len(costs.dense), outputs, one.groups)
     every = outputs // one.groups
     macs = _by_mode(
         every * int(costs.dense_macs.sum(dtype=np.int64)),
@@ -194,8 +194,8 @@ def _open_outputs(wanted: Words | None, rows: int, outputs: int, groups: int) ->
     """Outputs that are not skipped, by row and group."""
     if wanted is None:
         return np.full((rows, groups), outputs // groups, dtype=np.int64)
-    found: Longs = unpack(wanted, outputs).reshape(rows, groups, -1).sum(axis=2, dtype=np.int64)
-    return found
+    result: Longs = unpack(wanted, outputs).reshape(rows, groups, -1).sum(axis=2, dtype=np.int64)
+    return result
 
 
 def _by_mode(dense: int, sparse: int, open_dense: int, open_sparse: int) -> dict[str, int]:
@@ -204,7 +204,7 @@ def _by_mode(dense: int, sparse: int, open_dense: int, open_sparse: int) -> dict
 
 def _weights(zeros: LayerZeros, grid: SparseGrid) -> tuple[Longs, Longs, dict[str, int], int]:
     """Gradients of weights: a tile is a part of the pixels, all of its sums are added up in the buffer."""
-    one, found = zeros.shape, []
+    one, result = zeros.shape, []
     along = _along_pixels(zeros)
     group_N = np.arange(one.filters)
     step = PIXELS_OF_WEIGHTS // CHUNK
@@ -214,13 +214,13 @@ def _weights(zeros: LayerZeros, grid: SparseGrid) -> tuple[Longs, Longs, dict[st
         inputs, inside, gradients = (np.ascontiguousarray(all_of[..., part]) for all_of in along)
         of_group = one.channels // one.groups, one.filters // one.groups
         costs = correlation_costs(inputs, inside, gradients, *of_group, grid.lanes)
-        found.append(tile_cycles(costs, group_N, None, grid))
+        result.append(tile_cycles(costs, group_N, None, grid))
         dense_macs += int(costs.dense_macs.sum(dtype=np.int64))
         sparse_macs += int(costs.sparse_macs.sum(dtype=np.int64))
         num_outputs += costs.dense.size
     macs = _by_mode(dense_macs, sparse_macs, dense_macs, sparse_macs)
-    work = np.sum([one for _, one in found], axis=0)
-    return np.concatenate([one for one, _ in found], axis=1), work, macs, num_outputs
+    work = np.sum([item for _, item in result], axis=0)
+    return np.concatenate([item for item, _ in result], axis=1), work, macs, num_outputs
 
 
 def _along_pixels(zeros: LayerZeros) -> tuple[Words, Words, Words]:
@@ -229,7 +229,7 @@ def _along_pixels(zeros: LayerZeros) -> tuple[Words, Words, Words]:
     taps_PT = one.taps("weights")
     bits = unpack(zeros.inputs, one.channels).reshape(one.images, -1, one.channels)
     reached = [bits[:, np.maximum(column, 0)] & (column >= 0)[:, None] for column in taps_PT.T]  # [N, P, C] by tap
-    inputs = np.stack([packed_along(each.reshape(-1, one.channels).T) for each in reached], axis=1)
+    inputs = np.stack([packed_along(item.reshape(-1, one.channels).T) for item in reached], axis=1)
     inside = packed_along(np.tile(taps_PT.T >= 0, (1, one.images)))
     return inputs, inside, packed_along(unpack(zeros.gradients, one.filters).T)
 
@@ -252,7 +252,7 @@ def _moved_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, i
         "backward": (("gradients", "weights"), "inputs"),
         "weights": (("inputs", "gradients"), "weights"),
     }[phase]
-    found = {}
+    result = {}
     for mode in MODES:
         size = {}
         for name in reads:
@@ -264,8 +264,8 @@ def _moved_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, i
         written = sizes[writes] * word
         if phase == "backward" and zeros.is_masked and "out" in mode:
             written = count(zeros.inputs) * word + sizes["inputs"] // 8  # the mask is read, what it wants is written
-        found[mode] = large + small * again + written
-    return found
+        result[mode] = large + small * again + written
+    return result
 
 
 def _streamed_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, int]:
@@ -283,12 +283,12 @@ def _streamed_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str
         first = int((one.taps(phase) >= 0).sum()) * one.images * (one.filters if is_back else one.channels)
         second, density = one.num_weights, ((zeros.gradient_density if is_back else zeros.input_density), 1.0)
     across, down = -(-columns // (wide * grid.cols)), -(-rows // (deep * grid.rows))
-    found = {}
+    result = {}
     for mode in MODES:
-        shares = [one * word + 1 / 8 if one < 1 and mode.startswith("in") else float(word) for one in density]
+        shares = [item * word + 1 / 8 if item < 1 and mode.startswith("in") else float(word) for item in density]
         sums = 2 * _SUM_BYTES * rows * columns if phase == "weights" else 0
-        found[mode] = int(first * across * shares[0] + second * down * shares[1]) + sums
-    return found
+        result[mode] = int(first * across * shares[0] + second * down * shares[1]) + sums
+    return result
 
 
 def _energy_j(grid: SparseGrid, macs: int, moved_bytes: int, streamed_bytes: int) -> float:

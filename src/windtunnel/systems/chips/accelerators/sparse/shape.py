@@ -107,12 +107,12 @@ class ConvShape:
         ``forward``: output pixels of input pixels; ``backward``: input pixels of output pixels; ``weights`` as
         ``forward``.
         """
-        down, across = (self._side(one, phase) for one in (0, 1))
+        down, across = (self._side(item, phase) for item in (0, 1))
         width = self.output[1] if phase == "backward" else self.width
         both = down[:, None, :, None] * width + across[None, :, None, :]
         is_outside = (down < 0)[:, None, :, None] | (across < 0)[None, :, None, :]
-        found: Ints = np.where(is_outside, -1, both).reshape(len(down) * len(across), -1)
-        return found
+        result: Ints = np.where(is_outside, -1, both).reshape(len(down) * len(across), -1)
+        return result
 
     def _side(self, side: int, phase: str) -> Ints:
         """The same along one side."""
@@ -120,12 +120,12 @@ class ConvShape:
         step, pad, far = self.stride[side], self.padding[side], self.dilation[side]
         taps = np.arange(self.kernel[side])
         if phase != "backward":
-            found = np.arange(self.output[side])[:, None] * step - pad + taps * far
-            return np.where((found >= 0) & (found < size), found, -1)
+            result = np.arange(self.output[side])[:, None] * step - pad + taps * far
+            return np.where((result >= 0) & (result < size), result, -1)
         reached = np.arange(size)[:, None] + pad - taps * far
-        found = reached // step
-        is_there = (reached % step == 0) & (found >= 0) & (found < self.output[side])
-        return np.where(is_there, found, -1)
+        result = reached // step
+        is_there = (reached % step == 0) & (result >= 0) & (result < self.output[side])
+        return np.where(is_there, result, -1)
 
 
 def shape_of(
@@ -147,6 +147,6 @@ def shape_of(
         raise InputError(f"no convolution of two dimensions: {list(inputs)} with {list(weight)}", where="shape")
     if len(inputs) == 2:
         return ConvShape.linear(inputs[0], inputs[1], weight[0])
-    kernel, steps, pads, far = ((int(one[0]), int(one[1])) for one in (weight[2:], stride, padding, dilation))
+    kernel, steps, pads, far = ((int(item[0]), int(item[1])) for item in (weight[2:], stride, padding, dilation))
     images, channels, height, width = inputs
     return ConvShape(images, channels, height, width, weight[0], kernel, steps, pads, far, groups)

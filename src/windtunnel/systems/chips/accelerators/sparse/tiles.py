@@ -68,9 +68,9 @@ def tile_cycles(costs: Costs, group_N: Longs, wanted_RW: Words | None, grid: Spa
     deep, wide = tile_sides(grid, rows, columns)
     num_tiles = -(-rows // (deep * grid.rows)) * -(-columns // (wide * grid.cols))
     cycles, work = np.zeros((len(MODES), num_tiles), np.int64), np.zeros(len(MODES), np.int64)
-    wanted = _NOBODY if wanted_RW is None else wanted_RW
+    requested = _NOBODY if wanted_RW is None else wanted_RW
     _tiles(
-        costs.dense, costs.sparse, group_N, wanted, wanted_RW is not None, grid.rows, grid.cols, deep, wide,
+        costs.dense, costs.sparse, group_N, requested, wanted_RW is not None, grid.rows, grid.cols, deep, wide,
         grid.steal_group, grid.steal_cycles, cycles, work,
     )  # fmt: skip
     return cycles, work
@@ -88,11 +88,11 @@ def _tiles(dense_RG: Any, sparse_RG: Any, group_N: Any, wanted_RW: Any, is_maske
     num, tile = len(group_N), 0
     for top in range(0, len(dense_RG), rows * deep):
         for left in range(0, num, cols * wide):
-            at = 0
+            index = 0
             for element in range(elements):
                 first, begin = top + element // cols * deep, left + element % cols * wide
                 last, stop = min(first + deep, len(dense_RG)), min(begin + wide, num)
-                begin_E[element] = at
+                begin_E[element] = index
                 spent[:] = 0
                 if begin < stop:
                     is_one = group_N[begin] == group_N[stop - 1]
@@ -107,8 +107,8 @@ def _tiles(dense_RG: Any, sparse_RG: Any, group_N: Any, wanted_RW: Any, is_maske
                             spent[3] += open_ones * sparse
                             if sparse > 0:
                                 for _ in range(open_ones):
-                                    ends[at + 1] = ends[at] + sparse
-                                    at += 1
+                                    ends[index + 1] = ends[index] + sparse
+                                    index += 1
                         else:
                             for column in range(begin, stop):
                                 dense, sparse = dense_RG[row, group_N[column]], sparse_RG[row, group_N[column]]
@@ -118,12 +118,12 @@ def _tiles(dense_RG: Any, sparse_RG: Any, group_N: Any, wanted_RW: Any, is_maske
                                     spent[2] += dense
                                     spent[3] += sparse
                                     if sparse > 0:
-                                        ends[at + 1] = ends[at] + sparse
-                                        at += 1
+                                        ends[index + 1] = ends[index] + sparse
+                                        index += 1
                 for mode in range(4):
                     cycles[mode, tile] = max(cycles[mode, tile], spent[mode])
                     work[mode] += spent[mode]
-            begin_E[elements] = at
+            begin_E[elements] = index
             for element in range(elements):
                 low_E[element], high_E[element] = begin_E[element], begin_E[element + 1]
                 start_E[element] = 0
@@ -157,15 +157,15 @@ def _share(ends: Any, low_E: Any, high_E: Any, start_E: Any, end_E: Any, first: 
                 high = middle
             else:
                 low = middle + 1
-        taken = (high_E[busiest] - low + 1) // 2
-        if taken <= 0:
+        used = (high_E[busiest] - low + 1) // 2
+        if used <= 0:
             return
-        place = high_E[busiest] - taken
-        moved = ends[high_E[busiest]] - ends[place]
-        begin = now + wait + ends[place + 1] - ends[place]
+        index = high_E[busiest] - used
+        moved = ends[high_E[busiest]] - ends[index]
+        begin = now + wait + ends[index + 1] - ends[index]
         if begin + moved > end:
             return
-        low_E[idle], high_E[idle] = place, high_E[busiest]
+        low_E[idle], high_E[idle] = index, high_E[busiest]
         start_E[idle], end_E[idle] = begin, begin + moved
-        high_E[busiest] = place
+        high_E[busiest] = index
         end_E[busiest] = end - moved

@@ -98,8 +98,8 @@ class Blocks:
 
 def _offsets(k: int, device: torch.device) -> Tensor:
     """(r - c) mod k of every place of a block, [k, k]."""
-    place = torch.arange(k, device=device)
-    return (place[:, None] - place[None, :]) % k
+    index = torch.arange(k, device=device)
+    return (index[:, None] - index[None, :]) % k
 
 
 def dense(weight: Tensor, blocks: Blocks) -> Tensor:

@@ -91,7 +91,7 @@ class BlockCirculantConv2d(CirculantProduct):
                 f"no block-circulant convolution has {layer.groups} groups and padding {layer.padding_mode}",
                 fix="keep this convolution dense",
             )
-        made = cls(
+        created = cls(
             layer.in_channels,
             layer.out_channels,
             _pair(layer.kernel_size),
@@ -105,10 +105,10 @@ class BlockCirculantConv2d(CirculantProduct):
             device=layer.weight.device,
         )
         with torch.no_grad():
-            made.weight.copy_(nearest(layer.weight.flatten(2).permute(2, 0, 1), made.blocks))
-            if made.bias is not None and layer.bias is not None:
-                made.bias.copy_(layer.bias)
-        return made.train(layer.training)
+            created.weight.copy_(nearest(layer.weight.flatten(2).permute(2, 0, 1), created.blocks))
+            if created.bias is not None and layer.bias is not None:
+                created.bias.copy_(layer.bias)
+        return created.train(layer.training)
 
     def dense_weight(self) -> Tensor:
         """The kernel that a dense convolution would have, [P, C, height, width]."""

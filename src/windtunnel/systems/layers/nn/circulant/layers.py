@@ -146,7 +146,7 @@ class BlockCirculantLinear(CirculantProduct):
     def from_dense(cls, layer: torch.nn.Linear, k: int, *, way: str = AUTOMATIC) -> BlockCirculantLinear:
         """The nearest one to a dense layer."""
         weight = layer.weight
-        made = cls(
+        created = cls(
             layer.in_features,
             layer.out_features,
             k,
@@ -156,10 +156,10 @@ class BlockCirculantLinear(CirculantProduct):
             device=weight.device,
         )
         with torch.no_grad():
-            made.weight.copy_(nearest(weight, made.blocks))
-            if made.bias is not None:
-                made.bias.copy_(layer.bias)
-        return made.train(layer.training)
+            created.weight.copy_(nearest(weight, created.blocks))
+            if created.bias is not None:
+                created.bias.copy_(layer.bias)
+        return created.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., n] to [..., m]."""
@@ -252,7 +252,7 @@ class CirculantAdapter(torch.nn.Module):
 
     def merged(self) -> torch.nn.Linear:
         """One dense layer that gives the same."""
-        made = torch.nn.Linear(
+        created = torch.nn.Linear(
             self.base.in_features,
             self.base.out_features,
             self.base.bias is not None,
@@ -260,7 +260,7 @@ class CirculantAdapter(torch.nn.Module):
             dtype=self.base.weight.dtype,
         )
         with torch.no_grad():
-            made.weight.copy_(self.base.weight + self.scale * algebra.dense(self.update.weight, self.update.blocks))
-            if made.bias is not None:
-                made.bias.copy_(self.base.bias)
-        return made
+            created.weight.copy_(self.base.weight + self.scale * algebra.dense(self.update.weight, self.update.blocks))
+            if created.bias is not None:
+                created.bias.copy_(self.base.bias)
+        return created

@@ -72,7 +72,7 @@ class BlockCirculantLSTM(torch.nn.Module):
         if layer.bidirectional or layer.proj_size or layer.dropout:
             raise InputError("no block-circulant LSTM has two directions, projections or dropout")
         weight = layer.weight_ih_l0
-        made = cls(
+        created = cls(
             layer.input_size,
             layer.hidden_size,
             layer.num_layers,
@@ -84,14 +84,14 @@ class BlockCirculantLSTM(torch.nn.Module):
         )
         with torch.no_grad():
             for depth in range(layer.num_layers):
-                inputs: Any = made.inputs[depth]
-                states: Any = made.states[depth]
+                inputs: Any = created.inputs[depth]
+                states: Any = created.states[depth]
                 inputs.weight.copy_(nearest(getattr(layer, f"weight_ih_l{depth}"), inputs.blocks))
                 states.weight.copy_(nearest(getattr(layer, f"weight_hh_l{depth}"), states.blocks))
                 inputs.bias.zero_()
                 if layer.bias:
                     inputs.bias.copy_(getattr(layer, f"bias_ih_l{depth}") + getattr(layer, f"bias_hh_l{depth}"))
-        return made.train(layer.training)
+        return created.train(layer.training)
 
     def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """[T, B, D] to [T, B, H], and the last states, each [layers, B, H]."""

@@ -69,20 +69,20 @@ def unshared(model: Module, path: str, module: Module) -> None:
     InputError
         It is so.
     """
-    paths = [name for name, one in model.named_modules(remove_duplicate=False) if one is module]
+    paths = [name for name, item in model.named_modules(remove_duplicate=False) if item is module]
     if len(paths) > 1:
         raise InputError(
             f"{path} is used in {len(paths)} places, and would have to be replaced in all",
             where=", ".join(paths),
             fix="leave it dense, or give each place a layer of its own",
         )
-    owners = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    owners = Counter(id(item) for _, item in model.named_parameters(remove_duplicate=False))
     for name, parameter in module.named_parameters(recurse=False):
         if owners[id(parameter)] > 1:
             others = [
                 other
-                for other, one in model.named_parameters(remove_duplicate=False)
-                if one is parameter and other != f"{path}.{name}"
+                for other, item in model.named_parameters(remove_duplicate=False)
+                if item is parameter and other != f"{path}.{name}"
             ]
             raise InputError(
                 f"{path}.{name} is tied to another layer's weight, which cannot follow it into circulant blocks",
@@ -121,16 +121,16 @@ def project(model: Module, k: int | Mapping[str, int], *, rows: int = 0) -> Modu
         sizes = dict(k)
     for name, module in named_modules(model, list(sizes)).items():
         unshared(model, name, module)
-        made = circulant_of(module, sizes[name])
-        if made is None:
+        created = circulant_of(module, sizes[name])
+        if created is None:
             raise InputError(
                 f"{name} is a {type(module).__name__}, for which there is no block-circulant layer",
                 fix="name linear layers, 2-D convolutions and LSTMs",
             )
         if not name:
-            return made
+            return created
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, made)
+        setattr(model.get_submodule(parent), own, created)
     return model
 
 

@@ -62,27 +62,30 @@ def add_forward(x: Any, weight: Any, kept: Any, counts: Any, firsts: Any, lasts:
     columns = weight.shape[1]
     for tile in numba.prange((columns + _TILE - 1) // _TILE):
         low, high = tile * _TILE, min(tile * _TILE + _TILE, columns)
-        for one in range(len(counts)):
-            first, last = firsts[one], lasts[one]
-            full = counts[one] // _UNITS * _UNITS
-            for place in range(0, full, _UNITS):
-                _add_8_units(x, weight, kept[one, place : place + _UNITS], first, last, low, high, scale, out)
-            for place in range(full, counts[one]):
-                _add_1_units(x, weight, kept[one, place : place + 1], first, last, low, high, scale, out)
+        for index in range(len(counts)):
+            first, last = firsts[index], lasts[index]
+            full = counts[index] // _UNITS * _UNITS
+            for position in range(0, full, _UNITS):
+                _add_8_units(x, weight, kept[index, position : position + _UNITS], first, last, low, high, scale, out)
+            for position in range(full, counts[index]):
+                _add_1_units(x, weight, kept[index, position : position + 1], first, last, low, high, scale, out)
 
 
 @numba.njit(parallel=True, nogil=True, cache=True, fastmath=_SUMMED, error_model="numpy")
 def set_input(dy: Any, weight: Any, kept: Any, counts: Any, firsts: Any, lasts: Any, scale: Any, dx: Any) -> None:
     """``dx[rows, kept] = scale dy[rows] weight[kept]'`` for every set, over zeros; two units at once."""
     for pair in numba.prange((kept.shape[1] + 1) // 2):
-        place = 2 * pair
-        for one in range(len(counts)):
-            if place >= counts[one]:
+        index = 2 * pair
+        for position in range(len(counts)):
+            if index >= counts[position]:
                 continue
-            left, right = kept[one, place], kept[one, min(place + 1, counts[one] - 1)]  # the last may stand alone
+            left, right = (
+                kept[position, index],
+                kept[position, min(index + 1, counts[position] - 1)],
+            )  # the last may stand alone
             v, w = weight[left], weight[right]
-            full = firsts[one] + (lasts[one] - firsts[one]) // 4 * 4
-            for row in range(firsts[one], full, 4):
+            full = firsts[position] + (lasts[position] - firsts[position]) // 4 * 4
+            for row in range(firsts[position], full, 4):
                 d0, d1, d2, d3 = dy[row], dy[row + 1], dy[row + 2], dy[row + 3]
                 a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = dx[row, left]  # a zero of the right type
                 for column in range(len(w)):
@@ -98,7 +101,7 @@ def set_input(dy: Any, weight: Any, kept: Any, counts: Any, firsts: Any, lasts: 
                 dx[row + 2, left], dx[row + 3, left] = scale * a2, scale * a3
                 dx[row, right], dx[row + 1, right] = scale * b0, scale * b1
                 dx[row + 2, right], dx[row + 3, right] = scale * b2, scale * b3
-            for row in range(full, lasts[one]):
+            for row in range(full, lasts[position]):
                 d0 = dy[row]
                 a0 = b0 = dx[row, left]
                 for column in range(len(w)):
@@ -124,8 +127,8 @@ def _add_10_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scal
         dy[row + 8, low:high],
         dy[row + 9, low:high],
     )
-    for place in range(len(kept)):
-        unit = kept[place]
+    for index in range(len(kept)):
+        unit = kept[index]
         x0, x1, x2, x3 = (
             scale * x[row, unit],
             scale * x[row + 1, unit],
@@ -150,8 +153,8 @@ def _add_10_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scal
 def _add_4_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scale: Any, dweight: Any) -> None:
     """``dweight[kept, low:high]`` of 4 rows: each sum is read and written once for all of them."""
     d0, d1, d2, d3 = dy[row, low:high], dy[row + 1, low:high], dy[row + 2, low:high], dy[row + 3, low:high]
-    for place in range(len(kept)):
-        unit = kept[place]
+    for index in range(len(kept)):
+        unit = kept[index]
         x0, x1, x2, x3 = (
             scale * x[row, unit],
             scale * x[row + 1, unit],
@@ -167,8 +170,8 @@ def _add_4_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scale
 def _add_1_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scale: Any, dweight: Any) -> None:
     """``dweight[kept, low:high]`` of 1 row: each sum is read and written once for all of them."""
     d0 = dy[row, low:high]
-    for place in range(len(kept)):
-        unit = kept[place]
+    for index in range(len(kept)):
+        unit = kept[index]
         x0 = scale * x[row, unit]
         sums = dweight[unit, low:high]
         for column in range(len(sums)):
@@ -181,8 +184,8 @@ def add_weight(x: Any, dy: Any, kept: Any, counts: Any, firsts: Any, lasts: Any,
     columns = dweight.shape[1]
     for tile in numba.prange((columns + _TILE - 1) // _TILE):
         low, high = tile * _TILE, min(tile * _TILE + _TILE, columns)
-        for one in range(len(counts)):
-            units, row, last = kept[one, : counts[one]], firsts[one], lasts[one]
+        for index in range(len(counts)):
+            units, row, last = kept[index, : counts[index]], firsts[index], lasts[index]
             while row + _ROWS <= last:
                 _add_10_rows(x, dy, units, row, low, high, scale, dweight)
                 row += _ROWS
@@ -198,6 +201,6 @@ def padded(sets: list[Any]) -> tuple[Any, Any]:
     """Sets of any sizes as rows of one array, int64 [S, most], and how many each has."""
     counts = np.array([len(one) for one in sets], dtype=np.int64)
     kept = np.zeros((len(sets), int(counts.max(initial=0))), dtype=np.int64)
-    for row, one in enumerate(sets):
-        kept[row, : len(one)] = one
+    for row, set_ in enumerate(sets):
+        kept[row, : len(set_)] = set_
     return kept, counts

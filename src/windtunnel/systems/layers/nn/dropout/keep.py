@@ -146,8 +146,8 @@ def draw(
     """
     num_groups, num_kept = kept_units(num_units, dropout, group)
     scale = num_groups / num_kept if num_kept else 0.0
-    chosen = _smallest(_numbers(seed, layer, place, steps, num_groups), num_kept)  # [S, kept] ascending
-    units = chosen if group == 1 else (chosen[:, :, None] * group + np.arange(group)).reshape(len(chosen), -1)
+    selected = _smallest(_numbers(seed, layer, place, steps, num_groups), num_kept)  # [S, kept] ascending
+    units = selected if group == 1 else (selected[:, :, None] * group + np.arange(group)).reshape(len(selected), -1)
     rows = [row[row < num_units] for row in units]
     return [Keep(torch.from_numpy(row).to(device or "cpu"), num_units, scale) for row in rows]
 
@@ -155,8 +155,8 @@ def draw(
 def _smallest(numbers: NDArray[np.uint64], count: int) -> NDArray[np.int64]:
     if count == numbers.shape[1]:
         return np.broadcast_to(np.arange(count), numbers.shape).copy()
-    chosen = np.argpartition(numbers, count, axis=1)[:, :count] if count else np.empty((len(numbers), 0), np.int64)
-    return np.sort(chosen.astype(np.int64), axis=1)
+    selected = np.argpartition(numbers, count, axis=1)[:, :count] if count else np.empty((len(numbers), 0), np.int64)
+    return np.sort(selected.astype(np.int64), axis=1)
 
 
 def _numbers(seed: int, layer: int, place: int, steps: Sequence[int], count: int) -> NDArray[np.uint64]:
@@ -164,7 +164,7 @@ def _numbers(seed: int, layer: int, place: int, steps: Sequence[int], count: int
     key = seed & _WORD
     for part in (layer, place):
         key = int(_mixed(np.array([(key + _STEP * (part + 1)) & _WORD], dtype=np.uint64))[0])
-    step = _mixed(np.array([(key + _STEP * (one + 1)) & _WORD for one in steps], dtype=np.uint64))
+    step = _mixed(np.array([(key + _STEP * (item + 1)) & _WORD for item in steps], dtype=np.uint64))
     return _mixed(step[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP))
 
 

@@ -148,30 +148,31 @@ def _is_native_quicker(shape: _Shape) -> bool:
     gates = (4 if shape.is_lstm else 3) * shape.num_hidden
 
     def filled(*size: int, is_by_unit: bool = False) -> Tensor:
-        made = torch.full(size[::-1] if is_by_unit else size, 0.01, dtype=shape.dtype, device=shape.device)
-        return (made.t() if is_by_unit else made).requires_grad_(shape.trains)
+        created = torch.full(size[::-1] if is_by_unit else size, 0.01, dtype=shape.dtype, device=shape.device)
+        return (created.t() if is_by_unit else created).requires_grad_(shape.trains)
 
     biases = [filled(gates)] * 2 * shape.has_bias
     states = tuple(filled(shape.batch_size, shape.num_hidden) for _ in range(2 if shape.is_lstm else 1))
     sides = shape.num_units, shape.num_hidden
     plain, by_unit = (
-        Direction((*(filled(gates, side, is_by_unit=one) for side in sides), *biases), states) for one in (False, True)
+        Direction((*(filled(gates, side, is_by_unit=item) for side in sides), *biases), states)
+        for item in (False, True)
     )
     x = filled(shape.num_steps * shape.batch_size, shape.num_units)
     sizes = [shape.batch_size] * shape.num_steps
-    found: Dropped = Dropped()
+    result: Dropped = Dropped()
     if shape.num_kept < shape.num_units:
         keeps = draw(
             shape.num_units, 1 - shape.num_kept / shape.num_units, range(-(-shape.num_steps // shape.period)),
             seed=0, group=shape.group, device=x.device,
         )  # fmt: skip
-        found = Dropped(spans(sizes, keeps, shape.period), shape.group)
+        result = Dropped(spans(sizes, keeps, shape.period), shape.group)
     steps = Steps(tuple(sizes))
 
     def once(given: Direction, run: Callable[..., Sequence[Tensor]], *more: Any) -> Callable[[], None]:
         def timed() -> None:
             with torch.set_grad_enabled(shape.trains):
-                output = run(given, x, steps, found, *more)[0]
+                output = run(given, x, steps, result, *more)[0]
                 if shape.trains:
                     torch.autograd.grad(output.sum(), [x, *given.weights[:2]])
 

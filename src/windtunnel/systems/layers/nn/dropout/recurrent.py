@@ -185,20 +185,20 @@ def run_layers(
     data, batch_sizes, order, restore = _packed(layer, given)
     states = _initial(layer, hx, data, batch_sizes[0], order, is_single=_is_single(given))
     seed = seed_of(settings, num_calls)
-    found: list[tuple[Tensor, ...]] = []
+    results: list[tuple[Tensor, ...]] = []
     num_directions = 2 if layer.bidirectional else 1
     for depth in range(layer.num_layers):
         share = settings.between if depth else settings.input
         dropped = _dropped(settings, seed, depth, _INPUT, share, data, batch_sizes, settings.period)
         outputs = []
         for direction in range(num_directions):
-            place = depth * num_directions + direction
-            own = [state[place] for state in states]
-            output, *last = _one(layer, settings, seed, place, direction, data, batch_sizes, own, dropped)
+            index = depth * num_directions + direction
+            own = [state[index] for state in states]
+            output, *last = _one(layer, settings, seed, index, direction, data, batch_sizes, own, dropped)
             outputs.append(output)
-            found.append(tuple(last))
+            results.append(tuple(last))
         data = torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
-    last_states = [torch.stack(parts) for parts in zip(*found, strict=True)]
+    last_states = [torch.stack(parts) for parts in zip(*results, strict=True)]
     result: tuple[Any, Any] = restore(data, last_states)
     return result
 

@@ -269,7 +269,7 @@ class _Gru(torch.autograd.Function):
         give_back = _return(context.dropped, rows)
         for step, first, size in reversed(list(context.steps)):
             here = slice(first, first + size)
-            r, z, n = (active[here, place * H : (place + 1) * H] for place in range(3))
+            r, z, n = (active[here, index * H : (index + 1) * H] for index in range(3))
             d = dout[here] + dh[:size]
             torch.mul(d * (1 - z), 1 - n * n, out=dgates[here, 2 * H :])
             torch.mul(d * (before[here] - n), z * (1 - z), out=dgates[here, H : 2 * H])
