@@ -26,8 +26,8 @@ Steps = list[Ints]
 
 def _step(src: Any, dst: Any, first: Any, count: Any, reduces: bool) -> Ints:
     """One step as rows of sender, receiver, first cell, number of cells, whether the receiver adds."""
-    columns = np.broadcast_arrays(*(np.asarray(one, dtype=np.int64) for one in (src, dst, first, count, reduces)))
-    return np.stack([np.atleast_1d(one) for one in columns], axis=1)
+    columns = np.broadcast_arrays(*(np.asarray(item, dtype=np.int64) for item in (src, dst, first, count, reduces)))
+    return np.stack([np.atleast_1d(column) for column in columns], axis=1)
 
 
 # --- rings --------------------------------------------------------------------------------------------
@@ -36,9 +36,9 @@ def _step(src: Any, dst: Any, first: Any, count: Any, reduces: bool) -> Ints:
 def _ring_scatter(members: Ints, cells: Ints, width: int) -> Steps:
     """Rings of members [R, n]: block b of cells [R, n] (``width`` each) ends summed up at member b of its ring."""
     size = members.shape[1]
-    place, after = np.arange(size), np.roll(members, -1, axis=1)
+    index, after = np.arange(size), np.roll(members, -1, axis=1)
     return [
-        _step(members.ravel(), after.ravel(), cells[:, (place - t - 1) % size].ravel(), width, True)
+        _step(members.ravel(), after.ravel(), cells[:, (index - t - 1) % size].ravel(), width, True)
         for t in range(size - 1)
     ]
 
@@ -46,9 +46,9 @@ def _ring_scatter(members: Ints, cells: Ints, width: int) -> Steps:
 def _ring_gather(members: Ints, cells: Ints, width: int) -> Steps:
     """Rings of members [R, n]: block b of cells [R, n] goes from member b to all of its ring."""
     size = members.shape[1]
-    place, after = np.arange(size), np.roll(members, -1, axis=1)
+    index, after = np.arange(size), np.roll(members, -1, axis=1)
     return [
-        _step(members.ravel(), after.ravel(), cells[:, (place - t) % size].ravel(), width, False)
+        _step(members.ravel(), after.ravel(), cells[:, (index - t) % size].ravel(), width, False)
         for t in range(size - 1)
     ]
 
@@ -70,13 +70,13 @@ def _hierarchical(op: str, sizes: tuple[int, ...]) -> Schedule:
     rank, start, width, stride = np.arange(num), np.zeros(num, dtype=np.int64), num, 1
     for size in sizes:
         width //= size
-        place = rank // stride % size
-        leaders = np.flatnonzero(place == 0)
+        index = rank // stride % size
+        leaders = np.flatnonzero(index == 0)
         members = leaders[:, None] + stride * np.arange(size)
         cells = start[leaders][:, None] + width * np.arange(size)
         scatters += _ring_scatter(members, cells, width)
         gathers = [*_ring_gather(members, cells, width), *gathers]
-        start, stride = start + width * place, stride * size
+        start, stride = start + width * index, stride * size
     steps = {"all_reduce": [*scatters, *gathers], "reduce_scatter": scatters, "all_gather": gathers}[op]
     return Schedule.of_steps(num, num, steps)
 
@@ -108,7 +108,7 @@ def _tree(op: str, sizes: tuple[int, ...]) -> Schedule:
     levels = [[node for node in range(1, num) if depth[node] == level] for level in range(1, max(depth) + 1)]
 
     def both(level: list[int], *, is_up: bool) -> Ints:
-        above = [parents[one] for one in level]
+        above = [parents[item] for item in level]
         ends = (level, above) if is_up else (above, level)
         return np.concatenate(
             [_step(names[ends[0]], names[ends[1]], tree, 1, is_up) for tree, names in enumerate((label, second))]
@@ -136,11 +136,11 @@ def _halving_doubling(op: str, sizes: tuple[int, ...]) -> Schedule:
     odd, even = 2 * np.arange(extra) + 1, 2 * np.arange(extra)
     scatters: Steps = []
     gathers: Steps = []
-    place, start, width = np.arange(power), np.zeros(power, dtype=np.int64), power
+    index, start, width = np.arange(power), np.zeros(power, dtype=np.int64), power
     while width > 1:
         width //= 2
-        is_high = (place // width) % 2
-        partner = place ^ width
+        is_high = (index // width) % 2
+        partner = index ^ width
         scatters.append(_step(role, role[partner], start + width * (1 - is_high), width, True))
         start = start + width * is_high
         gathers.insert(0, _step(role, role[partner], start, width, False))
@@ -167,7 +167,7 @@ def _parameter_server(op: str, sizes: tuple[int, ...]) -> Schedule:
     del op
     num = math.prod(sizes)
     server = np.repeat(np.arange(num), num - 1)
-    worker = np.concatenate([np.delete(np.arange(num), one) for one in range(num)])
+    worker = np.concatenate([np.delete(np.arange(num), index) for index in range(num)])
     push, pull = _step(worker, server, server, 1, True), _step(server, worker, server, 1, False)
     return replace(Schedule.of_steps(num, num, [push, pull]), by_arrival=True)
 

@@ -82,8 +82,8 @@ def collective_algorithm(
     network = _network(graph, groups, algorithm, sizes, links, sharers)
     sums = sum_bytes_per_s or network.slowest.sum_bytes_per_s
     transport = Transport(network, num_parts or (_TREE_PARTS if algorithm == "tree" else 1), sums)
-    for one in groups:
-        graph = (_expanded if expanded else _priced)(graph, one, algorithm, transport)
+    for group in groups:
+        graph = (_expanded if expanded else _priced)(graph, group, algorithm, transport)
     return graph.note({"world_size": network.num_members, "link": network.slowest.json()})
 
 
@@ -94,15 +94,15 @@ def _operations(algorithm: str) -> tuple[str, ...]:
 
 
 def _network(graph: Graph, groups: list[Instances], algorithm: str, sizes: str, links: str, sharers: str) -> Topology:
-    count = max((int(one.ranks.max()) + 1 for one in groups), default=0)
+    count = max((int(group.ranks.max()) + 1 for group in groups), default=0)
     if count < 2:
         raise NotApplicableError("every collective here has one member", fix="load the traces of all ranks")
     wires = (_link_in_use(graph),) if links == "auto" else tuple(link(name) for name in links.split("/"))
     text = sizes if sizes != "auto" else _even(count) if algorithm == "hierarchical" else f"{count}"
-    found = topology(text, wires, sharers)
-    if found.num_members != count:
-        raise InputError(f"{text} are {found.num_members} workers, not {count}", where="collective-algorithm sizes")
-    return found
+    result = topology(text, wires, sharers)
+    if result.num_members != count:
+        raise InputError(f"{text} are {result.num_members} workers, not {count}", where="collective-algorithm sizes")
+    return result
 
 
 def _link_in_use(graph: Graph) -> Link:

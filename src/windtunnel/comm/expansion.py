@@ -79,18 +79,18 @@ def expand(graph: Graph, found: Instances, schedule: Schedule, transport: Transp
         raise InputError(
             f"rank {found.ranks.max()} has no place in {transport.topology}", fix="give sizes of as many workers"
         )
-    grown = graph if "rank" in graph.tasks else graph.with_columns(rank=np.zeros(graph.num_tasks, np.int32))
-    grown, ports = _with_ports(grown, transport.topology, schedule.by_arrival)
-    rows = _Rows(grown.num_tasks, int(grown.tasks["tag"].max(initial=0)) + 1 if "tag" in grown.tasks else 1)
+    extended = graph if "rank" in graph.tasks else graph.with_columns(rank=np.zeros(graph.num_tasks, np.int32))
+    extended, ports = _with_ports(extended, transport.topology, schedule.by_arrival)
+    rows = _Rows(extended.num_tasks, int(extended.tasks["tag"].max(initial=0)) + 1 if "tag" in extended.tasks else 1)
     ready, used = found.rows, np.unique(found.rows)
-    end_of = np.full(grown.num_tasks, -1, dtype=np.int64)
-    end_of[used] = rows.add(_END, used, rank=grown.tasks["rank"][used], resource=grown.tasks["resource"][used])
+    end_of = np.full(extended.num_tasks, -1, dtype=np.int64)
+    end_of[used] = rows.add(_END, used, rank=extended.tasks["rank"][used], resource=extended.tasks["resource"][used])
     rows.connect(used, end_of[used], EdgeKind.DATA)
     begin = ready if schedule.by_arrival else _gates(rows, ready)
     parts = transport.num_parts
     part_bytes = np.diff(found.size_bytes[:, None] * np.arange(parts + 1) // parts, axis=1)  # [K, P]
     _Carrier(rows, schedule, transport, ports, found, begin, end_of[ready]).carry(part_bytes)
-    return _joined(grown, rows, used, end_of)
+    return _joined(extended, rows, used, end_of)
 
 
 class _Rows:
@@ -152,15 +152,15 @@ def _with_ports(graph: Graph, topology: Topology, with_servers: bool) -> tuple[G
         names += [[f"{who} {member // sharers} {wire.name} {way}" for member in range(count)] for way in ways]
     names.append([f"rank {member} server" for member in range(count)])
     row_of = {name: row for row, name in enumerate(graph.resources.strings("name").to_numpy())}
-    wanted = dict.fromkeys(name for one in (names if with_servers else names[:-1]) for name in one)
-    new = [name for name in wanted if name not in row_of]
-    row_of |= {name: graph.num_resources + place for place, name in enumerate(new)}
+    requested = dict.fromkeys(name for item in (names if with_servers else names[:-1]) for name in item)
+    new = [name for name in requested if name not in row_of]
+    row_of |= {name: graph.num_resources + index for index, name in enumerate(new)}
     kind = [int(ResourceKind.POOL if name.endswith(" server") else ResourceKind.LINK) for name in new]
     common = {"discipline": [int(Discipline.PRIORITY)] * len(new), "slots": [1] * len(new)}
     added = Table.typed({"name": new, "kind": kind, **common}, RESOURCE_COLUMNS)
-    grown = graph.with_resources(dict(graph.resources.concat(added, RESOURCE_COLUMNS))) if new else graph
-    rows = np.array([[row_of.get(name, UNPLACED) for name in one] for one in names])
-    return grown, _Ports(rows[:-1:2], rows[1:-1:2], rows[-1])
+    extended = graph.with_resources(dict(graph.resources.concat(added, RESOURCE_COLUMNS))) if new else graph
+    rows = np.array([[row_of.get(name, UNPLACED) for name in item] for item in names])
+    return extended, _Ports(rows[:-1:2], rows[1:-1:2], rows[-1])
 
 
 def _gates(rows: _Rows, ready: Ints) -> Ints:
@@ -220,8 +220,8 @@ class _Carrier:
         adds = np.flatnonzero(self.schedule.reduces)
         if self.transport.sum_bytes_per_s is None or not len(adds):
             return recv
-        taken = self.transport.sum_ns(size[:, :, adds])
-        total = self.rows.add(_SUM, like[:, :, adds], rank=rank[:, :, adds], duration_ns=taken)
+        used = self.transport.sum_ns(size[:, :, adds])
+        total = self.rows.add(_SUM, like[:, :, adds], rank=rank[:, :, adds], duration_ns=used)
         self.rows.connect(recv[:, :, adds], total, EdgeKind.DATA)
         placed = recv.copy()
         placed[:, :, adds] = total
@@ -248,15 +248,15 @@ class _Carrier:
         """
         num = self.schedule.num_ranks
         apart = (*send.shape[:2], 2, num, num - 1)
-        (push, pull), (pushed, pulled) = (np.moveaxis(one.reshape(apart), 2, 0) for one in (send, recv))
-        asked = np.moveaxis(lag_ns.reshape(apart), 2, 0)[0]
+        (push, pull), (pushed, pulled) = (np.moveaxis(item.reshape(apart), 2, 0) for item in (send, recv))
+        requested = np.moveaxis(lag_ns.reshape(apart), 2, 0)[0]
         shape = (*apart[:2], num, num)
-        like, rank = (np.broadcast_to(one[:, None, :, None], shape) for one in (self.found.rows, self.found.ranks))
+        like, rank = (np.broadcast_to(item[:, None, :, None], shape) for item in (self.found.rows, self.found.ranks))
         join = self.rows.add(_JOIN, like[..., :1], rank=rank[..., :1])
-        taken = self.transport.sum_ns(np.broadcast_to(size.reshape(apart)[:, :, 0, :, :1], shape))
-        total = self.rows.add(_SUM, like, rank=rank, duration_ns=taken, resource=self.ports.server[rank])
+        used = self.transport.sum_ns(np.broadcast_to(size.reshape(apart)[:, :, 0, :, :1], shape))
+        total = self.rows.add(_SUM, like, rank=rank, duration_ns=used, resource=self.ports.server[rank])
         worker = self.schedule.src[: num * (num - 1)].reshape(num, num - 1)
-        begin, end = (np.broadcast_to(one[:, None], shape[:3]) for one in (self.begin, self.end))
+        begin, end = (np.broadcast_to(item[:, None], shape[:3]) for item in (self.begin, self.end))
         connect = self.rows.connect
         connect(begin[:, :, worker], push, EdgeKind.DATA)
         connect(pushed, np.broadcast_to(join, pushed.shape), EdgeKind.MESSAGE)
@@ -264,18 +264,18 @@ class _Carrier:
         connect(np.broadcast_to(join, shape), total, EdgeKind.DATA)  # the i-th arrival lets the i-th of these begin
         connect(total[..., :-1], total[..., 1:], EdgeKind.DATA)
         connect(np.broadcast_to(total[..., -1:], pull.shape), pull, EdgeKind.DATA)
-        connect(pushed, pull, EdgeKind.MESSAGE, 2 * asked)  # an acknowledgment, and the request for the sum
+        connect(pushed, pull, EdgeKind.MESSAGE, 2 * requested)  # an acknowledgment, and the request for the sum
         connect(pulled, end[:, :, worker], EdgeKind.DATA)
         connect(total[..., -1], end, EdgeKind.DATA)
 
 
 def _dimension(src: Ints, dst: Ints, sizes: tuple[int, ...]) -> Ints:
     """The outermost dimension in which two places differ: the link that a message between them takes."""
-    found, below = np.zeros(src.shape, dtype=np.int64), 1
+    result, below = np.zeros(src.shape, dtype=np.int64), 1
     for number, size in enumerate(sizes):
-        found = np.where(src // below % size != dst // below % size, number, found)
+        result = np.where(src // below % size != dst // below % size, number, result)
         below *= size
-    return found
+    return result
 
 
 def _joined(graph: Graph, rows: _Rows, used: Ints, end_of: Ints) -> Graph:
@@ -299,11 +299,11 @@ def _joined(graph: Graph, rows: _Rows, used: Ints, end_of: Ints) -> Graph:
         tasks["layer"] = graph.tasks.strings("layer").take(like)
     if not tasks["is_arrival_join"].any():
         del tasks["is_arrival_join"]
-    grown = _handed_over(_emptied(graph, used).insert(tasks), end_of)
+    extended = _handed_over(_emptied(graph, used).insert(tasks), end_of)
     for kind, parts in rows.edges.items():
-        src, dst, lag_ns, from_start = (np.concatenate(one) for one in zip(*parts, strict=True))
-        grown = grown.connect(src, dst, kind, lag_ns, from_start)
-    return grown
+        src, dst, lag_ns, from_start = (np.concatenate(item) for item in zip(*parts, strict=True))
+        extended = extended.connect(src, dst, kind, lag_ns, from_start)
+    return extended
 
 
 def _emptied(graph: Graph, used: Ints) -> Graph:
@@ -324,10 +324,10 @@ def _handed_over(graph: Graph, end_of: Ints) -> Graph:
     moved = edges.take(leaves)
     lag_ns, size_bytes = moved.get("lag_ns", np.zeros(moved.num_rows, np.int64)), moved.get("size_bytes")
     for kind in np.unique(moved["kind"]):
-        mine = moved["kind"] == kind
-        sizes = None if size_bytes is None else size_bytes[mine]
-        src = end_of[moved["src"][mine]]
-        kept = kept.connect(src, moved["dst"][mine], EdgeKind(kind), lag_ns[mine], size_bytes=sizes)
+        local = moved["kind"] == kind
+        sizes = None if size_bytes is None else size_bytes[local]
+        src = end_of[moved["src"][local]]
+        kept = kept.connect(src, moved["dst"][local], EdgeKind(kind), lag_ns[local], size_bytes=sizes)
     return kept
 
 
@@ -340,11 +340,11 @@ def _names(graph: Graph, what: Ints, like: Ints, rank: Ints, peer: Ints) -> Stri
     key = np.where(by_ranks, rank * width + peer + 1, known.codes[like].astype(np.int64))
     pairs, codes = np.unique(what * (max(width * width, len(known.values)) + 1) + key, return_inverse=True)
     top = max(width * width, len(known.values)) + 1
-    texts = []
-    for one, rest in zip((pairs // top).tolist(), (pairs % top).tolist(), strict=True):
-        if one > _SUM:
-            texts.append(f"{_OPS[one]} of {known.values[rest]}")
+    strings = []
+    for pair, rest in zip((pairs // top).tolist(), (pairs % top).tolist(), strict=True):
+        if pair > _SUM:
+            strings.append(f"{_OPS[pair]} of {known.values[rest]}")
         else:
-            to = {_SEND: " to ", _RECV: " from "}.get(one, " ")
-            texts.append(f"{_OPS[one]} {rest // width}" + (f"{to}{rest % width - 1}" if one != _SUM else ""))
-    return Strings(codes.reshape(-1).astype(np.int32), tuple(texts))
+            to = {_SEND: " to ", _RECV: " from "}.get(pair, " ")
+            strings.append(f"{_OPS[pair]} {rest // width}" + (f"{to}{rest % width - 1}" if pair != _SUM else ""))
+    return Strings(codes.reshape(-1).astype(np.int32), tuple(strings))

@@ -26,14 +26,14 @@ def main(place: Place) -> None:
     torch.set_num_threads(1)
     hold_heap()
     place.join()
-    found = []
+    result = []
     jobs, before_bytes = place.config
     for op, size_bytes in jobs:
-        found.append(_timed(op, size_bytes, before_bytes))
+        result.append(_timed(op, size_bytes, before_bytes))
         if place.rank == 0:
             place.tell((op, size_bytes))
     dist.destroy_process_group()
-    place.tell(found)
+    place.tell(result)
 
 
 def _timed(op: str, size_bytes: int, before_bytes: int) -> tuple[float, float, int]:

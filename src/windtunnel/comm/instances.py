@@ -59,9 +59,9 @@ def operation_mask(graph: Graph) -> Ints:
     is_comm = graph.select(kind=Kind.COMM)
     for column in ("op", "name"):
         if column in graph.tasks:
-            texts = graph.tasks.strings(column)
-            of_text = np.array([_operation(text) for text in texts.values] or [-1])
-            code = np.where(is_comm & (code < 0), of_text[texts.codes], code)
+            strings = graph.tasks.strings(column)
+            of_text = np.array([_operation(text) for text in strings.values] or [-1])
+            code = np.where(is_comm & (code < 0), of_text[strings.codes], code)
     return code
 
 
@@ -98,10 +98,10 @@ def collectives_of(graph: Graph, operations: tuple[str, ...], num_ranks: int | N
         num = world_size(graph, num_ranks)
         members = np.arange(num)
         for op in np.unique(code[rows]):
-            mine = code[rows] == op
-            shape = (int(mine.sum()), num)
-            spread = np.broadcast_to(rows[mine][:, None], shape)
-            yield Instances(OPERATIONS[op], spread, np.broadcast_to(members, shape), sizes[mine])
+            local = code[rows] == op
+            shape = (int(local.sum()), num)
+            spread = np.broadcast_to(rows[local][:, None], shape)
+            yield Instances(OPERATIONS[op], spread, np.broadcast_to(members, shape), sizes[local])
         return
     yield from _of_many_ranks(graph, rows, code[rows], sizes)
 
@@ -121,9 +121,9 @@ def _of_many_ranks(graph: Graph, rows: Ints, code: Ints, sizes: Ints) -> Iterato
     _check_members(graph, group[order][begin], count, rank[order])
     for op in np.unique(code):
         for num in np.unique(count[(count > 1) & (code[order][begin] == op)]):
-            chosen = np.flatnonzero((count == num) & (code[order][begin] == op))
-            places = order[begin[chosen][:, None] + np.arange(num)]
-            yield Instances(OPERATIONS[op], rows[places], rank[places], sizes[places].max(axis=1))
+            selected = np.flatnonzero((count == num) & (code[order][begin] == op))
+            indices = order[begin[selected][:, None] + np.arange(num)]
+            yield Instances(OPERATIONS[op], rows[indices], rank[indices], sizes[indices].max(axis=1))
 
 
 def _count_within(key: Ints) -> Ints:
@@ -131,20 +131,20 @@ def _count_within(key: Ints) -> Ints:
     _, group = np.unique(key, axis=0, return_inverse=True)
     order = np.argsort(group.reshape(-1), kind="stable")
     sizes = np.bincount(group.reshape(-1))
-    place = np.empty(len(key), dtype=np.int64)
-    place[order] = np.arange(len(key)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return place
+    index = np.empty(len(key), dtype=np.int64)
+    index[order] = np.arange(len(key)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return index
 
 
 def _check_members(graph: Graph, group: Ints, count: Ints, rank: Ints) -> None:
     """Refuse collectives that lack a member of their group."""
     del rank
-    known = [len(one.ranks) for one in graph.meta.groups]
-    for place in np.unique(group[group >= 0]).tolist():
-        expected = known[place] if place < len(known) else 0
-        found = count[group == place]
-        if expected and (found != expected).any():
+    known = [len(item.ranks) for item in graph.meta.groups]
+    for index in np.unique(group[group >= 0]).tolist():
+        expected = known[index] if index < len(known) else 0
+        result = count[group == index]
+        if expected and (result != expected).any():
             raise NotApplicableError(
-                f"a collective of {graph.meta.groups[place]} has {int(found[found != expected][0])} members here",
+                f"a collective of {graph.meta.groups[index]} has {int(result[result != expected][0])} members here",
                 fix=f"load the traces of all {expected} ranks",
             )

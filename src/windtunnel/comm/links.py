@@ -81,10 +81,10 @@ def samples_of(graph: Graph) -> list[LinkSample]:
         It has no collectives, or their sizes are not recorded.
     """
     shortest: dict[tuple[str, int, int], int] = {}
-    for found in collectives_of(graph, OPERATIONS):
-        taken = graph.duration_ns[found.rows].min(axis=1)
-        for size, duration in zip(found.size_bytes.tolist(), taken.tolist(), strict=True):
-            key = (found.op, found.num_members, size)
+    for result in collectives_of(graph, OPERATIONS):
+        used = graph.duration_ns[result.rows].min(axis=1)
+        for size, duration in zip(result.size_bytes.tolist(), used.tolist(), strict=True):
+            key = (result.op, result.num_members, size)
             if size > 0 and duration > 0:
                 shortest[key] = min(duration, shortest.get(key, duration))
     if not shortest:
@@ -113,26 +113,26 @@ def fit_link(samples: Sequence[LinkSample], name: str, source: str = "") -> Link
     >>> fit.link.latency_ns, round(fit.link.bandwidth_bytes_per_s / 1e9, 3)
     (5000, 1.0)
     """
-    sizes = [one.size_bytes for one in samples]
+    sizes = [sample.size_bytes for sample in samples]
     if not sizes or max(sizes) < _LEAST_RANGE * max(1, min(sizes)):
         raise InputError(
             f"{len(set(sizes))} sizes of messages do not tell latency from bandwidth",
             where=name,
             fix=f"measure sizes that differ {_LEAST_RANGE} times or more",
         )
-    terms, taken = _terms(samples), np.array([one.duration_ns for one in samples], dtype=np.float64)
-    trust = _LEAST_SPREAD / np.maximum([one.spread_ratio for one in samples], _LEAST_SPREAD)
-    alpha, beta, gamma = _fitted(terms, taken, trust).tolist()
+    terms, used = _terms(samples), np.array([sample.duration_ns for sample in samples], dtype=np.float64)
+    trust = _LEAST_SPREAD / np.maximum([sample.spread_ratio for sample in samples], _LEAST_SPREAD)
+    alpha, beta, gamma = _fitted(terms, used, trust).tolist()
     if beta <= 0:
         raise InputError("larger messages do not take longer here", where=name, fix="measure larger ones")
     sums = 1e9 / gamma if gamma > 0 else None
     link = Link(name, 1e9 / beta, latency_ns=round(alpha), source=source, sum_bytes_per_s=sums)
-    return LinkFit(link, _unseen_error(terms, taken, trust), len(samples))
+    return LinkFit(link, _unseen_error(terms, used, trust), len(samples))
 
 
 def _terms(samples: Iterable[LinkSample]) -> Floats:
     """Latencies, bytes on the wire and bytes added up of each sample, float [N, 3]."""
-    return np.array([_terms_of(one) for one in samples], dtype=np.float64)
+    return np.array([_terms_of(sample) for sample in samples], dtype=np.float64)
 
 
 def _terms_of(one: LinkSample) -> tuple[float, float, float]:
@@ -151,18 +151,18 @@ def _fitted(terms: Floats, taken: Floats, trust: Floats) -> Floats:
     ratio = terms[:, 2] / np.maximum(terms[:, 1], 1e-9)
     columns = [0, 1, 2] if np.ptp(ratio) > 0.1 else [0, 1]
     largest = int(np.argmax(terms[:, 1]))
-    found: Floats = np.array([(taken / terms[:, 0]).min(), taken[largest] / terms[largest, 1], 0.0])
+    result: Floats = np.array([(taken / terms[:, 0]).min(), taken[largest] / terms[largest, 1], 0.0])
     for _ in range(_ROUNDS):
-        predicted = np.maximum(terms @ found, 1e-3 * taken)
+        predicted = np.maximum(terms @ result, 1e-3 * taken)
         off = np.log(taken / predicted)
         scale = max(1.4826 * float(np.median(np.abs(off))), _LEAST_SCALE)
         weight = trust * np.sqrt(np.minimum(1, _HUBER * scale / np.maximum(np.abs(off), 1e-12)))
-        wanted = 1 + np.clip(off, -_LONGEST_STEP, _LONGEST_STEP)
-        before = found.copy()
-        found[columns] = _not_negative(terms[:, columns] / predicted[:, None], wanted, weight)
-        if np.allclose(found, before, rtol=_SAME, atol=0):
+        requested = 1 + np.clip(off, -_LONGEST_STEP, _LONGEST_STEP)
+        before = result.copy()
+        result[columns] = _not_negative(terms[:, columns] / predicted[:, None], requested, weight)
+        if np.allclose(result, before, rtol=_SAME, atol=0):
             break
-    return _with_latency(found, terms, taken)
+    return _with_latency(result, terms, taken)
 
 
 def _with_latency(found: Floats, terms: Floats, taken: Floats) -> Floats:
@@ -181,13 +181,13 @@ def _not_negative(terms: Floats, wanted: Floats, weight: Floats) -> Floats:
         scaled = terms[:, kept] * weight[:, None]
         norm = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
         solved = np.linalg.lstsq(scaled / norm, wanted * weight, rcond=None)[0] / norm
-        found = np.zeros(num)
-        found[list(kept)] = solved
-        cost = float((((terms @ found - wanted) * weight) ** 2).sum())
+        result = np.zeros(num)
+        result[list(kept)] = solved
+        cost = float((((terms @ result - wanted) * weight) ** 2).sum())
         if (solved >= 0).all() and cost < best[0] - 1e-15:
-            best = (cost, found)
-    chosen: Floats = best[1]
-    return chosen
+            best = (cost, result)
+    selected: Floats = best[1]
+    return selected
 
 
 def _unseen_error(terms: Floats, taken: Floats, trust: Floats) -> float:
@@ -197,6 +197,6 @@ def _unseen_error(terms: Floats, taken: Floats, trust: Floats) -> float:
     errors = []
     for left_out in range(len(taken)):
         others = np.arange(len(taken)) != left_out
-        found = _fitted(terms[others], taken[others], trust[others])
-        errors.append(abs(float(terms[left_out] @ found) / taken[left_out] - 1))
+        result = _fitted(terms[others], taken[others], trust[others])
+        errors.append(abs(float(terms[left_out] @ result) / taken[left_out] - 1))
     return float(np.median(errors))

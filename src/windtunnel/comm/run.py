@@ -141,8 +141,8 @@ def _measured(
             if progress is not None:
                 progress("messages", next(done), len(jobs))
 
-        found = workers.gather(heard)[0]
+        result = workers.gather(heard)[0]
     return {
         key: Measurement(*key, old_ns=quiet_ns, new_ns=quiet_ns, spread_ratio=spread, rounds=rounds)
-        for key, (quiet_ns, spread, rounds) in zip(keys, found, strict=True)
+        for key, (quiet_ns, spread, rounds) in zip(keys, result, strict=True)
     }

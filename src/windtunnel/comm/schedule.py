@@ -73,7 +73,7 @@ class Schedule:
             A rank begins a step when it has all of the step before, though it sends what it had from the beginning.
         """
         rows = np.concatenate([np.asarray(step, dtype=np.int64).reshape(-1, 5) for step in steps] or [_none(5)])
-        step = np.repeat(np.arange(len(steps)), [len(np.reshape(one, (-1, 5))) for one in steps])
+        step = np.repeat(np.arange(len(steps)), [len(np.reshape(item, (-1, 5))) for item in steps])
         src, dst, first, count, reduces = (np.ascontiguousarray(column) for column in rows.T)
         if in_lockstep:
             needs = _after_last_step(src, dst, step)
@@ -87,22 +87,22 @@ class Schedule:
         """Bytes of every transfer for messages of these sizes, int64 [..., M]; the chunks of a message add up to it."""
         size = np.asarray(message_bytes, dtype=np.int64)[..., None]
         chunk, parts = self.first % self.per_message, self.per_message
-        found: Ints = size * (chunk + self.count) // parts - size * chunk // parts
-        return found
+        result: Ints = size * (chunk + self.count) // parts - size * chunk // parts
+        return result
 
     def last_of_ranks(self) -> Ints:
         """Transfers that end the collective for their receiver: what they bring is not sent on."""
         is_last = np.ones(len(self), dtype=bool)
         is_last[self.needs[:, 1]] = False
-        found: Ints = np.flatnonzero(is_last)
-        return found
+        result: Ints = np.flatnonzero(is_last)
+        return result
 
     def first_of_ranks(self) -> Ints:
         """Transfers that wait for no other."""
         is_first = np.ones(len(self), dtype=bool)
         is_first[self.needs[:, 0]] = False
-        found: Ints = np.flatnonzero(is_first)
-        return found
+        result: Ints = np.flatnonzero(is_first)
+        return result
 
 
 def _none(width: int) -> Ints:
@@ -138,7 +138,7 @@ def _who_wrote(
     used = 0
     stamp = np.full(num, -1, dtype=np.int64)
     pairs = np.empty((max(2 * num, 16), 2), dtype=np.int64)
-    found = 0
+    result = 0
     begin = 0
     while begin < num:
         end = begin
@@ -146,18 +146,18 @@ def _who_wrote(
             end += 1
         for m in range(begin, end):
             for cell in range(first[m], first[m] + count[m]):
-                at = head[src[m], cell]
-                while at >= 0:
-                    if stamp[writer[at]] != m:
-                        stamp[writer[at]] = m
-                        if found == len(pairs):
-                            bigger = np.empty((2 * found, 2), dtype=np.int64)
-                            for pair in range(found):  # numba compiles a loop many times faster than a slice
+                index = head[src[m], cell]
+                while index >= 0:
+                    if stamp[writer[index]] != m:
+                        stamp[writer[index]] = m
+                        if result == len(pairs):
+                            bigger = np.empty((2 * result, 2), dtype=np.int64)
+                            for pair in range(result):  # numba compiles a loop many times faster than a slice
                                 bigger[pair, 0], bigger[pair, 1] = pairs[pair, 0], pairs[pair, 1]
                             pairs = bigger
-                        pairs[found, 0], pairs[found, 1] = m, writer[at]
-                        found += 1
-                    at = link[at]
+                        pairs[result, 0], pairs[result, 1] = m, writer[index]
+                        result += 1
+                    index = link[index]
         for m in range(begin, end):
             for cell in range(first[m], first[m] + count[m]):
                 writer[used] = m
@@ -165,4 +165,4 @@ def _who_wrote(
                 head[dst[m], cell] = used
                 used += 1
         begin = end
-    return pairs[:found]
+    return pairs[:result]

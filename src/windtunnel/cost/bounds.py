@@ -80,11 +80,11 @@ class Bounds:
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Bounds:
         """The given rows."""
-        return Bounds(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+        return Bounds(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def binding_names(self) -> NDArray[np.str_]:
         """``compute``, ``memory``, ``overhead`` or ``wave`` by row [P]."""
-        return np.array([one.name.lower() for one in Binding])[self.binding]
+        return np.array([item.name.lower() for item in Binding])[self.binding]
 
 
 def bounds(
@@ -244,11 +244,11 @@ def _peak(device: Device | Ceilings, dtype: str) -> float:
 def _memory(device: Device | Ceilings, moved: Floats, *, is_cached: bool) -> dict[str, Floats | float]:
     if isinstance(device, Ceilings):
         return {"bytes_per_s": device.rates(moved) if is_cached else _floats(device.bandwidths[-1].bytes_per_s)}
-    found: dict[str, Floats | float] = {"bytes_per_s": device.bandwidth_bytes_per_s}
+    result: dict[str, Floats | float] = {"bytes_per_s": device.bandwidth_bytes_per_s}
     has_cache = is_cached and not _has_common_limits(device)
     if has_cache and device.last_cache_bytes and device.cache_bandwidth_bytes_per_s:
-        found |= {
+        result |= {
             "cache_bytes": float(device.last_cache_bytes),
             "cache_bytes_per_s": device.cache_bandwidth_bytes_per_s,
         }
-    return found
+    return result

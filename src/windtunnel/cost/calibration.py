@@ -119,18 +119,18 @@ def calibrate(
     rng = np.random.default_rng(seed)
     begin = time.monotonic()
     found_rounds: list[Round] = []
-    found, gain, reason = _fit(kept, device), float("inf"), ""
+    result, gain, reason = _fit(kept, device), float("inf"), ""
     while not reason:
         elapsed_s = time.monotonic() - begin
         if progress is not None:
             progress(f"round {len(found_rounds) + 1}", min(int(elapsed_s), int(budget_s)), max(int(budget_s), 1))
-        kept.add(_measured(_wanted(found, rng), device.num_units))
-        found = _fit(kept, device)
-        found_rounds.append(Round(sum(len(one.left_out) for one in found.processes.values()), found.error))
+        kept.add(_measured(_wanted(result, rng), device.num_units))
+        result = _fit(kept, device)
+        found_rounds.append(Round(sum(len(process.left_out) for process in result.processes.values()), result.error))
         gain = forecast_gain(found_rounds)
         reason = "settled" if gain < MIN_GAIN else "budget" if time.monotonic() - begin > budget_s else ""
     samples = _samples(kept, device)
-    return Calibrated(device, _bound_error(samples, device), tuple(found_rounds), found.errors, gain, reason, found)
+    return Calibrated(device, _bound_error(samples, device), tuple(found_rounds), result.errors, gain, reason, result)
 
 
 def forecast_gain(rounds: Sequence[Round]) -> float:
@@ -141,7 +141,7 @@ def forecast_gain(rounds: Sequence[Round]) -> float:
     if len(rounds) < _FEWEST_ROUNDS:
         return float("inf")
     counts, errors = (
-        np.array([getattr(one, name) for one in rounds], dtype=float) for name in ("num_samples", "error")
+        np.array([getattr(round_, name) for round_ in rounds], dtype=float) for name in ("num_samples", "error")
     )
     following = counts[-1] + max(counts[-1] - counts[-2], 1.0)
     fits = [_curve(counts, errors, shift) for shift in counts[-1] * np.array([0.0, 0.1, 0.3, 1.0, 3.0])]
@@ -173,23 +173,23 @@ def _wanted(found: Calibration, rng: np.random.Generator) -> list[Sample]:
 
 
 def _measured(wanted: Sequence[Sample], num_threads: int) -> list[Measurement]:
-    times = _times([one.kernel for one in wanted], num_threads)
+    times = _times([item.kernel for item in wanted], num_threads)
     return [
         Measurement(
-            one.kernel.operator,
-            one.kernel.signature,
+            item.kernel.operator,
+            item.kernel.signature,
             "forward",
             ALONE,
             num_threads,
             machine(),
             libraries(),
-            times[one.kernel],
-            times[one.kernel],
-            flops=float(one.flops),
-            bytes_moved=float(one.bytes_moved),
+            times[item.kernel],
+            times[item.kernel],
+            flops=float(item.flops),
+            bytes_moved=float(item.bytes_moved),
         )
-        for one in wanted
-        if times.get(one.kernel, 0.0) > 0
+        for item in wanted
+        if times.get(item.kernel, 0.0) > 0
     ]
 
 
@@ -218,7 +218,7 @@ def _call() -> Kernel:
 
 def _bound_error(samples: Sequence[Measurement], device: Device) -> float:
     """Mean over classes of what the bound alone is off."""
-    limits = bounds_on(device, [one.flops for one in samples], [one.bytes_moved for one in samples])
-    off = np.abs(limits.bound_ns / np.array([one.new_ns for one in samples]) - 1.0)
-    names = np.array([class_of(one.operator) for one in samples])
+    limits = bounds_on(device, [sample.flops for sample in samples], [sample.bytes_moved for sample in samples])
+    off = np.abs(limits.bound_ns / np.array([sample.new_ns for sample in samples]) - 1.0)
+    names = np.array([class_of(sample.operator) for sample in samples])
     return float(np.mean([off[names == name].mean() for name in np.unique(names)])) if len(samples) else float("nan")

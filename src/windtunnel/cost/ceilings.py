@@ -65,8 +65,8 @@ class Ceilings:
 
     def rates(self, sizes_bytes: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
         """The same by row [P]."""
-        sizes = np.log([one.size_bytes for one in self.bandwidths])
-        rates = np.log([one.bytes_per_s for one in self.bandwidths])
+        sizes = np.log([bandwidth.size_bytes for bandwidth in self.bandwidths])
+        rates = np.log([bandwidth.bytes_per_s for bandwidth in self.bandwidths])
         return np.exp(np.interp(np.log(np.maximum(sizes_bytes, 1.0)), sizes, rates))
 
 

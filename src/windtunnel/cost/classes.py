@@ -32,7 +32,7 @@ def extents_of(operator: str, shapes: str) -> tuple[float, ...]:
     >>> extents_of("aten::native_batch_norm", "[[8,16,4,4],[16],[16]]"), extents_of("aten::relu", "[[256,32]]")
     ((4.0, 7.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0))
     """
-    octaves = [math.log2(max(one, 1)) for one in sides_of(operator, shapes)]
+    octaves = [math.log2(max(item, 1)) for item in sides_of(operator, shapes)]
     return (*octaves, *[0.0] * (NUM_EXTENTS - len(octaves)))
 
 
@@ -57,17 +57,17 @@ def sides_of(operator: str, shapes: str) -> tuple[int, ...]:
     """
     kind = class_of(operator)
     captured = shapes.split(" ")[0] if shapes.startswith("[") else shapes
-    found = [[int(size) for size in one.split(",")] for one in _SHAPE.findall(captured)]
-    tensors = [one for one in found if len(one) > 1 and min(one) > 0]
+    result = [[int(size) for size in item.split(",")] for item in _SHAPE.findall(captured)]
+    tensors = [item for item in result if len(item) > 1 and min(item) > 0]
     if kind == "indexing":
-        asked = [math.prod(one) for one in found[1:]]
-        return (asked[0], found[0][0], math.prod(found[0][1:])) if asked else ()
+        requested = [math.prod(item) for item in result[1:]]
+        return (requested[0], result[0][0], math.prod(result[0][1:])) if requested else ()
     if not tensors or kind in ("elementwise", "moving", "drawing"):
         return ()
     if kind == "product":
         return _of_product(operator, tensors)
     if kind.startswith("convolution"):
-        return _of_convolution([one for one in tensors if len(one) > 2])
+        return _of_convolution([tensor for tensor in tensors if len(tensor) > 2])
     if kind.startswith("attention"):
         return (math.prod(tensors[0][:-2]), *tensors[0][-2:])
     row = math.prod(tensors[0][2:]) if "batch_norm" in operator else tensors[0][-1]
@@ -76,7 +76,7 @@ def sides_of(operator: str, shapes: str) -> tuple[int, ...]:
 
 def _of_product(operator: str, tensors: list[list[int]]) -> tuple[int, ...]:
     if "rnn" in operator or "lstm" in operator or "gru" in operator:
-        weights = next((one for one in tensors if len(one) == 2), tensors[0])
+        weights = next((tensor for tensor in tensors if len(tensor) == 2), tensors[0])
         return tensors[0][-2], tensors[0][-1], weights[0], 1
     # what is added to the product may be a matrix, too
     first, second = tensors[-2:] if len(tensors) > 2 else (tensors[0], tensors[-1])
@@ -130,4 +130,4 @@ def _is_otherwise(shape: Any, stride: Any) -> bool:
         return any(map(_is_otherwise, shape, stride))
     # the step of a side of one is never taken
     sides = zip(shape, stride, usual_stride(shape), strict=True)
-    return any(size != 1 and found != usual for size, found, usual in sides)
+    return any(size != 1 and result != usual for size, result, usual in sides)

@@ -96,8 +96,8 @@ def fixed_layer(vectors_pqk: Floats, calibration_Bqk: Floats, word_bits: int = 1
 def twiddles(block: int, fraction_bits: int) -> Ints:
     """Cosines and minus sines of a transform, int64 [k / 2, 2], with so many bits of a fraction."""
     angles = -2 * np.pi / block * np.arange(block // 2)
-    found: Ints = np.rint(np.stack([np.cos(angles), np.sin(angles)], axis=-1) * 2**fraction_bits).astype(np.int64)
-    return found
+    result: Ints = np.rint(np.stack([np.cos(angles), np.sin(angles)], axis=-1) * 2**fraction_bits).astype(np.int64)
+    return result
 
 
 def _fraction_bits(largest: float, word_bits: int) -> int:
@@ -151,22 +151,22 @@ def _transform(real_k: Any, imag_k: Any, twiddles_k2: Any, fraction_bits: int) -
     """In place, decimated in time; every level halves."""
     block = len(real_k)
     other = 0
-    for place in range(1, block):  # reverse the bits of places
+    for index in range(1, block):  # reverse the bits of places
         bit = block >> 1
         while other & bit:
             other ^= bit
             bit >>= 1
         other ^= bit
-        if place < other:
-            real_k[place], real_k[other] = real_k[other], real_k[place]
-            imag_k[place], imag_k[other] = imag_k[other], imag_k[place]
+        if index < other:
+            real_k[index], real_k[other] = real_k[other], real_k[index]
+            imag_k[index], imag_k[other] = imag_k[other], imag_k[index]
     half = 1
     while half < block:
         step = block // (2 * half)
         for begin in range(0, block, 2 * half):
-            for one in range(half):
-                cosine, sine = twiddles_k2[one * step, 0], twiddles_k2[one * step, 1]
-                low, high = begin + one, begin + one + half
+            for position in range(half):
+                cosine, sine = twiddles_k2[position * step, 0], twiddles_k2[position * step, 1]
+                low, high = begin + position, begin + position + half
                 real = _halved(real_k[high] * cosine - imag_k[high] * sine, fraction_bits)
                 imag = _halved(real_k[high] * sine + imag_k[high] * cosine, fraction_bits)
                 real_k[high], imag_k[high] = _halved(real_k[low] - real, 1), _halved(imag_k[low] - imag, 1)
@@ -188,14 +188,14 @@ def multiply_words(inputs_Bqk: Any, spectra_pqk2: Any, twiddles_k2: Any, fractio
             imag_qk[column] = 0
             _transform(real_qk[column], imag_qk[column], twiddles_k2, fraction_bits)
         for row in range(down):
-            for place in range(block):
+            for index in range(block):
                 real = imag = 0
                 for column in range(across):
-                    weight_real = spectra_pqk2[row, column, place, 0]
-                    weight_imag = spectra_pqk2[row, column, place, 1]
-                    real += weight_real * real_qk[column, place] - weight_imag * imag_qk[column, place]
-                    imag += weight_real * imag_qk[column, place] + weight_imag * real_qk[column, place]
-                real_k[place] = min(max(_halved(real, shift), -limit), limit - 1)
-                imag_k[place] = -min(max(_halved(imag, shift), -limit), limit - 1)  # the conjugate
+                    weight_real = spectra_pqk2[row, column, index, 0]
+                    weight_imag = spectra_pqk2[row, column, index, 1]
+                    real += weight_real * real_qk[column, index] - weight_imag * imag_qk[column, index]
+                    imag += weight_real * imag_qk[column, index] + weight_imag * real_qk[column, index]
+                real_k[index] = min(max(_halved(real, shift), -limit), limit - 1)
+                imag_k[index] = -min(max(_halved(imag, shift), -limit), limit - 1)  # the conjugate
             _transform(real_k, imag_k, twiddles_k2, fraction_bits)
             words_Bpk[sample, row] = real_k

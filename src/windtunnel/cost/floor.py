@@ -51,7 +51,7 @@ def raised(prices: Prices, floor: Bounds, is_seen: NDArray[np.bool_]) -> tuple[P
     duration = np.maximum(prices.duration_ns, least_ns)
     mixed = replace(prices.bounds, bound_ns=np.clip(prices.bounds.bound_ns, least_ns, duration))
     ends = (prices.duration_high_ns, prices.duration_low_ns)
-    low, high = (mixed.efficiency(np.maximum(one, mixed.bound_ns)) for one in ends)
+    low, high = (mixed.efficiency(np.maximum(end, mixed.bound_ns)) for end in ends)
     efficiency = np.fmin(mixed.efficiency(duration), 1.0)  # 1 also where bound and time are nothing
     return Prices(mixed, efficiency, low, high, prices.level), prices.duration_ns < least_ns - _ROUNDING_NS
 

@@ -52,7 +52,7 @@ def host_device(
     host = hardware.machine()
     count = _threads(num_threads, host.num_threads)
     ceilings = measured_ceilings(usable_dtypes(dtypes), count, database=database)
-    caches, rates = host.cache_bytes, [one.bytes_per_s for one in ceilings.bandwidths]
+    caches, rates = host.cache_bytes, [bandwidth.bytes_per_s for bandwidth in ceilings.bandwidths]
     return Device(
         name=HOST,
         memory_bytes=host.memory_bytes,
@@ -80,12 +80,12 @@ def host_limits(
     """The limits at 1, 2, 4 ... threads and at all of them, by number of threads."""
     available = hardware.machine().num_threads
     counts = sorted({2**power for power in range(available.bit_length()) if 2**power <= available} | {available})
-    found = {}
+    result = {}
     for number, count in enumerate(counts):
         if progress is not None:
             progress(f"limits of {count} threads", number, len(counts))
-        found[count] = host_device(count, dtypes=dtypes, database=database)
-    return found
+        result[count] = host_device(count, dtypes=dtypes, database=database)
+    return result
 
 
 def is_host(device: Device) -> bool:

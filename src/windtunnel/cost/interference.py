@@ -81,10 +81,10 @@ def measured_interference(
     known = database.find_all(keys) if database is not None else {}
     if len(known) < len(keys):
         ratios = _measure(what, users, rounds)
-        made = [Measurement(*key, 1.0, ratio, rounds=rounds) for key, ratio in zip(keys, ratios, strict=True)]
-        known = {one.key: one for one in made}
+        created = [Measurement(*key, 1.0, ratio, rounds=rounds) for key, ratio in zip(keys, ratios, strict=True)]
+        known = {item.key: item for item in created}
         if database is not None:
-            database.add(made)
+            database.add(created)
     ratios = [known[key].new_ns for key in keys]
     return Interference(what, tuple(fit_slowdown(ratios)), tuple(ratios))
 
@@ -134,8 +134,8 @@ def shared_resource(graph: Graph, found: Interference, tasks: NDArray[np.bool_],
         )
     columns: dict[str, Any] = {"slots": max(len(curve), 1)}
     plain = graph.with_resources(_without(graph, "slowdown"))
-    grown, row = plain.add_resource(name or found.what, ResourceKind.POOL, discipline=Discipline.SHARED, **columns)
-    placed = grown.move(tasks, row)
+    extended, row = plain.add_resource(name or found.what, ResourceKind.POOL, discipline=Discipline.SHARED, **columns)
+    placed = extended.move(tasks, row)
     return placed.with_resources(placed.resources.replace(slowdown=np.vstack([rows, curve])))
 
 
@@ -152,7 +152,7 @@ def _key(what: str, users: int) -> tuple[str, str, str, str, int, str, str]:
 def _measure(what: str, max_users: int, rounds: int) -> list[float]:
     """Slow-down by users: the median over rounds of rates alone over mean rates together."""
     ratios = np.array([[_rate(what, users) for users in range(1, max_users + 1)] for _ in range(rounds)])
-    return [float(one) for one in np.median(ratios[:, :1] / ratios, axis=0)]
+    return [float(item) for item in np.median(ratios[:, :1] / ratios, axis=0)]
 
 
 def _rate(what: str, users: int) -> float:
@@ -160,14 +160,14 @@ def _rate(what: str, users: int) -> float:
     cores = allowed_cores()
     begin_ns = moment_in(round(1e9 * _START_S))
     size = 4 * max([*hardware.machine().cache_bytes.values(), 2**24])
-    chosen = [cores[0] if what == "core" else cores[number % len(cores)] for number in range(users)]
+    selected = [cores[0] if what == "core" else cores[number % len(cores)] for number in range(users)]
     task = (what, begin_ns, begin_ns + round(1e9 * _RUN_S), min(size, 2**28))
     with Workers(
         "windtunnel.cost.contender",
         task,
         num_ranks=users,
         title=f"user of the {what}",
-        cores=[[core] for core in chosen],
+        cores=[[core] for core in selected],
         patience_s=_TIMEOUT_S,
     ) as workers:
         return float(np.mean(workers.gather()))

@@ -145,16 +145,16 @@ def _likely_form(points: Floats, names: Names, values: Floats) -> _Form:
     limits = np.log(np.array([_SIZE_RANGE] * 4 + [_LENGTH_RANGE] * int(varies.sum())))
     squared = (points[:, None, varies] - points[None][:, :, varies]) ** 2
     alike = (names[:, None] == names[None]).astype(np.float64)
-    at, best, least = prior.copy(), prior, np.inf
-    climb, before = np.full(len(at), _FIRST_CLIMB), np.zeros(len(at))
+    index, best, least = prior.copy(), prior, np.inf
+    climb, before = np.full(len(index), _FIRST_CLIMB), np.zeros(len(index))
     for _ in range(_CLIMBS):
-        surprise, slope = _surprise(at, squared, alike, values)
-        surprise += 0.5 * float((((at - prior) / spreads) ** 2).sum())
+        surprise, slope = _surprise(index, squared, alike, values)
+        surprise += 0.5 * float((((index - prior) / spreads) ** 2).sum())
         if surprise < least:
-            best, least = at, surprise
-        turn = np.sign(slope + (at - prior) / spreads**2)
+            best, least = index, surprise
+        turn = np.sign(slope + (index - prior) / spreads**2)
         climb = np.clip(climb * np.where(turn * before < 0, 0.5, 1.2), *_CLIMB_RANGE)
-        at, before = np.clip(at - turn * climb, limits[:, 0], limits[:, 1]), turn
+        index, before = np.clip(index - turn * climb, limits[:, 0], limits[:, 1]), turn
     lengths = np.full(points.shape[1], np.inf)
     lengths[varies] = np.exp(best[4:])
     common, own, offset, noise = np.exp(best[:4]).tolist()
@@ -173,5 +173,5 @@ def _surprise(at: Floats, squared: Floats, alike: Floats, values: Floats) -> tup
     surprise = 0.5 * (float(values @ solved) + np.linalg.slogdet(matrix)[1])
     pull = 0.5 * (inverse - np.outer(solved, solved))
     sizes = [common * fades, own * alike * fades, offset * alike]
-    slopes = [2 * float((pull * one).sum()) for one in sizes] + [2 * noise * float(np.trace(pull))]
+    slopes = [2 * float((pull * size).sum()) for size in sizes] + [2 * noise * float(np.trace(pull))]
     return surprise, np.concatenate([slopes, np.einsum("nm,nmd->d", pull * smooth, squared, optimize=True) * weights])

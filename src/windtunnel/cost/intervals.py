@@ -82,7 +82,7 @@ class ConformalIntervals:
             )
         scores, names = ratios / np.asarray(scales, dtype=np.float64), np.asarray(classes, dtype=object)
         ends = {str(name): _ends(scores[names == name], level) for name in dict.fromkeys(names.tolist())}
-        return cls(level, _ends(scores, level), {name: one for name, one in ends.items() if not math.isnan(one[0])})
+        return cls(level, _ends(scores, level), {name: end for name, end in ends.items() if not math.isnan(end[0])})
 
     def around(self, prices: Prices, classes: Sequence[str], scales: ArrayLike = 1.0) -> Prices:
         """The same prices with intervals; NaN where there were too few samples."""
@@ -95,7 +95,10 @@ class ConformalIntervals:
     def to_dict(self) -> dict[str, object]:
         """In plain types, for the header of a checkpoint; an unknown end is None."""
         known = {"": self.pooled, **self.by_class}
-        return {"level": self.level, "ends": {name: None if math.isnan(one[0]) else one for name, one in known.items()}}
+        return {
+            "level": self.level,
+            "ends": {name: None if math.isnan(item[0]) else item for name, item in known.items()},
+        }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, object]) -> ConformalIntervals:
@@ -108,7 +111,7 @@ class ConformalIntervals:
         """
         try:
             level, ends = float(document["level"]), dict(document["ends"])  # type: ignore[arg-type,call-overload]
-            known = {name: _UNKNOWN if one is None else (float(one[0]), float(one[1])) for name, one in ends.items()}
+            known = {name: _UNKNOWN if end is None else (float(end[0]), float(end[1])) for name, end in ends.items()}
             return cls(level, known.pop(""), known)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise InputError("these are no intervals", where=f"{error}", fix="use what to_dict returns") from error
@@ -137,8 +140,8 @@ def draw_priced(graph: Graph, num_draws: int = 64, *, seed: int = 0) -> NDArray[
     group_T, num_groups = _groups(graph)
     noise_KG = np.random.default_rng(seed).standard_normal((num_draws, num_groups))
     factors = np.exp(np.clip(noise_KG[:, group_T] * relative, -_FURTHEST, _FURTHEST))
-    drawn: NDArray[np.int64] = np.rint(duration * factors).astype(np.int64)
-    return drawn
+    sampled: NDArray[np.int64] = np.rint(duration * factors).astype(np.int64)
+    return sampled
 
 
 def _groups(graph: Graph) -> tuple[NDArray[np.int64], int]:

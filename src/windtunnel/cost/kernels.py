@@ -63,7 +63,7 @@ def _text(value: Any) -> str:
 
 def usual_stride(shape: Sequence[int]) -> tuple[int, ...]:
     """Steps of a tensor that lies row by row."""
-    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+    return tuple(math.prod(shape[index + 1 :]) for index in range(len(shape)))
 
 
 def _tensors(value: Any) -> Iterable[TensorShape]:

@@ -72,9 +72,9 @@ def measure(
     distinct = list(dict.fromkeys(kernels))
     keys = {kernel: _key(kernel, num_threads) for kernel in distinct}
     known = database.find_all(keys.values()) if database is not None else {}
-    found = {kernel: known[key].new_ns for kernel, key in keys.items() if key in known and known[key].is_trusted}
-    wanted = [kernel for kernel in distinct if kernel not in found]
-    times_KR = _measure_in_turn(wanted, num_threads, budget_s, progress)
+    result = {kernel: known[key].new_ns for kernel, key in keys.items() if key in known and known[key].is_trusted}
+    requested = [kernel for kernel in distinct if kernel not in result]
+    times_KR = _measure_in_turn(requested, num_threads, budget_s, progress)
     measured = {kernel: quiet(times) for kernel, times in times_KR.items()}
     if database is not None:
         database.add(
@@ -82,7 +82,7 @@ def measure(
             for kernel, took in measured.items()
             if len(times_KR[kernel])
         )
-    return found | measured
+    return result | measured
 
 
 def _key(kernel: Kernel, num_threads: int) -> _Key:
@@ -161,11 +161,11 @@ def _ready(kernel: Kernel, clock: Clock, *, is_warm: bool) -> Callable[[], float
         function = getattr(getattr(getattr(torch.ops, kernel.operator.partition("::")[0]), packet), overload)
         with torch.inference_mode():
             bound = _num_rows(kernel)
-            arguments = [_filled(one, bound) for one in kernel.arguments]
-            keywords = {name: _filled(one, bound) for name, one in kernel.keywords}
+            arguments = [_filled(argument, bound) for argument in kernel.arguments]
+            keywords = {name: _filled(item, bound) for name, item in kernel.keywords}
     except (PriceError, AttributeError, RuntimeError):
         return None
-    first = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
+    first = next((argument for argument in arguments if isinstance(argument, torch.Tensor)), None)
     written = first if first is not None and first.is_floating_point() and not _overlaps(first) else None
 
     def run() -> float:

@@ -58,7 +58,7 @@ def remember(graph: Graph, database: ProfileDatabase) -> int:
     tasks = np.flatnonzero(row_T >= 0)
     order = tasks[np.argsort(row_T[tasks], kind="stable")]
     groups = np.split(graph.duration_ns[order].astype(np.float64), np.cumsum(work.num_tasks)[:-1]) if len(work) else []
-    found, step_bytes = [], work.step_bytes
+    result, step_bytes = [], work.step_bytes
     for row, times in enumerate(groups):
         low, high = np.percentile(times, [25, 75])
         mean = float(times.mean())  # prices are added up
@@ -69,9 +69,9 @@ def remember(graph: Graph, database: ProfileDatabase) -> int:
             amounts = {"flops": is_sample * work.flops[row], "bytes_moved": is_sample * work.bytes_moved[row]}
             amounts["step_bytes"] = step_bytes
             key = _key(work, row, num_threads)
-            found.append(Measurement(*key, mean, mean, spread, len(times), **amounts))
-    database.add(found)
-    return len(found)
+            result.append(Measurement(*key, mean, mean, spread, len(times), **amounts))
+    database.add(result)
+    return len(result)
 
 
 def _captured_here(graph: Graph) -> int:
@@ -101,22 +101,22 @@ class MeasuredPricer:
         if not is_host(device):
             return np.zeros(len(work), dtype=bool)
         known = self._known(work, device)
-        return np.array([one is not None for one in known], dtype=bool)
+        return np.array([item is not None for item in known], dtype=bool)
 
     def price(self, work: Work, device: Device) -> Prices:
         """Their mean times; the interval is that of a mean of so many repetitions."""
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
-        known = [one for one in self._known(work, device) if one is not None]
-        value = limits.efficiency([one.new_ns for one in known])
+        known = [item for item in self._known(work, device) if item is not None]
+        value = limits.efficiency([item.new_ns for item in known])
         # a quartile range is 1.35 deviations of a normal distribution
-        deviation = np.array([one.spread_ratio / 1.35 / max(one.rounds, 1) ** 0.5 for one in known])
+        deviation = np.array([item.spread_ratio / 1.35 / max(item.rounds, 1) ** 0.5 for item in known])
         wide = np.exp(1.645 * np.minimum(deviation, _WIDEST))
         return Prices(limits, value, value / wide, value * wide)
 
     def _known(self, work: Work, device: Device) -> list[Measurement | None]:
         keys = [_key(work, row, device.num_units) for row in range(len(work))]
-        found = self.database.find_all(keys)
-        return [found.get(key) for key in keys]
+        result = self.database.find_all(keys)
+        return [result.get(key) for key in keys]
 
 
 def _key(work: Work, row: int, num_threads: int) -> tuple[str, str, str, str, int, str, str]:
@@ -141,34 +141,34 @@ class Calibration:
     @classmethod
     def fit(cls, samples: Sequence[Measurement], limits: Bounds, *, level: float = 0.9) -> Calibration:
         """Fit every class that has enough samples; ``limits`` are their bounds, one row each."""
-        efficiency = limits.efficiency([one.new_ns for one in samples])
-        flops, moved = (np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes_moved"))
-        extents = [extents_of(one.operator, one.signature) for one in samples]
-        points = coordinates(flops, moved, np.array([one.step_bytes for one in samples]), extents)
-        names = _names([one.operator for one in samples], [one.signature for one in samples])
+        efficiency = limits.efficiency([item.new_ns for item in samples])
+        flops, moved = (np.array([getattr(item, name) for item in samples]) for name in ("flops", "bytes_moved"))
+        extents = [extents_of(item.operator, item.signature) for item in samples]
+        points = coordinates(flops, moved, np.array([item.step_bytes for item in samples]), extents)
+        names = _names([item.operator for item in samples], [item.signature for item in samples])
         rows: dict[str, list[int]] = defaultdict(list)
-        for row, one in enumerate(samples):
-            rows[class_of(one.operator)].append(row)
+        for row, sample in enumerate(samples):
+            rows[class_of(sample.operator)].append(row)
         processes = {
-            name: Process.fit(points[found], names[found], np.log(efficiency[found]))
-            for name, found in sorted(rows.items())
-            if len(found) >= _FEWEST
+            name: Process.fit(points[result], names[result], np.log(efficiency[result]))
+            for name, result in sorted(rows.items())
+            if len(result) >= _FEWEST
         }
-        classes = [name for name, one in processes.items() for _ in one.left_out]
-        left_out = np.concatenate([np.zeros(0), *(one.left_out for one in processes.values())])
-        scales = np.concatenate([np.zeros(0), *(one.left_out_std for one in processes.values())])
+        classes = [name for name, process in processes.items() for _ in process.left_out]
+        left_out = np.concatenate([np.zeros(0), *(process.left_out for process in processes.values())])
+        scales = np.concatenate([np.zeros(0), *(process.left_out_std for process in processes.values())])
         return cls(processes, ConformalIntervals.fit(classes, left_out, level=level, scales=scales))
 
     @property
     def errors(self) -> dict[str, float]:
         """Mean absolute relative error of samples that were left out, by class."""
-        return {name: float(np.abs(np.expm1(-one.left_out)).mean()) for name, one in self.processes.items()}
+        return {name: float(np.abs(np.expm1(-process.left_out)).mean()) for name, process in self.processes.items()}
 
     @property
     def error(self) -> float:
         """The same over all classes alike; NaN without samples."""
-        found = list(self.errors.values())
-        return float(np.mean(found)) if found else float("nan")
+        result = list(self.errors.values())
+        return float(np.mean(result)) if result else float("nan")
 
 
 class CalibratedPricer:
@@ -190,19 +190,19 @@ class CalibratedPricer:
 
     def price(self, work: Work, device: Device) -> Prices:
         """Efficiencies between those of the samples; all that is asked for at once is taken to be the step."""
-        found = self.calibration(device)
+        result = self.calibration(device)
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         names = [class_of(str(name)) for name in work.operator]
         extents = np.array([extents_of(*pair) for pair in zip(work.operator, work.shapes, strict=True)])
-        inputs = [" ".join(one) for one in zip(work.shapes, work.dtypes, work.strides, strict=True)]
+        inputs = [" ".join(item) for item in zip(work.shapes, work.dtypes, work.strides, strict=True)]
         operators = _names(work.operator.tolist(), inputs)
         value, scale, step_bytes = np.zeros(len(work)), np.zeros(len(work)), work.step_bytes
         for name in dict.fromkeys(names):
-            rows, process = np.array([one == name for one in names]), found.processes[name]
+            rows, process = np.array([item == name for item in names]), result.processes[name]
             points = coordinates(work.flops[rows], work.bytes_moved[rows], step_bytes, extents[rows])
             value[rows], scale[rows] = process.predict(points, operators[rows])
         unknown = np.full(len(work), np.nan)
-        return found.intervals.around(Prices(limits, np.exp(value), unknown, unknown), names, scale)
+        return result.intervals.around(Prices(limits, np.exp(value), unknown, unknown), names, scale)
 
     def calibration(self, device: Device) -> Calibration:
         """What the database's samples say about this device."""
@@ -216,13 +216,13 @@ class CalibratedPricer:
 def _names(operators: Sequence[str], inputs: Sequence[str]) -> NDArray[np.object_]:
     """Names without overload; what works in place, or on other than rows, is another operator."""
     rows = zip(operators, inputs, strict=True)
-    return np.array([one.partition(".")[0] + "/" * lies_otherwise(text) for one, text in rows], dtype=object)
+    return np.array([item.partition(".")[0] + "/" * lies_otherwise(text) for item, text in rows], dtype=object)
 
 
 def calibration_of(samples: Iterable[Measurement], device: Device) -> Calibration:
     """Fit samples, which are of fp32, against the bounds of a device; those of older methods do not count."""
-    rows = [one for one in samples if one.new_ns > 0 and one.change in (IN_GRAPH, ALONE)]
-    flops, moved = (np.array([getattr(one, name) for one in rows]) for name in ("flops", "bytes_moved"))
+    rows = [sample for sample in samples if sample.new_ns > 0 and sample.change in (IN_GRAPH, ALONE)]
+    flops, moved = (np.array([getattr(row, name) for row in rows]) for name in ("flops", "bytes_moved"))
     return Calibration.fit(rows, bounds_on(device, flops, moved))
 
 

@@ -67,7 +67,7 @@ class _Tensor(NamedTuple):
         first, second = self.swaps
         order[first], order[second] = second, first
         lying = usual_stride([self.shape[side] for side in order])
-        return tuple(lying[place] for place in order)
+        return tuple(lying[index] for index in order)
 
 
 def _sample(operator: str, arguments: Sequence[Any], *outputs: tuple[int, ...], flops: int | None = None) -> Sample:
@@ -75,17 +75,19 @@ def _sample(operator: str, arguments: Sequence[Any], *outputs: tuple[int, ...], 
     import torch
 
     filled: list[Any] = []
-    for one in arguments:
-        if isinstance(one, _Tensor):
-            dtype = torch.int64 if one.is_integer else torch.float32
-            filled.append(TensorShape(one.shape, one.stride, dtype))
+    for argument in arguments:
+        if isinstance(argument, _Tensor):
+            dtype = torch.int64 if argument.is_integer else torch.float32
+            filled.append(TensorShape(argument.shape, argument.stride, dtype))
         else:
-            filled.append(one)
-    shapes: list[Any] = [list(one.shape) if isinstance(one, _Tensor) else [] for one in arguments]
-    values = [None if isinstance(one, _Tensor) else list(one) if isinstance(one, tuple) else one for one in arguments]
-    read = sum((1 + one.is_integer) * math.prod(one.shape) for one in arguments if isinstance(one, _Tensor))
+            filled.append(argument)
+    shapes: list[Any] = [list(item.shape) if isinstance(item, _Tensor) else [] for item in arguments]
+    values = [
+        None if isinstance(item, _Tensor) else list(item) if isinstance(item, tuple) else item for item in arguments
+    ]
+    read = sum((1 + item.is_integer) * math.prod(item.shape) for item in arguments if isinstance(item, _Tensor))
     if flops is None:
-        flops = operator_flops(operator.rpartition(".")[0], shapes, values, [list(one) for one in outputs])
+        flops = operator_flops(operator.rpartition(".")[0], shapes, values, [list(tensor) for tensor in outputs])
     moved = _BYTES * (read + sum(map(math.prod, outputs)))
     return Sample(Kernel(operator, tuple(filled)), flops, moved)
 

@@ -145,20 +145,20 @@ def measured_peak(
                 known[key] = _timed(key, way(name, device), num_threads, device)
         if database is not None:
             database.add(known.values())
-    rates = {key: 2e9 * math.prod(shapes[key][0]) / one.new_ns for key, one in known.items()}
+    rates = {key: 2e9 * math.prod(shapes[key][0]) / item.new_ns for key, item in known.items()}
     best = max(rates, key=rates.__getitem__)
     isa = _isa(name, device)
     return Peak(rates[best], known[best].spread_ratio, shapes[best][0], isa, name, num_threads)
 
 
 def _is_slow(known: Mapping[Any, Measurement]) -> bool:
-    return any(one.new_ns > _SLOW_NS for one in known.values())
+    return any(item.new_ns > _SLOW_NS for item in known.values())
 
 
 def _is_enough(known: Mapping[Any, Measurement], wanted: Iterable[Any]) -> bool:
     """Whether all are known and none was disturbed; of what is slow, one shape is enough."""
     is_whole = _is_slow(known) or all(key in known for key in wanted)
-    return is_whole and all(one.is_trusted for one in known.values())
+    return is_whole and all(item.is_trusted for item in known.values())
 
 
 def measured_bandwidth(

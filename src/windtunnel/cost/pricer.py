@@ -82,11 +82,11 @@ class Prices:
         """These prices with the given rows taken from others, which has one row for each."""
         own: list[Any] = [getattr(self, name) for name in _EFFICIENCIES]
         parts: dict[str, Any] = {
-            one.name: _filled(getattr(self.bounds, one.name), rows, getattr(others.bounds, one.name))
-            for one in fields(Bounds)
+            field.name: _filled(getattr(self.bounds, field.name), rows, getattr(others.bounds, field.name))
+            for field in fields(Bounds)
         }
         given = [getattr(others, name) for name in _EFFICIENCIES]
-        mean, low, high = (_filled(mine, rows, theirs) for mine, theirs in zip(own, given, strict=True))
+        mean, low, high = (_filled(local, rows, theirs) for local, theirs in zip(own, given, strict=True))
         return Prices(Bounds(**parts), mean, low, high, self.level)
 
 

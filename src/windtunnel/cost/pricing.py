@@ -87,7 +87,7 @@ def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype
     if (sources < 0).any():
         raise _unpriced(graph, work, row_T, sources < 0)
     pricers = [pricer for tier in tiers for pricer in tier]
-    is_seen = np.array([getattr(one, "is_measurement", False) for one in pricers], dtype=bool)[sources]
+    is_seen = np.array([getattr(pricer, "is_measurement", False) for pricer in pricers], dtype=bool)[sources]
     floor = floor_of(work, device)
     prices, was_under = raised(prices, floor, is_seen)
     names = [pricer.name for pricer in pricers]
@@ -108,12 +108,12 @@ def tiers_of(model: Model) -> Tiers:
         No cost model has a name.
     """
     if not isinstance(model, str):
-        return [list(one) if isinstance(one, Sequence) else [one] for one in model]
+        return [list(item) if isinstance(item, Sequence) else [item] for item in model]
     if model != AUTO:
         return [[_made(name.strip())] for name in model.split(",")]
     learned = [_optional(name) for name in registry.all("cost_model") if name not in (_FIRST, _LAST, *_OTHER_CODE)]
     first = [_made(name) for name in (_FIRST,) if name in registry.all("cost_model")]
-    return [first, [one for one in learned if one is not None], [_made(_LAST)]]
+    return [first, [item for item in learned if item is not None], [_made(_LAST)]]
 
 
 def comparable(model: Model, machines: Sequence[Machine | Device]) -> Tiers:
@@ -126,11 +126,11 @@ def comparable(model: Model, machines: Sequence[Machine | Device]) -> Tiers:
     PriceError
         A machine has no device.
     """
-    tiers, devices = tiers_of(model), list(dict.fromkeys(device_of(one).name for one in machines))
+    tiers, devices = tiers_of(model), list(dict.fromkeys(device_of(machine).name for machine in machines))
     if len(devices) < 2:
         return tiers
-    compared = [device_of(one) for one in machines]
-    return [[one.among(compared) if isinstance(one, ComparingPricer) else one for one in tier] for tier in tiers]
+    compared = [device_of(machine) for machine in machines]
+    return [[item.among(compared) if isinstance(item, ComparingPricer) else item for item in tier] for tier in tiers]
 
 
 def price_work(work: Work, device: Device, tiers: Tiers) -> tuple[Prices, NDArray[np.int64]]:
@@ -152,9 +152,9 @@ def price_work(work: Work, device: Device, tiers: Tiers) -> tuple[Prices, NDArra
                 offered = pricer.price(work.take(covered), device)
                 spread = np.nan_to_num(offered.log_std, nan=np.finfo(float).max)
                 better = spread < sure[covered]
-                chosen = np.flatnonzero(covered)[better].astype(np.int64)
-                prices = prices.filled(chosen, offered.take(better))
-                sources[chosen], sure[chosen] = number, spread[better]
+                selected = np.flatnonzero(covered)[better].astype(np.int64)
+                prices = prices.filled(selected, offered.take(better))
+                sources[selected], sure[selected] = number, spread[better]
             number += 1
     return prices, sources
 
@@ -169,8 +169,8 @@ def in_type(work: Work, dtype: str) -> Work:
     """
     if dtype not in _ITEM_BYTES:
         raise InputError(f"no type is called {dtype!r}", where="dtype", fix=f"choose one of {', '.join(_ITEM_BYTES)}")
-    found = {text: dtype_of(text) or ("fp32" if not text else "") for text in set(work.dtypes.tolist())}
-    captured = np.array([found[text] for text in work.dtypes.tolist()], dtype=object)
+    result = {text: dtype_of(text) or ("fp32" if not text else "") for text in set(work.dtypes.tolist())}
+    captured = np.array([result[text] for text in work.dtypes.tolist()], dtype=object)
     # integers and flags have no peak of their own: they go by the one of the type that is asked for, in their own bytes
     types = np.where((captured == "fp32") | (captured == ""), dtype, work.dtype).astype(object)
     shrunk = np.where(captured == "fp32", _ITEM_BYTES[dtype] / 4, 1.0)
@@ -265,7 +265,7 @@ def _texts(
 ) -> dict[str, Strings]:
     before = graph.tasks.get("cost_source", Strings.repeat("", graph.num_tasks))
     nothing = Strings.repeat("", graph.num_tasks)
-    binding = [one.name.lower() for one in Binding]
+    binding = [item.name.lower() for item in Binding]
     return {
         "cost_source": _named(before, tasks, names, sources[rows]),
         "binding": _named(nothing, tasks, binding, prices.bounds.binding[rows]),
@@ -274,8 +274,8 @@ def _texts(
 
 def _named(column: Strings, tasks: NDArray[np.int64], names: Sequence[str], codes: NDArray[Any]) -> Strings:
     values = tuple(dict.fromkeys((*column.values, *names)))
-    place = np.array([values.index(name) for name in names], dtype=np.int32)
-    return Strings(_with(column.codes, tasks, place[codes]), values)
+    index = np.array([values.index(name) for name in names], dtype=np.int32)
+    return Strings(_with(column.codes, tasks, index[codes]), values)
 
 
 def _with(column: NDArray[Any], tasks: NDArray[np.int64], values: NDArray[Any]) -> NDArray[Any]:

@@ -43,7 +43,7 @@ class PublishedPricer:
 
     def covers(self, work: Work, device: Device) -> NDArray[np.bool_]:
         """Products and attention in a type of which something was published for the GPU or its family, bool [P]."""
-        known = [np.isfinite(_ratios(work, one)) for one in (device, *self.compared)]
+        known = [np.isfinite(_ratios(work, item)) for item in (device, *self.compared)]
         return np.asarray(np.all([work.flops > 0, *known], axis=0), dtype=np.bool_)
 
     def price(self, work: Work, device: Device) -> Prices:

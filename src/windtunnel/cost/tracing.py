@@ -43,9 +43,9 @@ def trace(model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[st
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with _quietly(), torch.inference_mode(), fake:
-            values, named = [_faked(one, fake) for one in inputs], {}
-            for name, one in (keywords or {}).items():
-                named[name] = _faked(one, fake)
+            values, named = [_faked(tensor, fake) for tensor in inputs], {}
+            for name, keyword in (keywords or {}).items():
+                named[name] = _faked(keyword, fake)
             with recorder:
                 model(*values, **named)
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError) as error:
@@ -55,8 +55,8 @@ def trace(model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[st
             where=type(model).__name__,
             fix="take out what depends on values, or measure the model instead",
         ) from error
-    found: list[Kernel] = recorder.kernels
-    return found
+    result: list[Kernel] = recorder.kernels
+    return result
 
 
 @contextmanager

@@ -75,12 +75,12 @@ class Work:
     def is_empty(self) -> Mask:
         """Rows that compute and move nothing, as a tensor of theirs has no elements, bool [P]."""
         known = {text: any(0 in shape for shape in shapes_of(text)) for text in set(self.shapes.tolist())}
-        found: Mask = np.array([known[text] for text in self.shapes.tolist()], dtype=bool)
-        return found & (self.flops <= 0) & (self.bytes_moved <= 0)
+        result: Mask = np.array([known[text] for text in self.shapes.tolist()], dtype=bool)
+        return result & (self.flops <= 0) & (self.bytes_moved <= 0)
 
     def take(self, rows: NDArray[np.int64] | Mask) -> Work:
         """The given rows."""
-        return Work(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+        return Work(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @classmethod
     def of_counts(cls, operators: Texts, flops: Floats, bytes_moved: Floats, dtype: str = "fp32") -> Work:
@@ -111,16 +111,16 @@ def work_of(graph: Graph, where: Mask | None = None) -> tuple[Work, NDArray[np.i
     row_T : int64 [T]
         Row of each task in it, -1 for tasks that were not asked for.
     """
-    chosen = np.flatnonzero(graph.select(kind=Kind.COMPUTE) if where is None else where)
-    flops, moved = _numbers(graph, "flops", chosen), _numbers(graph, "bytes_read", chosen)
-    moved = moved + _numbers(graph, "bytes_written", chosen)
-    texts = {name: _codes(graph, column, chosen) for name, column in _columns(graph).items()}
-    first, inverse, counts = _distinct([*(column.codes for column in texts.values()), flops, moved])
-    found = {name: column.take(first).to_numpy() for name, column in texts.items()}
+    selected = np.flatnonzero(graph.select(kind=Kind.COMPUTE) if where is None else where)
+    flops, moved = _numbers(graph, "flops", selected), _numbers(graph, "bytes_read", selected)
+    moved = moved + _numbers(graph, "bytes_written", selected)
+    strings = {name: _codes(graph, column, selected) for name, column in _columns(graph).items()}
+    first, inverse, counts = _distinct([*(column.codes for column in strings.values()), flops, moved])
+    result = {name: column.take(first).to_numpy() for name, column in strings.items()}
     row_T = np.full(graph.num_tasks, -1, dtype=np.int64)
-    row_T[chosen] = inverse
-    dtype = _mapped(found["operator"], found["dtypes"])
-    return Work(**found, dtype=dtype, flops=flops[first], bytes_moved=moved[first], num_tasks=counts), row_T
+    row_T[selected] = inverse
+    dtype = _mapped(result["operator"], result["dtypes"])
+    return Work(**result, dtype=dtype, flops=flops[first], bytes_moved=moved[first], num_tasks=counts), row_T
 
 
 def dtype_of(text: str) -> str:

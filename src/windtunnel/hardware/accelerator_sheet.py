@@ -27,7 +27,7 @@ Part = TypeVar("Part", Arrays, OperatorRate, SparseGrid, FourierEngine)
 _NEEDED = ("name", "source", "clock_hz", "arrays", "vector", "sram", "dram")
 _MORE = ("kind", "word_bytes", "launch_s", "cache_bytes_per_s", "memory_ratio", "operators", "sparse_grid",
          "fourier_engine")  # fmt: skip
-_ENGINES = tuple(one.name for kind in (SparseGrid, FourierEngine) for one in fields(kind))
+_ENGINES = tuple(field.name for kind in (SparseGrid, FourierEngine) for field in fields(kind))
 _WHOLE = frozenset(("rows", "cols", "count", "per_core", "word_bytes", *_ENGINES)) - {"buffer_bytes_per_cycle"}
 _NEEDED_OF = {Arrays: ("rows", "cols", "count"), OperatorRate: ("overhead_ns",)}
 
@@ -68,7 +68,7 @@ def accelerator_of(sheet: Mapping[str, Any], where: str) -> Accelerator:
             f"arrays is {shown(arrays)}", where=where, fix='write [{"rows": 128, "cols": 128, "count": 8}]'
         )
     operators = _object(sheet, "operators", where) if "operators" in sheet else {}
-    built = tuple(_part(Arrays, one, f"arrays[{place}]", where) for place, one in enumerate(arrays))
+    built = tuple(_part(Arrays, array, f"arrays[{index}]", where) for index, array in enumerate(arrays))
     given: dict[str, Any] = {name: _number(sheet, name, where) for name in ("memory_ratio",) if name in sheet}
     if "pj_per_bit" in dram:
         given["memory_pj_per_bit"] = _number(dram, "pj_per_bit", where)
@@ -86,14 +86,16 @@ def accelerator_of(sheet: Mapping[str, Any], where: str) -> Accelerator:
         kind=_text(sheet, "kind", where) if "kind" in sheet else "accelerator",
         memory_bytes=_size(dram, "bytes", where),
         bandwidth_bytes_per_s=_number(dram, "bytes_per_s", where),
-        num_units=sum(one.count // one.per_core for one in built),
+        num_units=sum(item.count // item.per_core for item in built),
         clock_hz=_number(sheet, "clock_hz", where),
         arrays=built,
         num_vector_units=_whole(vector, "count", where),
         vector_width=_whole(vector, "width", where),
         sram_bytes={name: _size(_object(sheet, "sram", where), name, where) for name in sheet["sram"]},
         word_bytes=_whole(sheet, "word_bytes", where) if "word_bytes" in sheet else 2,
-        operators={name: _part(OperatorRate, one, f"operators.{name}", where) for name, one in operators.items()},
+        operators={
+            name: _part(OperatorRate, operator, f"operators.{name}", where) for name, operator in operators.items()
+        },
         **given,
     )
     return chip if chip.sparse_grid is None else replace(chip, sparse_grid=_fed(chip.sparse_grid, chip))
@@ -121,7 +123,7 @@ def _part(kind: type[Part], found: Any, name: str, where: str) -> Part:
     """One of the parts that are dataclasses: its fields by name, those without a default needed."""
     if not isinstance(found, dict):
         raise InputError(f"{name} is {shown(found)}", where=where, fix="write {field: value, ...}")
-    names = tuple(one.name for one in fields(kind))
+    names = tuple(field.name for field in fields(kind))
     _require_fields(found, name, where, _NEEDED_OF.get(kind, ()), names)
     return kind(**{field: _value(found, field, name, where) for field in found})
 
@@ -135,17 +137,17 @@ def _value(found: Mapping[str, Any], field: str, name: str, where: str) -> Any:
             raise InputError(f"{name}.{field} is {shown(value)}", where=where, fix="write true or false")
         return value
     if field == "tile_sides":
-        if not isinstance(value, list) or not all(isinstance(one, int) and one is not True for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, int) and item is not True for item in value):
             raise InputError(f"{name}.{field} is {shown(value)}", where=where, fix="write [64, 128]")
         return tuple(value)
     return _whole(found, field, where) if field in _WHOLE else _number(found, field, where)
 
 
 def _object(sheet: Mapping[str, Any], field: str, where: str) -> dict[str, Any]:
-    found = sheet[field]
-    if not isinstance(found, dict):
-        raise InputError(f"{field} is {shown(found)}", where=where, fix="write {field: value, ...}")
-    return found
+    result = sheet[field]
+    if not isinstance(result, dict):
+        raise InputError(f"{field} is {shown(result)}", where=where, fix="write {field: value, ...}")
+    return result
 
 
 def _text(sheet: Mapping[str, Any], field: str, where: str) -> str:

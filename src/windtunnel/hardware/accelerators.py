@@ -172,8 +172,8 @@ class Accelerator(Device):
 
     def _require_room(self, owner: str) -> None:
         """Two tiles of what one array takes: what computes, and what is loaded meanwhile."""
-        for one in self.arrays:
-            tile = {"x": one.rows, "w": one.rows * one.cols, "y": one.cols}
+        for array in self.arrays:
+            tile = {"x": array.rows, "w": array.rows * array.cols, "y": array.cols}
             needs = tile if "x" in self.sram_bytes else {"global": sum(tile.values())}
             for name, words in needs.items():
                 needed = 2 * words * self.word_bytes
@@ -181,16 +181,16 @@ class Accelerator(Device):
                     raise InputError(
                         f"sram {name} of {self.sram_bytes[name]} bytes is smaller than one tile",
                         where=owner,
-                        fix=f"an array of {one.rows}x{one.cols} needs {format_size(needed)} for two",
+                        fix=f"an array of {array.rows}x{array.cols} needs {format_size(needed)} for two",
                     )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, ({one.name: _plain(getattr(self, one.name)) for one in fields(self)},)
+        return _rebuild, ({field_.name: _plain(getattr(self, field_.name)) for field_ in fields(self)},)
 
     @property
     def macs_per_s(self) -> float:
         """Multiplications with addition of all arrays, at best."""
-        return sum(one.rows * one.cols * one.count for one in self.arrays) * (self.clock_hz or 0.0)
+        return sum(array.rows * array.cols * array.count for array in self.arrays) * (self.clock_hz or 0.0)
 
     @property
     def lanes(self) -> int:
@@ -222,15 +222,20 @@ class Accelerator(Device):
 
     def json(self) -> dict[str, Any]:
         """Every field, in plain types."""
-        found = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
-        found["arrays"] = [{one.name: getattr(each, one.name) for one in fields(each)} for each in self.arrays]
-        found["operators"] = {
-            name: {one.name: getattr(each, one.name) for one in fields(each)} for name, each in self.operators.items()
+        result = {field_.name: _plain(getattr(self, field_.name)) for field_ in fields(self)}
+        result["arrays"] = [
+            {field_.name: getattr(array, field_.name) for field_ in fields(array)} for array in self.arrays
+        ]
+        result["operators"] = {
+            name: {field_.name: getattr(operator, field_.name) for field_ in fields(operator)}
+            for name, operator in self.operators.items()
         }
         for name in ("sparse_grid", "fourier_engine"):
-            part = found[name]
-            found[name] = None if part is None else {one.name: getattr(part, one.name) for one in fields(part)}
-        return found
+            part = result[name]
+            result[name] = (
+                None if part is None else {field_.name: getattr(part, field_.name) for field_ in fields(part)}
+            )
+        return result
 
 
 def _plain(value: Any) -> Any:
@@ -262,7 +267,7 @@ def template_named(name: str) -> Accelerator:
     match = _NAME.fullmatch(name)
     if match is None:
         raise InputError(f"{name!r} is no template", where="device", fix=f"write it like {_EXAMPLE}")
-    cores, width, depth, vectors, lanes = (int(one) for one in match.groups()[:5])
+    cores, width, depth, vectors, lanes = (int(group) for group in match.groups()[:5])
     sram_bytes = parse_size(match[6])
     Templates.of(cores, width, depth, vectors, lanes, sram_bytes)
     return Accelerator(

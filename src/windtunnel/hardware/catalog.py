@@ -183,15 +183,15 @@ def target(name: str) -> Target:
     ('8x h100-sxm5-80g', 'dgx-h100')
     """
     if name in machines():
-        found = machines()[name]
-        return Target(name, found.devices[0], len(found.devices), found)
+        result = machines()[name]
+        return Target(name, result.devices[0], len(result.devices), result)
     several = re.fullmatch(r"(\d+)\s*x\s*(.+)", name, re.IGNORECASE)
     if several is None:
         return Target(name, device(name))
     chip, count = device(several[2]), int(several[1])
     if count < 1:
         raise InputError(f"{name} is no device", where="catalog", fix=f"name one or more: 8x{several[2]}")
-    alike = [one for one in machines().values() if one.devices == (chip,) * count]
+    alike = [machine_ for machine_ in machines().values() if machine_.devices == (chip,) * count]
     return Target(name, chip, count, alike[0] if alike else None)
 
 
@@ -226,12 +226,12 @@ def achieved_ratios(chip: Device) -> dict[tuple[str, str], float]:
     0.8
     """
     alike = [row for row in _achieved() if row[0].architecture == chip.architecture]
-    found: dict[tuple[str, str], float] = {}
+    result: dict[tuple[str, str], float] = {}
     for kind in {kind for _, kind, _ in alike}:
         rows = [(known.name, share) for known, of, share in alike if of == kind]
         shares = [share for name, share in rows if name == chip.name] or [share for _, share in rows]
-        found |= dict.fromkeys([(kind, "bf16"), (kind, "fp16")], sum(shares) / len(shares))
-    return found
+        result |= dict.fromkeys([(kind, "bf16"), (kind, "fp16")], sum(shares) / len(shares))
+    return result
 
 
 def link(name: str) -> Link:

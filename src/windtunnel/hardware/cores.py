@@ -44,6 +44,6 @@ def _told(path: Path) -> str:
 
 def stay_on(cores: Iterable[int]) -> None:
     """Keep the calling thread, and what it starts, on some cores; without any, or where there is no choice, nothing."""
-    chosen = set(cores)
-    if chosen and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, chosen)
+    selected = set(cores)
+    if selected and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, selected)

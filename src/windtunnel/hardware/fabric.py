@@ -95,4 +95,4 @@ def fabric_of(on: Machine | Device, inner: str = "", outer: str = "", devices_pe
 
 
 def _machine_with(device: Device) -> Machine | None:
-    return next((one for one in machines().values() if one.devices[0].name == device.name), None)
+    return next((machine for machine in machines().values() if machine.devices[0].name == device.name), None)

@@ -135,8 +135,8 @@ def num_sockets(root: Path = Path("/")) -> int | None:
     root : Path
         Where /proc lies (tests give another).
     """
-    found = re.findall(r"^physical id\s*:\s*(\d+)", _read(root / "proc/cpuinfo"), re.MULTILINE)
-    return len(set(found)) or None
+    result = re.findall(r"^physical id\s*:\s*(\d+)", _read(root / "proc/cpuinfo"), re.MULTILINE)
+    return len(set(result)) or None
 
 
 def _num_cores(info: str, num_threads: int) -> int:
@@ -174,9 +174,9 @@ def peak_resident_bytes(root: Path = Path("/")) -> int | None:
 
 def peak_own_bytes(root: Path = Path("/")) -> int | None:
     """The same without what other processes may share: libraries and other files, and memory made to be shared."""
-    found = [_held_bytes(root, name) for name in ("VmHWM", "RssFile", "RssShmem")]
-    whole, *shared = (one for one in found if one is not None)
-    return None if len(shared) < len(found) - 1 else max(0, whole - sum(shared))
+    result = [_held_bytes(root, name) for name in ("VmHWM", "RssFile", "RssShmem")]
+    whole, *shared = (item for item in result if item is not None)
+    return None if len(shared) < len(result) - 1 else max(0, whole - sum(shared))
 
 
 def _held_bytes(root: Path, name: str) -> int | None:
@@ -207,8 +207,8 @@ def _gpus(known: Mapping[str, Device]) -> Iterable[Device]:
     except (OSError, subprocess.SubprocessError):
         # a driver that does not answer is a host without usable GPUs
         return []
-    found = (_of_line(line, known) for line in answer.stdout.splitlines())
-    return [gpu for gpu in found if gpu is not None]
+    result = (_of_line(line, known) for line in answer.stdout.splitlines())
+    return [gpu for gpu in result if gpu is not None]
 
 
 def _of_line(line: str, known: Mapping[str, Device]) -> Device | None:
@@ -224,7 +224,7 @@ def matching(name: str, memory_bytes: int, known: Mapping[str, Device]) -> Devic
     """
     joined = re.sub(r"\b([rg]tx|titan)\s*([0-9x]+p?)(\s+ti\b)?", lambda part: re.sub(r"\s", "", part[0]), name.lower())
     words = set(re.split(r"[^a-z0-9]+", joined))
-    found = [device for device in known.values() if device.kind == "gpu" and device.name.split("-")[0] in words]
+    result = [device for device in known.values() if device.kind == "gpu" and device.name.split("-")[0] in words]
     form = next((form for form in ("pcie", "nvl") if form in words), "sxm")
-    found = [device for device in found if f"-{form}" in device.name] or found
-    return min(found, key=lambda device: abs(device.memory_bytes - memory_bytes), default=None)
+    result = [device for device in result if f"-{form}" in device.name] or result
+    return min(result, key=lambda device: abs(device.memory_bytes - memory_bytes), default=None)

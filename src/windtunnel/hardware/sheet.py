@@ -136,14 +136,14 @@ def write_link(link: Link, path: Path) -> Path:
 
 def _object(path: Path, what: str) -> dict[str, Any]:
     try:
-        found = read_json(ReadLimit(path))
+        result = read_json(ReadLimit(path))
     except InputError as error:
         raise InputError(
             f"the {what}'s sheet cannot be read: {error.message}", where=error.where, fix=error.fix
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise InputError(f"the {what}'s sheet is not one JSON object", where=str(path), fix="write {field: value, ...}")
-    return found
+    return result
 
 
 def _check(sheet: Mapping[str, Any], path: Path) -> None:

@@ -69,11 +69,11 @@ class Templates:
     @property
     def area_um2(self) -> Floats:
         """Area of each [P]."""
-        return area_um2(**{one.name: getattr(self, one.name) for one in fields(self)})
+        return area_um2(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def take(self, rows: Ints | NDArray[np.bool_]) -> Templates:
         """The given rows."""
-        return Templates(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+        return Templates(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @classmethod
     def of(
@@ -119,11 +119,11 @@ def _require_in_space(name: str, values: NDArray[np.generic]) -> None:
 @cache
 def _areas() -> Mapping[str, Mapping[int, float]]:
     """Area by part and size: of one multiplier or lane, or of a buffer by its bytes."""
-    found: dict[str, dict[int, float]] = {}
+    result: dict[str, dict[int, float]] = {}
     for row in rows_of("area.csv"):
         size = 1 if row["size"].startswith("one") else parse_size(row["size"])
-        found.setdefault(row["part"], {})[size] = float(row["area_um2"])
-    return found
+        result.setdefault(row["part"], {})[size] = float(row["area_um2"])
+    return result
 
 
 def _of_buffer(part: str, sizes_bytes: Ints) -> Floats:
@@ -164,7 +164,7 @@ def area_um2(
     278826676.31
     """
     given = (num_tensor_cores, width, depth, num_vector_cores, vector_width, sram_bytes)
-    cores, wide, deep, vectors, lanes, sram = (np.asarray(one, dtype=np.int64) for one in given)
+    cores, wide, deep, vectors, lanes, sram = (np.asarray(item, dtype=np.int64) for item in given)
     per = _areas()
     tensor = per["tensor core"][1] * wide * deep + _of_buffer("local buffer", _local_bytes(wide * deep))
     vector = per["vector core"][1] * lanes + _of_buffer("local buffer", _local_bytes(lanes))
@@ -207,21 +207,21 @@ def template_space(limit_um2: float | None = None) -> Templates:
     every = _every_template()
     area = every.area_um2
     is_single = (every.num_tensor_cores == 1) | (every.num_vector_cores == 1)
-    found = every.take((area <= limit) & ((area >= _LEAST_SHARE * limit) | is_single))
-    if not len(found):
+    result = every.take((area <= limit) & ((area >= _LEAST_SHARE * limit) | is_single))
+    if not len(result):
         raise InputError(
             f"no template is as small as {limit:,.0f} square micrometers",
             where="limit_um2",
             fix=f"give at least {area.min():,.0f}",
         )
-    return found
+    return result
 
 
 def _every_template() -> Templates:
     """All that the limits allow, a vector core as wide as a tensor core."""
     names = ("num_tensor_cores", "width", "depth", "num_vector_cores", "sram_bytes")
     axes = (_powers_of_two(*LIMITS[name]) for name in names)
-    cores, wide, deep, vectors, sram = (one.ravel() for one in np.meshgrid(*axes, indexing="ij"))
+    cores, wide, deep, vectors, sram = (item.ravel() for item in np.meshgrid(*axes, indexing="ij"))
     return Templates(cores, wide, deep, vectors, wide, sram)
 
 

@@ -145,7 +145,7 @@ def cut_evenly(num_blocks: int, num_stages: int) -> tuple[tuple[int, int], ...]:
     ((0, 3), (3, 7))
     """
     if num_stages < 1 or num_blocks % num_stages:
-        fits = ", ".join(str(one) for one in range(1, num_blocks + 1) if num_blocks % one == 0)
+        fits = ", ".join(str(index) for index in range(1, num_blocks + 1) if num_blocks % index == 0)
         raise InputError(
             f"{num_blocks} blocks do not divide by a depth of {num_stages}", where="depth", fix=f"one of {fits}"
         )
@@ -241,7 +241,7 @@ def _weights(step: Graph, known: Sequence[tuple[str, bool]], node_T: Ints) -> tu
     sizes = registered_by_layer(step)
     if sizes:
         own = [() if is_backward else sizes.get(name, ()) for name, is_backward in known]
-        return np.array([sum(one) for one in own], float), np.array([max(one, default=0) for one in own], float)
+        return np.array([sum(item) for item in own], float), np.array([max(item, default=0) for item in own], float)
     if "param_bytes" not in step.tasks:
         return np.zeros(len(known)), np.zeros(len(known))
     is_forward = np.asarray(step.tasks["phase"]) == int(Phase.FORWARD)
@@ -252,29 +252,29 @@ def _weights(step: Graph, known: Sequence[tuple[str, bool]], node_T: Ints) -> tu
 def _run(known: Sequence[tuple[str, bool]], weights_N: Floats, times_N: Floats) -> list[list[str]]:
     """Paths of the blocks, each with those of the modules without weights that follow it."""
     children: dict[str, dict[str, list[float]]] = {}
-    for (name, is_backward), weight, taken in zip(known, weights_N.tolist(), times_N.tolist(), strict=True):
+    for (name, is_backward), weight, used in zip(known, weights_N.tolist(), times_N.tolist(), strict=True):
         for match in _INDEXED.finditer(name):
             of_list = children.setdefault(name[: match.start()], {})
             sums = of_list.setdefault(name[: match.end()], [0.0, 0.0])
             sums[0] += 0.0 if is_backward else weight
-            sums[1] += taken
+            sums[1] += used
     best: tuple[float, list[list[str]]] = (0.0, [])
     for of_list in children.values():
         groups: list[tuple[list[str], float, float]] = []
         for path in sorted(of_list, key=lambda path: int(path.rpartition(".")[2])):
-            weight, taken = of_list[path]
+            weight, used = of_list[path]
             if weight or not groups:
-                groups.append(([path], weight, taken))
+                groups.append(([path], weight, used))
             else:
                 names, before, time = groups.pop()
-                groups.append(([*names, path], before, time + taken))
+                groups.append(([*names, path], before, time + used))
         begin = 0
-        for at in range(1, len(groups) + 1):
-            if at == len(groups) or groups[at][1] != groups[begin][1]:
-                time = sum(group[2] for group in groups[begin:at])
-                if at - begin > 1 and time > best[0]:
-                    best = (time, [group[0] for group in groups[begin:at]])
-                begin = at
+        for index in range(1, len(groups) + 1):
+            if index == len(groups) or groups[index][1] != groups[begin][1]:
+                time = sum(group[2] for group in groups[begin:index])
+                if index - begin > 1 and time > best[0]:
+                    best = (time, [group[0] for group in groups[begin:index]])
+                begin = index
     if not best[1]:
         raise NotApplicableError(
             "no two blocks of this model are equal, so that no even stages can be cut", where="layers",
@@ -285,7 +285,7 @@ def _run(known: Sequence[tuple[str, bool]], weights_N: Floats, times_N: Floats) 
 
 def _units(known: Sequence[tuple[str, bool]], run: Sequence[Sequence[str]], weights_N: Floats) -> Ints:
     """The unit of each node: by path, else by where its layer first runs."""
-    of_path = {path: 1 + at for at, paths in enumerate(run) for path in paths}
+    of_path = {path: 1 + index for index, paths in enumerate(run) for path in paths}
 
     def listed(name: str) -> int | None:
         ends = [match.end() for match in _INDEXED.finditer(name)]
@@ -303,11 +303,11 @@ def _units(known: Sequence[tuple[str, bool]], run: Sequence[Sequence[str]], weig
             unit = reached if reached < len(run) else loss if has_weights and row > has_weights[-1] else behind
         reached = max(reached, min(unit, len(run)))
         unit_of[name] = unit
-    found = []
+    result = []
     for name, is_backward in known:
         unit = listed(name)
-        found.append(unit_of.get(name, loss if is_backward else 0) if unit is None else unit)
-    return np.array(found, np.int64)
+        result.append(unit_of.get(name, loss if is_backward else 0) if unit is None else unit)
+    return np.array(result, np.int64)
 
 
 def _names(
@@ -337,8 +337,8 @@ def _tensors(step: Graph, unit_T: Ints) -> tuple[Ints, Ints, Ints, Floats]:
     is_back = phases[dst] == int(Phase.BACKWARD)
     np.maximum.at(reader_T, src[~is_back], unit_T[dst[~is_back]])
     np.minimum.at(backward_T, src[is_back], unit_T[dst[is_back]])
-    made = np.flatnonzero(size_T)
-    return unit_T[made], reader_T[made], backward_T[made], size_T[made]
+    created = np.flatnonzero(size_T)
+    return unit_T[created], reader_T[created], backward_T[created], size_T[created]
 
 
 def _workspace(step: Graph, unit_T: Ints, num_units: int) -> Floats:
@@ -369,9 +369,9 @@ def _workspace(step: Graph, unit_T: Ints, num_units: int) -> Floats:
     np.add.at(change, place_T[counted], made_T[counted])
     np.add.at(change, freed_T[counted] + 1, -made_T[counted])
     held = np.cumsum(change)[place_T]
-    found = np.zeros(num_units)
-    np.maximum.at(found, unit_T[unit_T >= 0], held[unit_T >= 0])
-    return found
+    result = np.zeros(num_units)
+    np.maximum.at(result, unit_T[unit_T >= 0], held[unit_T >= 0])
+    return result
 
 
 def _state_ratio(step: Graph) -> float:
@@ -379,7 +379,7 @@ def _state_ratio(step: Graph) -> float:
     held = _held(step)
     if held.get("weight"):
         return float(held.get("optimizer state", 0)) / float(held["weight"])
-    options = [group["options"] for one in step.meta.optimizers for group in one["groups"]]
+    options = [group["options"] for optimizer in step.meta.optimizers for group in optimizer["groups"]]
     if not options:
         return _UNKNOWN_STATES
     return _ADAM_STATES if "betas" in options[0] else float(bool(options[0].get("momentum")))

@@ -76,9 +76,9 @@ def options_of(types: Sequence[DeviceType], link_scale: Floats | None, *, is_sum
     is_summed : bool
         Whether compute and transfers are only added.
     """
-    digits_VT = np.array(list(np.ndindex(*(one.count + 1 for one in types)))).reshape(-1, len(types))
-    strides = [math.prod(one.count + 1 for one in types[place + 1 :]) for place in range(len(types))]
-    used = [kind for kind, one in enumerate(types) if one.count]
+    digits_VT = np.array(list(np.ndindex(*(type_.count + 1 for type_ in types)))).reshape(-1, len(types))
+    strides = [math.prod(type_.count + 1 for type_ in types[index + 1 :]) for index in range(len(types))]
+    used = [kind for kind, type_ in enumerate(types) if type_.count]
     beside = used if link_scale is not None else [0]
     num_beside = len(beside) ** 2
     rows, moves = [], []
@@ -111,9 +111,9 @@ def _scales(
     """By channel: forward comes from the stage before and goes to the one behind, backward the other way."""
     if link_scale is None:
         return [one.comm_scale] * (1 if is_summed else NUM_CHANNELS)
-    found: list[Any] = [0.0] * NUM_CHANNELS
-    found[kernels.IN_FORWARD] = one.comm_scale * link_scale[last, kind]
-    found[kernels.OUT_FORWARD] = one.comm_scale * link_scale[kind, following]
-    found[kernels.IN_BACKWARD] = one.comm_scale * link_scale[following, kind]
-    found[kernels.OUT_BACKWARD] = one.comm_scale * link_scale[kind, last]
-    return found
+    result: list[Any] = [0.0] * NUM_CHANNELS
+    result[kernels.IN_FORWARD] = one.comm_scale * link_scale[last, kind]
+    result[kernels.OUT_FORWARD] = one.comm_scale * link_scale[kind, following]
+    result[kernels.IN_BACKWARD] = one.comm_scale * link_scale[following, kind]
+    result[kernels.OUT_BACKWARD] = one.comm_scale * link_scale[kind, last]
+    return result

@@ -64,13 +64,13 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
     """
     num_nodes, num_words = before_NW.shape
     capacity = 64
-    found = np.empty((capacity, num_words), np.uint64)
+    result = np.empty((capacity, num_words), np.uint64)
     parent, added = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
     table = np.full(256, -1, np.int32)
     count = 0
     new = np.empty(num_words, np.uint64)
-    for at in range(level_IW.shape[0]):
-        words = level_IW[at]
+    for index in range(level_IW.shape[0]):
+        words = level_IW[index]
         for node in range(num_nodes):
             if has(words, node):
                 continue
@@ -83,27 +83,27 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
                 continue
             new[:] = words
             new[node >> 6] |= np.uint64(1) << np.uint64(node & 63)
-            place = np.int64(_hash(new) & np.uint64(table.size - 1))
+            position = np.int64(_hash(new) & np.uint64(table.size - 1))
             is_known = False
-            while table[place] >= 0:
-                if (found[table[place]] == new).all():
+            while table[position] >= 0:
+                if (result[table[position]] == new).all():
                     is_known = True
                     break
-                place = (place + 1) & (table.size - 1)
+                position = (position + 1) & (table.size - 1)
             if is_known:
                 continue
             if count == limit:
-                return found[:count], parent[:count], added[:count], True
+                return result[:count], parent[:count], added[:count], True
             if count == capacity:
                 capacity *= 2
-                found = _longer(found, capacity)
+                result = _longer(result, capacity)
                 parent, added = longer(parent, capacity), longer(added, capacity)
-            found[count], parent[count], added[count] = new, at, node
-            table[place] = count
+            result[count], parent[count], added[count] = new, index, node
+            table[position] = count
             count += 1
             if 2 * count > table.size:
-                table = _rehashed(found, count, 2 * table.size)
-    return found[:count], parent[:count], added[:count], False
+                table = _rehashed(result, count, 2 * table.size)
+    return result[:count], parent[:count], added[:count], False
 
 
 @numba.njit(cache=True)
@@ -127,11 +127,11 @@ def longer(old: Any, capacity: int) -> Any:
 @numba.njit(cache=True)
 def _rehashed(found: Any, count: int, size: int) -> Any:
     table = np.full(size, -1, np.int32)
-    for at in range(count):
-        place = np.int64(_hash(found[at]) & np.uint64(size - 1))
-        while table[place] >= 0:
-            place = (place + 1) & (size - 1)
-        table[place] = at
+    for index in range(count):
+        position = np.int64(_hash(found[index]) & np.uint64(size - 1))
+        while table[position] >= 0:
+            position = (position + 1) & (size - 1)
+        table[position] = index
     return table
 
 
@@ -151,13 +151,13 @@ def count_pairs(words_IW: Any, parent_I: Any, added_I: Any, num_threads: int) ->
     num = words_IW.shape[0]
     for thread in numba.prange(num_threads):
         inside = np.zeros(num, np.bool_)
-        mine = 0
+        local = 0
         for i in range(thread, num, num_threads):
             fill_inside(i, words_IW, parent_I, added_I, inside)
             for j in range(1, i):
-                mine += inside[j]
-            mine += i > 0
-        total += mine
+                local += inside[j]
+            local += i > 0
+        total += local
     return total
 
 
@@ -186,12 +186,12 @@ def entries_of(words_IW: Any, parent_I: Any, added_I: Any, ptr_N: Any, group_X: 
     for j in range(1, num):
         above = words_IW[parent_I[j]]
         entry = entry_ptr[j]
-        for place in range(ptr_N[added_I[j]], ptr_N[added_I[j] + 1]):
-            g = group_X[place]
+        for index in range(ptr_N[added_I[j]], ptr_N[added_I[j] + 1]):
+            g = group_X[index]
             group[entry], count[entry] = g, 0
             for target in range(target_ptr[g], target_ptr[g + 1]):
                 count[entry] += has(above, targets[target])
-            kind[entry] = OWN if is_own_X[place] else LEFT if has(above, own_G[g]) else FREE
+            kind[entry] = OWN if is_own_X[index] else LEFT if has(above, own_G[g]) else FREE
             entry += 1
     return entry_ptr, group, count, kind
 
@@ -214,8 +214,8 @@ def row(i: int, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries
         comm_IC[0, :] = 0.0
         for g in range(own_G.size):
             reached = 0
-            for place in range(target_ptr[g], target_ptr[g + 1]):
-                reached += has(words, targets[place])
+            for index in range(target_ptr[g], target_ptr[g + 1]):
+                reached += has(words, targets[index])
             reached_G[g] = reached
             has_own_G[g] = has(words, own_G[g])
             if has_own_G[g]:

@@ -79,8 +79,8 @@ class Lattice:
         """Which nodes a downset holds, bool [N]."""
         nodes = np.arange(self.num_nodes)
         words = self.words_IW[downset, nodes // kernels.WORD]
-        found: NDArray[np.bool_] = (words >> (nodes % kernels.WORD).astype(np.uint64)) & np.uint64(1) == 1
-        return found
+        result: NDArray[np.bool_] = (words >> (nodes % kernels.WORD).astype(np.uint64)) & np.uint64(1) == 1
+        return result
 
     def sums(self, values: ArrayLike) -> NDArray[Any]:
         """What adds up over the nodes of each downset, [I] or [I, K].
@@ -157,7 +157,7 @@ def downsets(
         np.concatenate(levels),
         np.concatenate(parents),
         np.concatenate(added),
-        np.concatenate([[0], np.cumsum([len(one) for one in levels])]),
+        np.concatenate([[0], np.cumsum([len(level) for level in levels])]),
     )
 
 
@@ -172,9 +172,9 @@ def chain(order: Sequence[int] | NDArray[Any]) -> Lattice:
     nodes = np.asarray(order, dtype=np.int64)
     num = len(nodes)
     bits = np.zeros((num + 1, max(1, -(-num // kernels.WORD))), np.uint64)
-    for place, node in enumerate(nodes.tolist(), start=1):
-        bits[place] = bits[place - 1]
-        bits[place, node // kernels.WORD] |= np.uint64(1 << (node % kernels.WORD))
+    for index, node in enumerate(nodes.tolist(), start=1):
+        bits[index] = bits[index - 1]
+        bits[index, node // kernels.WORD] |= np.uint64(1 << (node % kernels.WORD))
     return Lattice(
         bits,
         np.maximum(np.arange(-1, num), 0).astype(np.int32),
@@ -185,6 +185,6 @@ def chain(order: Sequence[int] | NDArray[Any]) -> Lattice:
 
 def _bits(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Direct predecessors of every node as bits [N, W]."""
-    found = np.zeros((num_nodes, max(1, -(-num_nodes // kernels.WORD))), np.uint64)
-    np.bitwise_or.at(found, (dst, src // kernels.WORD), np.uint64(1) << (src % kernels.WORD).astype(np.uint64))
-    return found
+    result = np.zeros((num_nodes, max(1, -(-num_nodes // kernels.WORD))), np.uint64)
+    np.bitwise_or.at(result, (dst, src // kernels.WORD), np.uint64(1) << (src % kernels.WORD).astype(np.uint64))
+    return result

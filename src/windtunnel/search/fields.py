@@ -99,7 +99,7 @@ def unique_ids(nodes: Sequence[Mapping[str, Any]], where: str) -> list[int]:
     """
     ids = [whole_of(node, "id", f"{where}, a node") for node in nodes]
     if len(set(ids)) < len(ids):
-        twice = next(one for one in ids if ids.count(one) > 1)
+        twice = next(identifier for identifier in ids if ids.count(identifier) > 1)
         raise InputError("two nodes have one id", where=f"{where}, id {twice}")
     return ids
 
@@ -111,10 +111,10 @@ def ends_of(edges: Sequence[Mapping[str, Any]], field: str, row_of: Mapping[int,
     ------
     InputError
     """
-    found = []
+    result = []
     for row, edge in enumerate(edges):
         node = whole_of(edge, field, f"{where}, edge {row}")
         if node not in row_of:
             raise InputError(f"{field} is {node}, which is no node", where=f"{where}, edge {row}")
-        found.append(row_of[node])
-    return np.array(found, np.int64)
+        result.append(row_of[node])
+    return np.array(result, np.int64)

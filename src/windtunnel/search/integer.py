@@ -134,7 +134,7 @@ class Model:
         lp.a_matrix_.index_ = np.array(self._columns)
         lp.a_matrix_.value_ = np.array(self._factors)
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [kinds[one] for one in self._is_integer]
+        lp.integrality_ = [kinds[item] for item in self._is_integer]
         return lp
 
 

@@ -95,16 +95,16 @@ class Table:
         """
         if not math.isfinite(self.value):
             return []
-        at = self.lattice.num_downsets - 1
+        index = self.lattice.num_downsets - 1
         vector = int(self.options.last_V[self.best_IV[-1, self.options.last_V].argmin()])
-        found: list[Stage] = []
-        while at:
-            before, option, vector = self._step(at, vector)
-            inside = self.lattice.members(at) & ~self.lattice.members(before)
+        result: list[Stage] = []
+        while index:
+            before, option, vector = self._step(index, vector)
+            inside = self.lattice.members(index) & ~self.lattice.members(before)
             kind, replicas = int(self.options.kind_O[option]), int(self.options.replicas_O[option])
-            found.insert(0, Stage(kind, replicas, np.flatnonzero(inside)))
-            at = before
-        return found
+            result.insert(0, Stage(kind, replicas, np.flatnonzero(inside)))
+            index = before
+        return result
 
     def _step(self, at: int, vector: int) -> tuple[int, int, int]:
         """The smaller downset, option and vector that this value comes from."""
@@ -118,8 +118,8 @@ class Table:
                 continue
             source = int(options.move_from[rows][reached[0]])
             values_J = np.where(inside_J, np.maximum(self.best_IV[:at, source], loads_JO[:, option]), math.inf)
-            place = int(values_J.argmin())
-            best = min(best, (float(values_J[place]), place, option, source))
+            index = int(values_J.argmin())
+            best = min(best, (float(values_J[index]), index, option, source))
         return best[1:]
 
     def loads(self, at: int) -> tuple[NDArray[np.bool_], Floats]:
@@ -195,7 +195,7 @@ def solve(
     """
     if combine not in _COMBINES:
         raise InputError(f"loads cannot be combined by {combine!r}", where="combine", fix=", ".join(_COMBINES))
-    if not sum(one.count for one in work.types):
+    if not sum(type_.count for type_ in work.types):
         raise InputError("there are no devices", where="devices", fix="one accelerator or CPU at least")
     options = options_of(work.types, work.link_scale, is_summed=combine == "sum")
     entries = _entries(lattice, work.groups)
@@ -203,7 +203,7 @@ def solve(
     best_IV = np.full((lattice.num_downsets, options.num_vectors), math.inf)
     best_IV[0] = 0.0
     sums = _sums(lattice, work)
-    limits = np.array([one.memory_bytes * (1 + _SLACK) for one in work.types])
+    limits = np.array([type_.memory_bytes * (1 + _SLACK) for type_ in work.types])
     common = (
         best_IV,
         lattice.words_IW,
@@ -272,8 +272,8 @@ def _entries(lattice: Lattice, groups: Groups) -> tuple[NDArray[Any], ...]:
         touching[own].append((group, True))
         for target in groups.targets[groups.target_ptr[group] : groups.target_ptr[group + 1]].tolist():
             touching[target].append((group, False))
-    ptr_N = np.concatenate([[0], np.cumsum([len(one) for one in touching])]).astype(np.int64)
-    flat = [pair for one in touching for pair in one]
+    ptr_N = np.concatenate([[0], np.cumsum([len(item) for item in touching])]).astype(np.int64)
+    flat = [pair for item in touching for pair in item]
     group_X = np.array([pair[0] for pair in flat], np.int32)
     is_own_X = np.array([pair[1] for pair in flat], np.bool_)
     return tuple(

@@ -48,15 +48,15 @@ def shuffled(num_nodes: int, src: ArrayLike, dst: ArrayLike, random: np.random.G
 def _walk(num_nodes: int, src: ArrayLike, dst: ArrayLike, take: Callable[[list[int]], int]) -> Ints:
     after, waiting = _after(num_nodes, src, dst)
     ready = [node for node in range(num_nodes) if not waiting[node]]
-    found = []
+    result = []
     while ready:
         node = take(ready)
-        found.append(node)
+        result.append(node)
         for other in after[node]:
             waiting[other] -= 1
             if not waiting[other]:
                 ready.append(other)
-    return np.array(found, np.int64)
+    return np.array(result, np.int64)
 
 
 def _after(num_nodes: int, src: ArrayLike, dst: ArrayLike) -> tuple[list[list[int]], list[int]]:
@@ -86,21 +86,21 @@ def narrow(num_nodes: int, src: ArrayLike, dst: ArrayLike, groups: Groups) -> In
 
     ready = [(change(node), node) for node in range(num_nodes) if not waiting[node]]
     heapq.heapify(ready)
-    found = []
+    result = []
     while ready:
         known, node = heapq.heappop(ready)
         now = change(node)
         if now < known:  # a reader beside it has gone since
             heapq.heappush(ready, (now, node))
             continue
-        found.append(node)
+        result.append(node)
         for other in before[node]:
             unread[other] -= 1
         for other in after[node]:
             waiting[other] -= 1
             if not waiting[other]:
                 heapq.heappush(ready, (change(other), other))
-    return np.array(found, np.int64)
+    return np.array(result, np.int64)
 
 
 ORDERS: dict[str, Order] = {

@@ -117,8 +117,8 @@ class LayerSpeeds:
         PriceError
             No profile has this name; lists those that are there.
         """
-        found: Profile = _named(self.profiles, model)
-        return found
+        result: Profile = _named(self.profiles, model)
+        return result
 
     def speed(self, model: str, batch: int, shape: Shape) -> float:
         """S; compute grows with the batch, gradients do not.
@@ -289,13 +289,13 @@ def iteration_graph(profile: Profile, sums_ns: NDArray[np.int64], scale: float =
             if layer in sums:
                 builder.edge(sums[layer], task)
         for layer in reversed(layers):
-            made = compute(f"weight gradient {layer}", profile.weight_gradient_ns[layer], Phase.BACKWARD, iteration)
+            created = compute(f"weight gradient {layer}", profile.weight_gradient_ns[layer], Phase.BACKWARD, iteration)
             if sums_ns[layer]:
                 sums[layer] = builder.task(
                     f"sum {layer}", duration_ns=int(sums_ns[layer]), kind=Kind.COMM, resource=network, priority=layer,
                     iteration=iteration, phase=Phase.BACKWARD,
                 )  # fmt: skip
-                builder.edge(made, sums[layer])
+                builder.edge(created, sums[layer])
             compute(f"input gradient {layer}", profile.input_gradient_ns[layer], Phase.BACKWARD, iteration)
     return builder.build()
 
@@ -318,8 +318,8 @@ def read_profiles(folder: Path) -> dict[str, Profile]:
     paths = sorted(folder.glob("*.csv"))
     if not paths:
         raise InputError("there are no layer tables", where=str(folder), fix="put one MODEL_bBATCH.csv per model there")
-    made = [read_profile(path) for path in paths]
-    return {one.name: one for one in made}
+    created = [read_profile(path) for path in paths]
+    return {item.name: item for item in created}
 
 
 def read_profile(path: Path) -> Profile:

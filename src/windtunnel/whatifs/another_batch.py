@@ -52,13 +52,13 @@ def batch_of(graph: Graph, dim: int | None = None) -> int:
         program = None
     if dim is None:
         return batch_size_of_operators(graph) if program is None else batch_size_of(program)
-    inputs = input_shapes_of(graph) if program is None else [one.shape for one in program.data_inputs().values()]
+    inputs = input_shapes_of(graph) if program is None else [tensor.shape for tensor in program.data_inputs().values()]
     shapes = [shape for shape in inputs if -len(shape) <= dim < len(shape)]
     sizes = sorted({shape[dim] for shape in shapes})
     if len(sizes) != 1:
-        found = f"sizes {', '.join(map(str, sizes))}" if sizes else "no size"
+        result = f"sizes {', '.join(map(str, sizes))}" if sizes else "no size"
         raise InputError(
-            f"the inputs have {found} in dimension {dim}, so that is not the batch",
+            f"the inputs have {result} in dimension {dim}, so that is not the batch",
             where=f"inputs of shape {', '.join(str(list(shape)) for shape in sorted(set(shapes))[:5]) or 'none'}",
             fix="name the dimension in which all inputs have the batch size: --batch-dim 0 counts from the front",
         )
@@ -113,32 +113,34 @@ def sizes_between(captured: int, wanted: int) -> list[int]:
     >>> sizes_between(8, 40), sizes_between(8, 3), sizes_between(8, 8)
     ([8, 16, 32, 40], [8, 4, 3], [8])
     """
-    found = [captured]
-    while captured and (found[-1] * 2 <= wanted or found[-1] // 2 >= wanted > 0):
-        found.append(found[-1] * 2 if wanted > captured else found[-1] // 2)
-    return found if found[-1] == wanted or not wanted else [*found, wanted]
+    result = [captured]
+    while captured and (result[-1] * 2 <= wanted or result[-1] // 2 >= wanted > 0):
+        result.append(result[-1] * 2 if wanted > captured else result[-1] // 2)
+    return result if result[-1] == wanted or not wanted else [*result, wanted]
 
 
 def _at_batch(graph: Graph, captured: int, wanted: int) -> Graph:
     """Change what computes outside of the update."""
-    chosen = np.flatnonzero(_handles_samples(graph))
-    inputs, row_N = _distinct(graph, chosen)
+    selected = np.flatnonzero(_handles_samples(graph))
+    inputs, row_N = _distinct(graph, selected)
     sizes = carriers(inputs, captured)
-    grown = [
-        resized(one, sizes, captured, wanted) if one.shapes else _of_unknown_shapes(one, wanted / captured)
-        for one in inputs
+    extended = [
+        resized(tensor, sizes, captured, wanted) if tensor.shapes else _of_unknown_shapes(tensor, wanted / captured)
+        for tensor in inputs
     ]
     columns: dict[str, Any] = {
-        name: _scaled(graph, name, chosen, np.array([getattr(one, ratio) for one in grown])[row_N] if grown else 1.0)
+        name: _scaled(
+            graph, name, selected, np.array([getattr(item, ratio) for item in extended])[row_N] if extended else 1.0
+        )
         for name, ratio in _RATIOS.items()
         if name in graph.tasks
     }
-    for name, texts in (
-        ("input_shapes", [one.inputs.shapes for one in grown]),
-        ("input_strides", [one.inputs.strides for one in grown]),
+    for name, strings in (
+        ("input_shapes", [item.inputs.shapes for item in extended]),
+        ("input_strides", [item.inputs.strides for item in extended]),
     ):
         if name in graph.tasks:
-            columns[name] = _replaced(graph.tasks.strings(name), chosen, texts, row_N)
+            columns[name] = _replaced(graph.tasks.strings(name), selected, strings, row_N)
     return graph.set_columns(columns)
 
 
@@ -149,28 +151,28 @@ def _handles_samples(graph: Graph) -> NDArray[np.bool_]:
 
 def _distinct(graph: Graph, chosen: Ints) -> tuple[list[Inputs], Ints]:
     """Distinct inputs, and the row of each chosen task in them [N]."""
-    texts = [_text(graph, name, chosen) for name in ("op", "input_shapes", "input_dtypes", "input_strides")]
+    strings = [_text(graph, name, chosen) for name in ("op", "input_shapes", "input_dtypes", "input_strides")]
     params = graph.tasks["param_bytes"][chosen] if "param_bytes" in graph.tasks else np.zeros(len(chosen), np.int64)
     phase = graph.tasks["phase"][chosen] if "phase" in graph.tasks else np.zeros(len(chosen), np.int64)
-    keys = np.stack([*(one.codes.astype(np.int64) for one in texts), params, phase == Phase.BACKWARD], axis=1)
-    found, row_N = np.unique(keys, axis=0, return_inverse=True)
+    keys = np.stack([*(text.codes.astype(np.int64) for text in strings), params, phase == Phase.BACKWARD], axis=1)
+    result, row_N = np.unique(keys, axis=0, return_inverse=True)
     inputs = [
         Inputs(
-            texts[0].values[op],
-            texts[1].values[shapes],
-            texts[2].values[dtypes],
-            texts[3].values[strides],
+            strings[0].values[op],
+            strings[1].values[shapes],
+            strings[2].values[dtypes],
+            strings[3].values[strides],
             param_bytes,
             bool(is_backward),
         )
-        for op, shapes, dtypes, strides, param_bytes, is_backward in found.tolist()
+        for op, shapes, dtypes, strides, param_bytes, is_backward in result.tolist()
     ]
     return inputs, row_N.reshape(-1).astype(np.int64)
 
 
 def _text(graph: Graph, name: str, chosen: Ints) -> Strings:
-    found = name if name in graph.tasks else "name" if name == "op" else ""
-    return graph.tasks.strings(found).take(chosen) if found else Strings.repeat("", len(chosen))
+    result = name if name in graph.tasks else "name" if name == "op" else ""
+    return graph.tasks.strings(result).take(chosen) if result else Strings.repeat("", len(chosen))
 
 
 def _of_unknown_shapes(captured: Inputs, factor: float) -> Growth:
@@ -192,8 +194,8 @@ def _replaced(column: Strings, chosen: Ints, texts: list[str], row_N: Ints) -> S
     """The column with the texts of the chosen rows."""
     new = Strings.of(texts)
     values = tuple(dict.fromkeys((*column.values, *new.values)))
-    place = {text: code for code, text in enumerate(values)}
+    index = {text: code for code, text in enumerate(values)}
     codes = column.codes.copy()
     if len(chosen):
-        codes[chosen] = np.array([place[text] for text in texts], dtype=np.int32)[row_N]
+        codes[chosen] = np.array([index[text] for text in texts], dtype=np.int32)[row_N]
     return Strings(codes, values)

@@ -204,7 +204,7 @@ class Answer:
             drawn_iterations_ns(graph, count, self.baseline) for graph in (self.baseline.graph, self.graph)
         )
         most = max(len(before), len(after))
-        before, after = (np.resize(one, most) for one in (before, after))
+        before, after = (np.resize(item, most) for item in (before, after))
         takes_time = (before > 0) & (after > 0)
         if not takes_time.any():
             return 0.0
@@ -266,9 +266,9 @@ class Answer:
 
     def _with_interval(self, interval: Interval | None, correction: float) -> Answer:
         predicted_ns = self.predicted_ns * self.correction / correction
-        found = replace(self, interval=interval, predicted_ns=predicted_ns, correction=correction)
-        found.__dict__.update({key: self.__dict__[key] for key in _DERIVED if key in self.__dict__})
-        return found
+        result = replace(self, interval=interval, predicted_ns=predicted_ns, correction=correction)
+        result.__dict__.update({key: self.__dict__[key] for key in _DERIVED if key in self.__dict__})
+        return result
 
     @cached_property
     def baseline_peak_bytes(self) -> int | None:
@@ -389,9 +389,9 @@ def cost_shares(timeline: Timeline) -> dict[str, float]:
     if total <= 0:
         return {}
     sources = timeline.graph.tasks.get("cost_source")
-    texts = sources if isinstance(sources, Strings) else Strings.repeat(UNKNOWN, timeline.graph.num_tasks)
-    by_code = np.bincount(texts.codes[path.task], weights=path.duration_ns, minlength=len(texts.values))
+    strings = sources if isinstance(sources, Strings) else Strings.repeat(UNKNOWN, timeline.graph.num_tasks)
+    by_code = np.bincount(strings.codes[path.task], weights=path.duration_ns, minlength=len(strings.values))
     shares: dict[str, float] = {WAITS: float(path.wait_ns.sum()) / total}
-    for text, spent in zip(texts.values, by_code.tolist(), strict=True):
+    for text, spent in zip(strings.values, by_code.tolist(), strict=True):
         shares[text or UNKNOWN] = shares.get(text or UNKNOWN, 0.0) + spent / total
     return {text: share for text, share in sorted(shares.items(), key=lambda item: (-item[1], item[0])) if share > 0}

@@ -125,13 +125,15 @@ class _Editor:
         for done, step in enumerate(dict.fromkeys(str(request.steps[0]) for request in requests)):
             tell(f"asking what {step} needs", done, len(requests))
             try:
-                change = asked_of(graph, next(one.steps[0] for one in requests if str(one.steps[0]) == step))
+                change = asked_of(
+                    graph, next(request.steps[0] for request in requests if str(request.steps[0]) == step)
+                )
             except WindtunnelError:
                 continue
-            asked, is_run = needs_of(change, self.prices)
-            needs[is_run] += asked
-        for is_run, asked in needs.items():
-            self.pricer(asked, is_run)
+            need, is_run = needs_of(change, self.prices)
+            needs[is_run] += need
+        for is_run, need in needs.items():
+            self.pricer(need, is_run)
 
 
 def _applied(graph: Graph, requests: Sequence[Request], edit: _Editor, tell: Progress) -> Iterator[Outcome]:

@@ -55,19 +55,19 @@ def balance_ranks(graph: Graph, rank: int | None = None) -> Graph:
     if rank is not None and rank not in ranks:
         raise InputError(f"there is no rank {rank}", fix=f"ranks here: {ranks.min()} to {ranks.max()}")
     same = _same_over_ranks(graph)
-    chosen = ~graph.select(kind=_MEETS) & (graph.all_tasks if rank is None else graph.select(rank=rank))
-    wanted = _medians(graph.duration_ns, same, len(ranks))
-    changes = chosen & (wanted != graph.duration_ns)
+    selected = ~graph.select(kind=_MEETS) & (graph.all_tasks if rank is None else graph.select(rank=rank))
+    requested = _medians(graph.duration_ns, same, len(ranks))
+    changes = selected & (requested != graph.duration_ns)
     edges, lag_ns = graph.edges, lags(graph.edges)
     on_host = is_on_host(graph)
     rests = np.flatnonzero((edges["kind"] == EdgeKind.ORDER) & on_host[edges["src"]] & on_host[edges["dst"]])
     wanted_lag = lag_ns.copy()
     wanted_lag[rests] = _medians(lag_ns[rests], same[edges["dst"][rests]], len(ranks))
-    moved = (wanted_lag != lag_ns) & chosen[edges["dst"]]
+    moved = (wanted_lag != lag_ns) & selected[edges["dst"]]
     earliest_ns = _begun_together(graph, rank)
     if not changes.any() and not moved.any() and earliest_ns is None:
         raise NotApplicableError("all workers take the same time", where=f"{len(ranks)} ranks")
-    balanced = graph.set_duration(changes, wanted[changes], cost_source="median rank") if changes.any() else graph
+    balanced = graph.set_duration(changes, requested[changes], cost_source="median rank") if changes.any() else graph
     balanced = balanced.set_lag(moved, wanted_lag[moved]) if moved.any() else balanced
     return balanced if earliest_ns is None else balanced.with_columns(earliest_ns=earliest_ns)
 

@@ -72,8 +72,8 @@ class Inputs:
             return frozenset()
         for count in range(1, len(tensors) + 1):
             for some in itertools.combinations(reversed(tensors), count):
-                if sum(one.num_bytes for one in some) == self.param_bytes:
-                    return frozenset(one.path for one in some)
+                if sum(item.num_bytes for item in some) == self.param_bytes:
+                    return frozenset(item.path for item in some)
         return frozenset()
 
 
@@ -89,16 +89,20 @@ class Growth:
 
 def carriers(captured: Iterable[Inputs], batch_size: int) -> frozenset[int]:
     """Sizes of first dimensions that hold samples: the batch, and what it was made one with (rows, heads, channels)."""
-    found = {batch_size}
-    for one in captured:
-        tensors = one.tensors()
-        known = one.parameters(tensors)
-        found |= {one.shape[0] * one.shape[1] for one in tensors if len(one.shape) > 2 and one.shape[0] == batch_size}
-        for symbol, size in _symbols(one, tensors).items():
+    result = {batch_size}
+    for item in captured:
+        tensors = item.tensors()
+        known = item.parameters(tensors)
+        result |= {
+            tensor.shape[0] * tensor.shape[1]
+            for tensor in tensors
+            if len(tensor.shape) > 2 and tensor.shape[0] == batch_size
+        }
+        for symbol, size in _symbols(item, tensors).items():
             is_free = not any(path in known for path, _ in symbol.places)
             if is_free and (symbol.name == "batch" or (symbol.name == "rows" and known)):
-                found.add(size)
-    return frozenset(size for size in found if size and size % batch_size == 0)
+                result.add(size)
+    return frozenset(size for size in result if size and size % batch_size == 0)
 
 
 def resized(captured: Inputs, sizes: frozenset[int], old: int, new: int) -> Growth:
@@ -123,21 +127,21 @@ def resized(captured: Inputs, sizes: frozenset[int], old: int, new: int) -> Grow
     known = captured.parameters(tensors)
     symbols = _symbols(captured, tensors)
     if symbols:
-        chosen = _chosen(captured, symbols, known, sizes, old)
-        places = dict(chosen.places) if chosen else {}
-        writes = bool(chosen) and chosen.name != "inner"  # type: ignore[union-attr]
+        selected = _chosen(captured, symbols, known, sizes, old)
+        places = dict(selected.places) if selected else {}
+        writes = bool(selected) and selected.name != "inner"  # type: ignore[union-attr]
     else:
         places = _places(tensors, known, sizes, old, has_parameters=captured.param_bytes > 0)
         writes = bool(places) and captured.name not in _TABLES
     if not places:
         return Growth(captured)
-    before = sum(one.num_bytes for one in tensors)
-    after = sum(one.num_bytes * (new / old if one.path in places else 1.0) for one in tensors)
+    before = sum(tensor.num_bytes for tensor in tensors)
+    after = sum(tensor.num_bytes * (new / old if tensor.path in places else 1.0) for tensor in tensors)
     shapes, strides = json.loads(captured.shapes), json.loads(captured.strides) if captured.strides else []
     for path, dim in places.items():
         _scale_shape(shapes, strides, path, dim, (old, new))
-    grown = replace(captured, shapes=_text(shapes), strides=_text(strides) if captured.strides else "")
-    return Growth(grown, new / old, after / before if before else new / old, new / old if writes else 1.0)
+    extended = replace(captured, shapes=_text(shapes), strides=_text(strides) if captured.strides else "")
+    return Growth(extended, new / old, after / before if before else new / old, new / old if writes else 1.0)
 
 
 # --- products -----------------------------------------------------------------------------------------------
@@ -153,15 +157,15 @@ class _Symbol(NamedTuple):
 def _symbols(captured: Inputs, tensors: Sequence[_Tensor]) -> dict[_Symbol, int]:
     """Sizes of (rows x inner) times (inner x columns), empty where the operator is no such product."""
     where = PRODUCT_OPERANDS.get(captured.name)
-    found = {one.path: one.shape for one in tensors}
-    if where is None or any((place,) not in found for place in where):
+    result = {tensor.path: tensor.shape for tensor in tensors}
+    if where is None or any((index,) not in result for index in where):
         return {}
-    (left, right), (a, b) = ((where[0],), (where[1],)), (found[(where[0],)], found[(where[1],)])
+    (left, right), (a, b) = ((where[0],), (where[1],)), (result[(where[0],)], result[(where[1],)])
     if len(a) < 2 or len(b) < 2 or (captured.name != "linear" and len(a) != len(b)):
         return {}
     inner, columns = (-1, -2) if captured.name == "linear" else (-2, -1)
     row = 0 if captured.name == "linear" else len(a) - 2
-    added = found.get((0,), ()) if where[0] == 1 else ()
+    added = result.get((0,), ()) if where[0] == 1 else ()
     rows = [(left, row), *[((0,), len(added) - 2)] * (len(added) == len(a))]
     cols = [(right, len(b) + columns), *[((0,), len(added) - 1)] * (len(added) > 0)]
     num_rows = math.prod(a[:-1]) if captured.name == "linear" else a[-2]
@@ -181,12 +185,12 @@ def _chosen(
 ) -> _Symbol | None:
     """The size that holds the samples: none of a parameter; a gradient of a weight sums over them."""
     first = ("batch", "inner", "rows", "columns") if captured.is_backward else ("batch", "rows", "inner", "columns")
-    free = [one for one in symbols if not any(path in known for path, _ in one.places)]
+    free = [symbol for symbol in symbols if not any(path in known for path, _ in symbol.places)]
     ordered = sorted(free, key=lambda one: first.index(one.name))
     for holds in (lambda size: size in sizes, lambda size: size and size % old == 0):
-        for one in ordered:
-            if holds(symbols[one]):
-                return one
+        for item in ordered:
+            if holds(symbols[item]):
+                return item
     return None
 
 
@@ -197,20 +201,20 @@ def _places(
     tensors: Sequence[_Tensor], known: frozenset[Path], sizes: frozenset[int], old: int, *, has_parameters: bool
 ) -> dict[Path, int]:
     """The dimension to scale of each tensor that holds samples."""
-    alike = {one.shape for one in tensors if one.path in known}  # a copy of a parameter, its running mean
-    others = [one for one in tensors if one.path not in known and one.shape not in alike]
-    wide = [one for one in others if len(one.shape) > 1]
-    main = next(((one, dim) for one in wide if (dim := _dim(one.shape, sizes, old)) is not None), None)
+    alike = {tensor.shape for tensor in tensors if tensor.path in known}  # a copy of a parameter, its running mean
+    others = [tensor for tensor in tensors if tensor.path not in known and tensor.shape not in alike]
+    wide = [entry for entry in others if len(entry.shape) > 1]
+    main = next(((entry, dim) for entry in wide if (dim := _dim(entry.shape, sizes, old)) is not None), None)
     if main is None:
-        return {one.path: 0 for one in others if len(one.shape) == 1 and one.shape[0] in sizes}
+        return {entry.path: 0 for entry in others if len(entry.shape) == 1 and entry.shape[0] in sizes}
     size = main[0].shape[main[1]]
-    found: dict[Path, int] = {}
-    for one in others:
-        same = next((dim for dim in range(min(2, len(one.shape))) if one.shape[dim] == size), None)
-        dim = same if same is not None or has_parameters or len(one.shape) < 2 else _dim(one.shape, sizes, old)
+    result: dict[Path, int] = {}
+    for item in others:
+        same = next((dim for dim in range(min(2, len(item.shape))) if item.shape[dim] == size), None)
+        dim = same if same is not None or has_parameters or len(item.shape) < 2 else _dim(item.shape, sizes, old)
         if dim is not None:
-            found[one.path] = dim
-    return found
+            result[item.path] = dim
+    return result
 
 
 def _dim(shape: tuple[int, ...], sizes: frozenset[int], old: int) -> int | None:
@@ -223,13 +227,13 @@ def _dim(shape: tuple[int, ...], sizes: frozenset[int], old: int) -> int | None:
 
 
 def _tensors(shapes: Any, types: Any, path: Path) -> Iterator[_Tensor]:
-    for place, shape in enumerate(shapes):
-        kind = types[place] if isinstance(types, list) and place < len(types) else ""
+    for index, shape in enumerate(shapes):
+        kind = types[index] if isinstance(types, list) and index < len(types) else ""
         if isinstance(shape, list) and shape and all(isinstance(size, int) for size in shape):
             item = _ITEM_BYTES.get(str(kind).partition("Tensor(")[2].partition(")")[0], 4)
-            yield _Tensor((*path, place), tuple(shape), item * math.prod(shape))
+            yield _Tensor((*path, index), tuple(shape), item * math.prod(shape))
         elif isinstance(shape, list):
-            yield from _tensors(shape, [kind] * len(shape), (*path, place))
+            yield from _tensors(shape, [kind] * len(shape), (*path, index))
 
 
 def _scale_shape(shapes: Any, strides: Any, path: Path, dim: int, sizes: tuple[int, int]) -> None:
@@ -238,17 +242,17 @@ def _scale_shape(shapes: Any, strides: Any, path: Path, dim: int, sizes: tuple[i
     old, new = sizes
     if isinstance(stride, list) and len(stride) == len(shape):
         reach = stride[dim] * shape[dim]
-        for place, step in enumerate(stride):
-            if place != dim and reach and step >= reach:
-                stride[place] = step * new // old
+        for index, step in enumerate(stride):
+            if index != dim and reach and step >= reach:
+                stride[index] = step * new // old
     shape[dim] = shape[dim] * new // old
 
 
 def _at(values: Any, path: Path) -> Any:
-    for place in path:
-        if not isinstance(values, list) or place >= len(values):
+    for index in path:
+        if not isinstance(values, list) or index >= len(values):
             return None
-        values = values[place]
+        values = values[index]
     return values
 
 

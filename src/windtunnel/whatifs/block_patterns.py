@@ -40,11 +40,11 @@ def block_ranges(program: Program, layer: str) -> tuple[tuple[int, int], ...]:
     owners = [_owner(call.layer, blocks) if not call.mark else "" for call in program.calls]
     ranges = []
     first = 0
-    for place in range(1, len(owners) + 1):
-        if place == len(owners) or owners[place] != owners[first]:
-            if owners[first] and any(call.grad for call in program.calls[first:place]):
-                ranges.append((first, place))
-            first = place
+    for index in range(1, len(owners) + 1):
+        if index == len(owners) or owners[index] != owners[first]:
+            if owners[first] and any(call.grad for call in program.calls[first:index]):
+                ranges.append((first, index))
+            first = index
     if not ranges:
         raise NotApplicableError(
             f"no block matches {layer!r}" if layer else "the model stacks no blocks",

@@ -117,10 +117,10 @@ def _closed(size_bytes: Rows, caps: list[int]) -> list[int]:
     """Last layer of each bucket."""
     ends: list[int] = []
     held = 0
-    for place, size in enumerate(size_bytes.tolist()):
+    for index, size in enumerate(size_bytes.tolist()):
         held += size
         if held >= caps[min(len(ends), len(caps) - 1)]:
-            ends.append(place)
+            ends.append(index)
             held = 0
     return ends if held == 0 else [*ends, len(size_bytes) - 1]
 
@@ -141,17 +141,17 @@ def averaging_of(
         {text: text == "all_reduce" for text in ops.values}
     )
     ranks = tuple(np.unique(rank[is_message]).tolist())
-    place = positions(graph)
-    messages = [_sorted(np.flatnonzero(is_message & (rank == one)), place) for one in ranks]
+    index = positions(graph)
+    messages = [_sorted(np.flatnonzero(is_message & (rank == item)), index) for item in ranks]
     if len(ranks) < 2 or len({len(rows) for rows in messages}) != 1:
         raise NotApplicableError(
             "no ranks average gradients here",
             fix="capture a job under DistributedDataParallel (windtunnel capture --nproc 2), or ask data-parallel",
         )
     sizes = _layer_bytes(graph)
-    ready = [_ready(graph, rank == one, place, sizes) for one in ranks]
+    ready = [_ready(graph, rank == item, index, sizes) for item in ranks]
     layers = tuple(ready[0])
-    if any(tuple(one) != layers for one in ready[1:]):
+    if any(tuple(item) != layers for item in ready[1:]):
         raise NotApplicableError("the ranks have their gradients in different orders")
     rows = np.array(messages, np.int64)
     latency, per_byte = _fitted(graph, rows)
@@ -159,7 +159,7 @@ def averaging_of(
         ranks,
         layers,
         np.array([sizes[layer] for layer in layers], np.int64),
-        np.array([list(one.values()) for one in ready], np.int64),
+        np.array([list(item.values()) for item in ready], np.int64),
         rows,
         latency if latency_ns is None else latency_ns,
         per_byte if bandwidth_bytes_per_s is None else 1e9 / bandwidth_bytes_per_s,
@@ -167,12 +167,12 @@ def averaging_of(
 
 
 def _sorted(rows: Rows, place: Rows) -> list[int]:
-    found: list[int] = rows[np.argsort(place[rows], kind="stable")].tolist()
-    return found
+    result: list[int] = rows[np.argsort(place[rows], kind="stable")].tolist()
+    return result
 
 
 def _layer_bytes(graph: Graph) -> dict[str, int]:
-    sizes = {layer: sum(each) for layer, each in registered_by_layer(graph).items()}
+    sizes = {layer: sum(item) for layer, item in registered_by_layer(graph).items()}
     if not sizes:
         raise NotApplicableError("the graph does not say which layer has which parameters")
     return sizes
@@ -185,30 +185,30 @@ def _ready(graph: Graph, mine: NDArray[np.bool_], place: Rows, sizes: dict[str, 
     works = np.isin(graph.tasks["kind"], (Kind.HOST, Kind.COMPUTE, Kind.COPY))
     rows = np.flatnonzero(mine & graph.select(phase=Phase.BACKWARD) & works & ~issues)
     last = last_per_group(place, rows, layers.codes[rows])
-    found = {layers.values[code]: row for code, row in last.items() if layers.values[code] in sizes}
-    return dict(sorted(found.items(), key=lambda one: place[one[1]]))
+    result = {layers.values[code]: row for code, row in last.items() if layers.values[code] in sizes}
+    return dict(sorted(result.items(), key=lambda one: place[one[1]]))
 
 
 def _fitted(graph: Graph, rows: Rows) -> tuple[float, float]:
     """Latency and time per byte of the captured messages, neither below 0; of one size alone: all by the byte."""
     size = graph.tasks["message_bytes"][rows[0]].astype(np.float64)
-    taken = graph.duration_ns[rows].min(axis=0).astype(np.float64)
+    used = graph.duration_ns[rows].min(axis=0).astype(np.float64)
     if len(np.unique(size)) > 1:
-        per_byte, latency = np.polyfit(size, taken, 1)
+        per_byte, latency = np.polyfit(size, used, 1)
         if per_byte > 0 and latency >= 0:
             return float(latency), float(per_byte)
-    return 0.0, float(taken.sum() / max(size.sum(), 1.0))
+    return 0.0, float(used.sum() / max(size.sum(), 1.0))
 
 
 def _regrouped(graph: Graph, averaging: Averaging, ends: list[int], sizes: Rows) -> Graph:
     """Old messages go, with what issued them; new ones come, and are waited for where those bytes were."""
     old_waits = _waits(graph, averaging.messages)
     old_bytes = np.cumsum(graph.tasks["message_bytes"][averaging.messages[0]])
-    at = np.minimum(np.searchsorted(old_bytes, np.cumsum(sizes)), len(old_bytes) - 1)
+    index = np.minimum(np.searchsorted(old_bytes, np.cumsum(sizes)), len(old_bytes) - 1)
     issue_ns, kept, moved = _without_messages(graph, averaging)
     count, num_ranks = len(ends), len(averaging.ranks)
     host = graph.tasks["resource"][averaging.ready[:, ends]]
-    ready, waits = moved[averaging.ready[:, ends]], moved[old_waits[:, at]]
+    ready, waits = moved[averaging.ready[:, ends]], moved[old_waits[:, index]]
     issues = {
         "name": np.tile([f"issue bucket {i}" for i in range(count)], num_ranks).tolist(),
         "kind": int(Kind.HOST),
@@ -249,9 +249,9 @@ def _waits(graph: Graph, messages: Rows) -> Rows:
     is_wait = np.isin(edges["src"], messages) & (edges["kind"] == EdgeKind.SYNC)
     waits = dict(zip(edges["src"][is_wait].tolist(), edges["dst"][is_wait].tolist(), strict=True))
     rank = graph.tasks["rank"]
-    last = {one: int(np.flatnonzero(rank == one)[-1]) for one in np.unique(rank[messages]).tolist()}
-    found: Rows = np.array([[waits.get(row, last[int(rank[row])]) for row in rows] for rows in messages.tolist()])
-    return found
+    last = {item: int(np.flatnonzero(rank == item)[-1]) for item in np.unique(rank[messages]).tolist()}
+    result: Rows = np.array([[waits.get(row, last[int(rank[row])]) for row in rows] for rows in messages.tolist()])
+    return result
 
 
 def _without_messages(graph: Graph, averaging: Averaging) -> tuple[int, Graph, Rows]:

@@ -73,7 +73,7 @@ def by_layer(answer: Answer) -> list[LayerGain]:
     durations_KT = np.stack([np.where(mask, after.duration_ns, before.duration_ns) for mask in masks])
     ends_ns = replay_many(before, durations_KT, like=answer.baseline).makespan_ns
     num = max(before.num_iterations, 1)
-    found = [
+    result = [
         LayerGain(
             layers.values[code],
             float(before.duration_ns[mask].sum()) / num,
@@ -82,7 +82,7 @@ def by_layer(answer: Answer) -> list[LayerGain]:
         )
         for code, mask, end_ns in zip(codes, masks, ends_ns, strict=True)
     ]
-    return sorted(found, key=lambda one: -one.speedup)
+    return sorted(result, key=lambda one: -one.speedup)
 
 
 def _replaced(graph: Graph) -> Any:
@@ -94,7 +94,7 @@ def _replaced(graph: Graph) -> Any:
 
 def worth_it(found: Sequence[LayerGain]) -> str:
     """The value of ``layer=`` that names the layers which pay; empty where all do, or none."""
-    paying = sorted(one.layer for one in found if one.pays)
+    paying = sorted(item.layer for item in found if item.pays)
     if not paying or len(paying) == len(found):
         return ""
     return "|".join(name.replace(".", r"\.") for name in paying)

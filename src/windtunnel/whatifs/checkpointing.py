@@ -86,8 +86,8 @@ def activation_checkpointing(graph: Graph, layer: str = "") -> Unpriced:
 
 def _recomputed(baseline: Baseline) -> np.ndarray:
     graph = baseline.graph
-    found: np.ndarray = graph.tasks.get("is_recomputed", np.zeros(graph.num_tasks, dtype=bool))
-    return found
+    result: np.ndarray = graph.tasks.get("is_recomputed", np.zeros(graph.num_tasks, dtype=bool))
+    return result
 
 
 @registry.whatif(
@@ -132,17 +132,17 @@ def _run_again(graph: Graph, changed: Graph, block: tuple[int, int], iteration: 
     if not len(rows):
         return changed
     extra_ns = max(0, int(changed.duration_ns[rows].sum() - graph.duration_ns[rows].sum()))
-    edges, place = changed.edges, positions(changed)
-    anchor = rows[[int(place[rows].argmin())]]  # rows need not be in the order of time
+    edges, index = changed.edges, positions(changed)
+    anchor = rows[[int(index[rows].argmin())]]  # rows need not be in the order of time
     is_data = edges["kind"] == EdgeKind.DATA
     kept = is_data & first[edges["src"]] & again[edges["dst"]]
     enters = np.unique(edges["src"][is_data & ~first[edges["src"]] & first[edges["dst"]]])
-    enters = enters[place[enters] < place[anchor]]
+    enters = enters[index[enters] < index[anchor]]
     held, readers = np.unique(edges["src"][kept]), np.unique(edges["dst"][kept])
     columns = {"name": "recompute", "op": "recompute", "duration_ns": extra_ns, "cost_source": SOURCE}
     if "output_bytes" in changed.tasks:
         columns["output_bytes"] = int(changed.tasks["output_bytes"][held].sum())
     restored = changed.set_duration(again, graph.duration_ns[rows]).disconnect(kept)
-    grown, new = insert_ahead(restored, anchor, columns)
-    grown = grown.connect(enters, np.repeat(new, len(enters)), EdgeKind.DATA)
-    return grown.connect(np.repeat(new, len(readers)), readers, EdgeKind.DATA)
+    extended, new = insert_ahead(restored, anchor, columns)
+    extended = extended.connect(enters, np.repeat(new, len(enters)), EdgeKind.DATA)
+    return extended.connect(np.repeat(new, len(readers)), readers, EdgeKind.DATA)

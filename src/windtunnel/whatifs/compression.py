@@ -194,23 +194,23 @@ def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints, num_m
     wire, duration = link_in_use(graph), graph.duration_ns[messages]
     empty_ns = ring_all_reduce_ns(0, graph.meta.world_size or 1, wire) if wire is not None else 0
     latency = np.minimum(duration, empty_ns)
-    wanted = num_messages * latency + np.rint(ratio * (duration - latency)).astype(np.int64)
+    requested = num_messages * latency + np.rint(ratio * (duration - latency)).astype(np.int64)
     sizes = graph.tasks["message_bytes"].copy()
     sizes[messages] = np.maximum(np.rint(ratio * size_bytes).astype(np.int64), 1)
-    return graph.set_duration(mask, wanted, cost_source="compressed").with_columns(message_bytes=sizes)
+    return graph.set_duration(mask, requested, cost_source="compressed").with_columns(message_bytes=sizes)
 
 
 def _after(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
     """Restore each message on a resource of its rank's own, before whatever waits for it."""
-    grown, rows = graph, {}
+    extended, rows = graph, {}
     ranks = graph.tasks["rank"][messages] if "rank" in graph.tasks else np.zeros(len(messages), np.int32)
     for rank in np.unique(ranks).tolist():
         named = f"rank {rank} restore gradients" if graph.num_ranks > 1 else "restore gradients"
-        grown, rows[rank] = grown.add_resource(named, ResourceKind.STREAM)
+        extended, rows[rank] = extended.add_resource(named, ResourceKind.STREAM)
     edges = graph.edges
     inner = _mask(graph, messages)
     waits: list[list[int]] = [[] for _ in messages]
-    number = {int(message): place for place, message in enumerate(messages)}
+    number = {int(message): index for index, message in enumerate(messages)}
     leaving = np.flatnonzero(inner[edges["src"]] & ~inner[edges["dst"]] & (edges["kind"] != EdgeKind.ORDER))
     for edge in leaving.tolist():
         waits[number[int(edges["src"][edge])]].append(int(edges["dst"][edge]))
@@ -226,4 +226,4 @@ def _after(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
     for name in ("iteration", "rank"):
         if name in graph.tasks:
             columns[name] = graph.tasks[name][messages]
-    return grown.insert(columns, after=[[int(message)] for message in messages], before=waits)
+    return extended.insert(columns, after=[[int(message)] for message in messages], before=waits)

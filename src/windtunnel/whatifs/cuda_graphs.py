@@ -81,9 +81,9 @@ def _not_before(graph: Graph, inside: np.ndarray, kept: np.ndarray) -> np.ndarra
     rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int64))
     has_cause = np.zeros(graph.num_tasks, dtype=bool)
     has_cause[graph.edges["dst"]] = True
-    for one in np.unique(rank[kept]).tolist():
-        begins = earliest[inside & ~has_cause & (rank == one)]
-        own = kept[rank[kept] == one]
+    for item in np.unique(rank[kept]).tolist():
+        begins = earliest[inside & ~has_cause & (rank == item)]
+        own = kept[rank[kept] == item]
         earliest[own] = np.maximum(earliest[own], begins.min() if len(begins) else 0)
     return earliest
 

@@ -123,7 +123,9 @@ def data_parallel(
         return noted.note({"buckets": described(next(iter(rounds.values())), bucket_bytes, first_bucket_bytes)})
 
     def by_formula() -> Graph:
-        return joined(lambda buckets: [ring_all_reduce_ns(one.size_bytes, num_ranks, wire) for one in buckets], RING)
+        return joined(
+            lambda buckets: [ring_all_reduce_ns(bucket.size_bytes, num_ranks, wire) for bucket in buckets], RING
+        )
 
     if not computes_on_host(graph):
         return by_formula()
@@ -144,15 +146,18 @@ def data_parallel(
 def _reducer_bytes(buckets: list[Bucket]) -> Counter[int]:
     """Bytes of all gradients of each reducer."""
     total_bytes = Counter[int]()
-    for one in buckets:
-        total_bytes[one.reducer] += one.size_bytes
+    for bucket in buckets:
+        total_bytes[bucket.reducer] += bucket.size_bytes
     return total_bytes
 
 
 def _averaged_ns(buckets: list[Bucket], known_ns: Mapping[int, float]) -> list[float]:
     """What averaging takes on this host, each reducer's for itself, shared out among its buckets by their bytes."""
     total_bytes = _reducer_bytes(buckets)
-    return [known_ns[total_bytes[one.reducer]] * one.size_bytes / max(1, total_bytes[one.reducer]) for one in buckets]
+    return [
+        known_ns[total_bytes[bucket.reducer]] * bucket.size_bytes / max(1, total_bytes[bucket.reducer])
+        for bucket in buckets
+    ]
 
 
 def _with_own_work(graph: Graph, by_formula: Callable[[], Graph], by_default: str) -> Graph | Unpriced:

@@ -32,7 +32,10 @@ _MOST_PROCESSES = 32  # more are started only for prices="measured"
 
 def described(buckets: list[Bucket], bucket_bytes: int, first_bucket_bytes: int) -> dict[str, Any]:
     """The buckets of one iteration as plain values."""
-    filled = [{"reducer": one.reducer, "size_bytes": one.size_bytes, "layers": list(one.layers)} for one in buckets]
+    filled = [
+        {"reducer": bucket.reducer, "size_bytes": bucket.size_bytes, "layers": list(bucket.layers)}
+        for bucket in buckets
+    ]
     return {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes, "filled": filled}
 
 
@@ -54,8 +57,8 @@ def reducing_needs(
     caps = {name: int(noted[name]) for name in ("bucket_bytes", "first_bucket_bytes")}
     ranks = num_ranks or world_size(graph, None)
     needs = []
-    for _, mine in _by_reducer(noted["filled"]):
-        layers = {layer for one in mine for layer in noted["filled"][one]["layers"]}
+    for _, local in _by_reducer(noted["filled"]):
+        layers = {layer for item in local for layer in noted["filled"][item]["layers"]}
         needs.append(ReducingNeed(registered_shapes(graph, layers), ranks, sender, dict(options or {}), **caps))
     return tuple(needs)
 
@@ -69,23 +72,23 @@ def shared_out(graph: Graph, messages: Ints, total_ns: Sequence[int]) -> Ints:
     """The prices of ``reducing_needs`` shared out among each reducer's messages by their bytes, int64 [M]."""
     filled = (graph.meta.buckets or {})["filled"]
     prices = np.zeros(len(filled))
-    for (_, mine), each_ns in zip(_by_reducer(filled), total_ns, strict=True):
-        sizes = np.array([filled[number]["size_bytes"] for number in mine], dtype=np.float64)
-        prices[mine] = each_ns * sizes / sizes.sum()
+    for (_, local), each_ns in zip(_by_reducer(filled), total_ns, strict=True):
+        sizes = np.array([filled[number]["size_bytes"] for number in local], dtype=np.float64)
+        prices[local] = each_ns * sizes / sizes.sum()
     return np.tile(np.rint(prices).astype(np.int64), len(messages) // len(filled))
 
 
 def _by_reducer(filled: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[int]]]:
     """Numbers of the buckets of each reducer."""
     reducers: dict[int, list[int]] = {}
-    for number, one in enumerate(filled):
-        reducers.setdefault(int(one["reducer"]), []).append(number)
+    for number, item in enumerate(filled):
+        reducers.setdefault(int(item["reducer"]), []).append(number)
     return list(reducers.items())
 
 
 def work_ahead(graph: Graph, messages: Ints, duration_ns: Ints, name: str, cost_source: str) -> Graph:
     """Work behind the last task of its own rank that each message waits for; work behind one task is done together."""
-    place, edges = positions(graph), graph.edges
+    index, edges = positions(graph), graph.edges
     number = np.full(graph.num_tasks, -1, dtype=np.int64)
     entry = arrivals(graph, messages)  # where ranks meet, work comes before its own has arrived
     number[entry] = np.arange(len(messages))
@@ -93,7 +96,7 @@ def work_ahead(graph: Graph, messages: Ints, duration_ns: Ints, name: str, cost_
     if "rank" in graph.tasks:
         rank = graph.tasks["rank"]
         into &= rank[edges["src"]] == rank[edges["dst"]]
-    last = last_per_group(place, edges["src"][into].astype(np.int64), number[edges["dst"][into]])
+    last = last_per_group(index, edges["src"][into].astype(np.int64), number[edges["dst"][into]])
     fed = np.array(sorted(last), dtype=np.int64)
     if not len(fed):
         return graph
@@ -101,5 +104,5 @@ def work_ahead(graph: Graph, messages: Ints, duration_ns: Ints, name: str, cost_
     together = np.zeros(len(unique), dtype=np.int64)
     np.add.at(together, member, duration_ns[fed])
     columns = {"name": name, "op": name, "duration_ns": together, "cost_source": cost_source}
-    grown, new = insert_behind(graph, unique, {**columns, "kind": int(Kind.COMPUTE)})
-    return grown.connect(new[member], entry[fed])
+    extended, new = insert_behind(graph, unique, {**columns, "kind": int(Kind.COMPUTE)})
+    return extended.connect(new[member], entry[fed])

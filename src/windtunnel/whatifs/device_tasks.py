@@ -25,7 +25,7 @@ def device_kernels(graph: Graph) -> NDArray[np.bool_]:
     computes = graph.select(kind=Kind.COMPUTE)
     kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
     on_device = computes & np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
-    found: NDArray[np.bool_] = on_device if on_device.any() else computes
-    if not found.any():
+    result: NDArray[np.bool_] = on_device if on_device.any() else computes
+    if not result.any():
         raise NotApplicableError("no task computes anything", where=f"{graph.num_tasks} tasks")
-    return found
+    return result

@@ -95,8 +95,8 @@ def pricer_of(database: Database = None, budget_s: float | None = None, progress
     def price(needs: Sequence[Need], is_run: bool) -> Mapping[Need, Any]:
         new = [need for need in needs if (need, is_run) not in known]
         if new:
-            found = price_needs(new, database=database, budget_s=budget_s, is_run=is_run, progress=progress)
-            known.update({(need, is_run): value for need, value in found.items()})
+            result = price_needs(new, database=database, budget_s=budget_s, is_run=is_run, progress=progress)
+            known.update({(need, is_run): value for need, value in result.items()})
         return {need: known[need, is_run] for need in needs}
 
     return price

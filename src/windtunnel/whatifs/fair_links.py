@@ -57,11 +57,11 @@ def fair_links(graph: Graph) -> Graph:
     used, which = np.unique(links, axis=0, return_inverse=True)
     route = tasks.get("route", np.full(graph.num_tasks, -1)).copy()
     route[rows] = len(graph.meta.routes) + which.reshape(-1)
-    told = [tuple(link for link in one if link >= 0) for one in used.tolist()]
+    reported = [tuple(link for link in item if link >= 0) for item in used.tolist()]
     users = np.bincount(tasks["resource"][tasks["resource"] >= 0], minlength=graph.num_resources)
     slots = np.where(np.isin(np.arange(graph.num_resources), links), np.maximum(users, 1), resources["slots"])
     shared = graph.with_resources(resources.replace(rate=rate, slots=slots))
-    shared = shared.note({"routes": [*graph.meta.routes, *told]}).with_columns(route=route)
+    shared = shared.note({"routes": [*graph.meta.routes, *reported]}).with_columns(route=route)
     shared = shared.set_duration(rows, latency_ns.astype(np.int64)).set_duration(receive, 0)
     lag_ns = lags(graph.edges)[edge]
     return shared.disconnect(edge).connect(send, receive, EdgeKind.MESSAGE, lag_ns) if len(edge) else shared

@@ -29,10 +29,10 @@ def _checked(factor: float) -> float:
 
 
 def _slower_gaps(graph: Graph, between: np.ndarray, ratio: float) -> Graph:
-    wanted = between & (lags(graph.edges) > 0)
-    if not wanted.any():
+    requested = between & (lags(graph.edges) > 0)
+    if not requested.any():
         return graph
-    return graph.set_lag(wanted, np.rint(lags(graph.edges)[wanted] * ratio).astype(np.int64))
+    return graph.set_lag(requested, np.rint(lags(graph.edges)[requested] * ratio).astype(np.int64))
 
 
 def _at_most(baseline: Baseline) -> float:
@@ -47,12 +47,12 @@ def faster_cpu(graph: Graph, factor: float = 2.0) -> Graph:
     """Run everything on CPU threads ``factor`` times as fast, the gaps of Python between them included."""
     ratio, on_host = _checked(factor), is_on_host(graph)
     waits = graph.select(kind=(Kind.SYNC, Kind.COMM))
-    chosen = on_host & ~waits
-    if not graph.duration_ns[chosen].any():
+    selected = on_host & ~waits
+    if not graph.duration_ns[selected].any():
         raise NotApplicableError("no task spends time on a CPU thread")
     edges = graph.edges
     gaps = (edges["kind"] == EdgeKind.ORDER) & on_host[edges["src"]] & on_host[edges["dst"]]
-    return _slower_gaps(rescale(graph, chosen, ratio, "assumed factor"), gaps, ratio)
+    return _slower_gaps(rescale(graph, selected, ratio, "assumed factor"), gaps, ratio)
 
 
 @registry.whatif("faster-device", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015", limits=_LIMITS)
@@ -60,10 +60,10 @@ def faster_device(graph: Graph, factor: float = 2.0) -> Graph:
     """Run all kernels of devices ``factor`` times as fast; launches, copies and messages stay."""
     ratio = _checked(factor)
     kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
-    chosen = graph.select(kind=Kind.COMPUTE) & np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
-    if not chosen.any():
+    selected = graph.select(kind=Kind.COMPUTE) & np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
+    if not selected.any():
         raise NotApplicableError("no task runs on a device", fix="on a CPU, ask for faster-cpu")
-    return rescale(graph, chosen, ratio, "assumed factor")
+    return rescale(graph, selected, ratio, "assumed factor")
 
 
 def operator_work(graph: Graph) -> tuple[Strings, np.ndarray, np.ndarray]:
@@ -108,21 +108,21 @@ def faster_operator(graph: Graph, operator: str = "", factor: float = 2.0, evide
     if not own_ns.any():
         raise NotApplicableError("no operator takes any time")
     pattern = compiled_pattern(operator or re.escape(names.values[int(own_ns.argmax())]))
-    chosen = computes & names.where({name: bool(name) and bool(pattern.fullmatch(name)) for name in names.values})
-    if not graph.duration_ns[chosen].any():
+    selected = computes & names.where({name: bool(name) and bool(pattern.fullmatch(name)) for name in names.values})
+    if not graph.duration_ns[selected].any():
         known = [name for code, name in enumerate(names.values) if own_ns[code] > 0]
         raise InputError(f"no operator is called {operator!r}", where="operator=", fix=did_you_mean(operator, known))
-    return rescale(graph, chosen, ratio, evidence)
+    return rescale(graph, selected, ratio, evidence)
 
 
 @registry.whatif("faster-link", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015", limits=_LIMITS)
 def faster_link(graph: Graph, factor: float = 2.0) -> Graph:
     """Move all messages between workers ``factor`` times as fast, their latency included."""
-    ratio, chosen = _checked(factor), graph.select(kind=Kind.COMM)
+    ratio, selected = _checked(factor), graph.select(kind=Kind.COMM)
     messages = graph.edges["kind"] == EdgeKind.MESSAGE
-    if not chosen.any() and not (messages & (lags(graph.edges) > 0)).any():
+    if not selected.any() and not (messages & (lags(graph.edges) > 0)).any():
         raise NotApplicableError("nothing is sent between workers", fix="put data-parallel first")
-    faster = _slower_gaps(rescale(graph, chosen, ratio, "assumed factor"), messages, ratio)
+    faster = _slower_gaps(rescale(graph, selected, ratio, "assumed factor"), messages, ratio)
     if not graph.meta.routes:
         return faster
     return faster.with_resources(graph.resources.replace(rate=graph.resources["rate"] * factor))

@@ -187,7 +187,7 @@ def forecast(
     if batch_size and not captured:
         with_batch(graph, captured, batch_size)  # says why not
     priced = _never_quicker(
-        [_priced(graph, device, dtype, tiers, captured, one, launch_ns) for one in sizes],
+        [_priced(graph, device, dtype, tiers, captured, size, launch_ns) for size in sizes],
         is_larger=sizes[-1] > captured,
     )
     hosts = _of_host(priced)
@@ -203,7 +203,7 @@ def _priced(
 
 def _never_quicker(graphs: Sequence[Graph], *, is_larger: bool) -> Graph:
     """The last graph, each task at least as long as in those of smaller batches (at most, of larger ones)."""
-    last, all_KT = graphs[-1], np.stack([one.duration_ns for one in graphs])
+    last, all_KT = graphs[-1], np.stack([graph.duration_ns for graph in graphs])
     duration = all_KT.max(axis=0) if is_larger else all_KT.min(axis=0)
     changed = np.flatnonzero(duration != last.duration_ns)
     if not len(changed) or len(graphs) == 1:
@@ -229,8 +229,8 @@ def _replayed(
     drawn_KT = np.maximum(draw_priced(priced, num_draws), least_T)
     low, high = _interval(replay_many(priced, drawn_KT).makespan_ns, makespan_ns)
     whole_ns = int(priced.duration_ns[computes].sum())
-    device_ns, mine = _busiest(priced, computes)
-    device_low, device_high = _interval(drawn_KT[:, mine].sum(axis=1), device_ns)
+    device_ns, local = _busiest(priced, computes)
+    device_low, device_high = _interval(drawn_KT[:, local].sum(axis=1), device_ns)
     communication, exposed_ns = communication_ns(priced, timeline.start_ns, timeline.finish_ns)
     return Forecast(
         communication_ns=communication,
@@ -266,8 +266,8 @@ def _of_host(graph: Graph) -> NDArray[np.bool_]:
     """What a thread of the host does that is not priced: Python, loading, launches."""
     kinds = graph.resources["kind"][np.maximum(graph.tasks["resource"], 0)] if graph.num_resources else np.zeros(0)
     on_thread = kinds == ResourceKind.HOST_THREAD if len(kinds) else np.zeros(graph.num_tasks, dtype=bool)
-    found: NDArray[np.bool_] = np.isnan(graph.tasks["efficiency"]) & on_thread
-    return found
+    result: NDArray[np.bool_] = np.isnan(graph.tasks["efficiency"]) & on_thread
+    return result
 
 
 def _bound(priced: Graph, computes: NDArray[np.int32], least_T: Ints) -> int:
@@ -300,9 +300,9 @@ def changes(
     """The same in other types that the device has a peak for, and at twice and four times the batch."""
     device, tiers = device_of(machine), tiers_of(model)
     dtype = "" if found.dtype == "as captured" else found.dtype
-    types = [one for one in _ALTERNATIVES if one in device.peak_flops_per_s and one != dtype]
+    types = [item for item in _ALTERNATIVES if item in device.peak_flops_per_s and item != dtype]
     batches = [found.batch_size * factor for factor in (2, 4)] if found.batch_size and can_change_batch(graph) else []
-    wanted = [(one, found.batch_size) for one in types] + [(dtype, one) for one in batches]
+    requested = [(type_, found.batch_size) for type_ in types] + [(dtype, batch) for batch in batches]
     return [
         forecast(
             graph,
@@ -315,7 +315,7 @@ def changes(
             host_factor=found.host_factor,
             fabric=fabric,
         )
-        for name, size in wanted
+        for name, size in requested
     ]
 
 
@@ -328,7 +328,7 @@ def ranked(found: Sequence[Forecast]) -> tuple[list[Forecast], str]:
     str
         ``makespan_ns``; or ``device_ns``, where the host makes all steps alike.
     """
-    steps = [one.makespan_ns for one in found]
+    steps = [item.makespan_ns for item in found]
     key = "makespan_ns" if steps and max(steps) > (1 + _ALIKE) * min(steps) else "device_ns"
     return sorted(found, key=lambda one: (getattr(one, key), one.device_ns)), key
 
@@ -340,24 +340,24 @@ def _shares(
     codes = column.codes[tasks]
     spent = np.bincount(codes, durations, len(column.values))
     counts = np.bincount(codes, minlength=len(column.values))
-    found = [
+    result = [
         Share(value or "captured", int(spent[code]), float(spent[code] / max(whole_ns, 1)), int(counts[code]))
         for code, value in enumerate(column.values)
         if counts[code]
     ]
-    return tuple(sorted(found, key=lambda one: -one.duration_ns))
+    return tuple(sorted(result, key=lambda one: -one.duration_ns))
 
 
 def _classes(graph: Graph, tasks: NDArray[np.int32], whole_ns: int) -> tuple[ClassUse, ...]:
     column = graph.tasks.strings("op" if "op" in graph.tasks else "name").take(tasks).compact()
     names = sorted({class_of(value) for value in column.values})
-    place = np.array([names.index(class_of(value)) for value in column.values], dtype=np.int64)[column.codes]
+    index = np.array([names.index(class_of(value)) for value in column.values], dtype=np.int64)[column.codes]
     duration = graph.duration_ns[tasks].astype(np.float64)
     spent, least = (
-        np.bincount(place, one, len(names)) for one in (duration, duration * graph.tasks["efficiency"][tasks])
+        np.bincount(index, item, len(names)) for item in (duration, duration * graph.tasks["efficiency"][tasks])
     )
-    counts = np.bincount(place, minlength=len(names))
-    found = [
+    counts = np.bincount(index, minlength=len(names))
+    result = [
         ClassUse(
             name,
             int(spent[row]),
@@ -367,7 +367,7 @@ def _classes(graph: Graph, tasks: NDArray[np.int32], whole_ns: int) -> tuple[Cla
         )
         for row, name in enumerate(names)
     ]
-    return tuple(sorted(found, key=lambda one: -one.duration_ns))
+    return tuple(sorted(result, key=lambda one: -one.duration_ns))
 
 
 def _unsure(graph: Graph, computes: NDArray[np.int32]) -> float:

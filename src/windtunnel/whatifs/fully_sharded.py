@@ -99,23 +99,23 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
 
 def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Gather]:
     """All gatherings of one rank, in the order in which their parameters are needed."""
-    place = positions(graph)
-    found: list[_Gather] = []
+    index = positions(graph)
+    result: list[_Gather] = []
     updated: tuple[int, ...] = ()
     for iteration in iterations_of(graph):
-        mine = one_iteration(graph, iteration, rank)
-        sent = messages[mine[messages]]
-        unit_T = _units(graph, sent[np.argsort(place[sent], kind="stable")], mine, iteration, rank)
-        forward = _passes(graph, unit_T, place, Phase.FORWARD)
-        backward = _passes(graph, unit_T, place, Phase.BACKWARD)
-        found += _asked(place, forward, Phase.FORWARD, updated, prefetch)
+        local = one_iteration(graph, iteration, rank)
+        sent = messages[local[messages]]
+        unit_T = _units(graph, sent[np.argsort(index[sent], kind="stable")], local, iteration, rank)
+        forward = _passes(graph, unit_T, index, Phase.FORWARD)
+        backward = _passes(graph, unit_T, index, Phase.BACKWARD)
+        result += _asked(index, forward, Phase.FORWARD, updated, prefetch)
         # what the forward pass ended with is whole when the backward pass begins
-        still = {one.message for one in forward[-1:]}
-        turned = [one for one in backward if one.message not in still]
-        found += _asked(place, turned, Phase.BACKWARD, forward[-1].last if forward else (), prefetch)
-        rows = np.flatnonzero(mine & graph.select(phase=Phase.UPDATE) & works(graph))
-        updated = tuple(last_per_group(place, rows, graph.tasks["resource"][rows]).values())
-    return sorted(found, key=lambda one: place[list(one.before)].min())
+        still = {item.message for item in forward[-1:]}
+        turned = [item for item in backward if item.message not in still]
+        result += _asked(index, turned, Phase.BACKWARD, forward[-1].last if forward else (), prefetch)
+        rows = np.flatnonzero(local & graph.select(phase=Phase.UPDATE) & works(graph))
+        updated = tuple(last_per_group(index, rows, graph.tasks["resource"][rows]).values())
+    return sorted(result, key=lambda one: index[list(one.before)].min())
 
 
 def _passes(graph: Graph, unit_T: Ints, place: Ints, phase: Phase) -> list[_Pass]:
@@ -124,10 +124,10 @@ def _passes(graph: Graph, unit_T: Ints, place: Ints, phase: Phase) -> list[_Pass
     key = unit_T[rows] * (graph.num_resources + 1) + graph.tasks["resource"][rows] + 1
     ends: list[dict[int, list[int]]] = []
     for is_first in (True, False):
-        found: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {}
         for group, row in last_per_group(place, rows, key, first=is_first).items():
-            found.setdefault(group // (graph.num_resources + 1), []).append(row)
-        ends.append(found)
+            result.setdefault(group // (graph.num_resources + 1), []).append(row)
+        ends.append(result)
     passes = [_Pass(message, tuple(first), tuple(ends[1][message])) for message, first in ends[0].items()]
     return sorted(passes, key=lambda one: place[list(one.first)].min())
 
@@ -136,16 +136,16 @@ def _asked(
     place: Ints, passes: Sequence[_Pass], phase: Phase, begin: tuple[int, ...], prefetch: int
 ) -> Iterator[_Gather]:
     """Gather for each pass once an earlier one gave up its place; a task that comes later is not waited for."""
-    for at, one in enumerate(passes):
-        freed = passes[at - prefetch - 1].last if at > prefetch else begin
-        needed = place[list(one.first)].min()
-        yield _Gather(one.message, phase, tuple(row for row in freed if place[row] < needed), one.first)
+    for index, step_pass in enumerate(passes):
+        freed = passes[index - prefetch - 1].last if index > prefetch else begin
+        needed = place[list(step_pass.first)].min()
+        yield _Gather(step_pass.message, phase, tuple(row for row in freed if place[row] < needed), step_pass.first)
 
 
 def _units(graph: Graph, messages: Ints, mine: Mask, iteration: int, rank: int) -> Ints:
     """The message that brings the gradients of each computing task's layer, -1 where none does, int64 [T]."""
     feeds = _feeds(graph, messages, mine)
-    of_layer = {one.layer: int(feeds[one.ready]) for one in gradients_of(graph, iteration, rank)}
+    of_layer = {item.layer: int(feeds[item.ready]) for item in gradients_of(graph, iteration, rank)}
     layers = graph.tasks.strings("layer")
     unit = np.array([of_layer.get(text, -1) for text in layers.values] or [-1], dtype=np.int64)
     return np.where(mine & works(graph), unit[layers.codes], -1)
@@ -155,43 +155,43 @@ def _feeds(graph: Graph, messages: Ints, mine: Mask) -> Ints:
     """The first of these messages, in their order, that waits for each task of a rank, -1 for none, int64 [T]."""
     indptr, rows = graph.predecessors_csr()
     src = graph.edges["src"]
-    found = np.full(graph.num_tasks, -1, dtype=np.int64)
+    result = np.full(graph.num_tasks, -1, dtype=np.int64)
     for message, entry in zip(messages.tolist(), arrivals(graph, messages).tolist(), strict=True):
-        found[message] = message
+        result[message] = message
         front = [entry]
         while front:
             row = front.pop()
             before = [src[edge] for edge in rows[indptr[row] : indptr[row + 1]]]
-            new = [one for one in before if found[one] < 0 and mine[one]]
-            found[new] = message
+            new = [item for item in before if result[item] < 0 and mine[item]]
+            result[new] = message
             front += new
-    return found
+    return result
 
 
 def _gathered(graph: Graph, per_rank: Sequence[Sequence[_Gather]]) -> Graph:
     """Put the gatherings where their messages are sent, each behind the one before; those meet whose messages meet."""
     tasks = graph.tasks
-    gathers = [one for gathers in per_rank for one in gathers]
-    message = np.array([one.message for one in gathers], dtype=np.int64)
+    gathers = [gather for gathers in per_rank for gather in gathers]
+    message = np.array([gather.message for gather in gathers], dtype=np.int64)
     columns = {
         "name": "all-gather parameters",
         "op": "all_gather",
         "kind": int(Kind.COMM),
-        "phase": [int(one.phase) for one in gathers],
+        "phase": [int(gather.phase) for gather in gathers],
         "resource": tasks["resource"][message],
         "duration_ns": tasks["duration_ns"][message],
         "message_bytes": tasks["message_bytes"][message],
         "cost_source": HALF,
         **{name: tasks[name][message] for name in ("iteration", "rank", "group") if name in tasks},
     }
-    grown = graph.insert(columns, [one.after for one in gathers], [one.before for one in gathers])
-    new = np.arange(graph.num_tasks, grown.num_tasks)
-    owner = np.repeat(np.arange(len(per_rank)), [len(one) for one in per_rank])
+    extended = graph.insert(columns, [gather.after for gather in gathers], [gather.before for gather in gathers])
+    new = np.arange(graph.num_tasks, extended.num_tasks)
+    owner = np.repeat(np.arange(len(per_rank)), [len(item) for item in per_rank])
     following = owner[1:] == owner[:-1]
-    grown = grown.connect(new[:-1][following], new[1:][following], EdgeKind.ORDER)
+    extended = extended.connect(new[:-1][following], new[1:][following], EdgeKind.ORDER)
     met = meetings(graph)
     hub_of = dict(zip(met.member.tolist(), met.hub.tolist(), strict=True))
-    keys = [(hub_of[one.message], one.phase) if one.message in hub_of else None for one in gathers]
-    number = {key: at for at, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
+    keys = [(hub_of[gather.message], gather.phase) if gather.message in hub_of else None for gather in gathers]
+    number = {key: index for index, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
     members = [(row, number[key]) for row, key in zip(new.tolist(), keys, strict=True) if key is not None]
-    return grown.meet([row for row, _ in members], [at for _, at in members]) if members else grown
+    return extended.meet([row for row, _ in members], [index for _, index in members]) if members else extended

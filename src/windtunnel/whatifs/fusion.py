@@ -29,10 +29,10 @@ POINTWISE = (
 
 def _kernels_and_launches(baseline: Baseline) -> np.ndarray:
     graph = baseline.graph
-    found: np.ndarray = graph.select(kind=Kind.COMPUTE)
-    calls = launch_calls(graph)[found]
-    found[calls[calls >= 0]] = True
-    return found
+    result: np.ndarray = graph.select(kind=Kind.COMPUTE)
+    calls = launch_calls(graph)[result]
+    result[calls[calls >= 0]] = True
+    return result
 
 
 @registry.whatif(
@@ -71,16 +71,16 @@ def fuse_chains(graph: Graph, mask: Mask | None = None) -> Graph:
     NotApplicableError
         No two of them feed each other.
     """
-    chosen = graph.select(kind=Kind.COMPUTE) & (graph.select(op=POINTWISE) if mask is None else mask)
-    inner = _inner_edges(graph, chosen)
+    selected = graph.select(kind=Kind.COMPUTE) & (graph.select(op=POINTWISE) if mask is None else mask)
+    inner = _inner_edges(graph, selected)
     if not inner.any():
-        raise NotApplicableError("no two such operators feed each other", where=f"{int(chosen.sum())} tasks match")
+        raise NotApplicableError("no two such operators feed each other", where=f"{int(selected.sum())} tasks match")
     inner = _without_rises(graph, inner)
     if not inner.any():
         raise NotApplicableError(
             "fusing any two such operators would hold their inputs for longer, and need more memory"
         )
-    return _fused(graph, chosen, inner)
+    return _fused(graph, selected, inner)
 
 
 def _inner_edges(graph: Graph, chosen: Mask) -> Mask:
@@ -104,20 +104,20 @@ def _without_rises(graph: Graph, inner: Mask) -> Mask:
     """
     if "output_bytes" not in graph.tasks:
         return inner
-    output_bytes, place = graph.tasks["output_bytes"], positions(graph)
-    num_allocations = _allocations_before(graph, place)
-    inputs, last_read = _inputs(graph, place)
+    output_bytes, index = graph.tasks["output_bytes"], positions(graph)
+    num_allocations = _allocations_before(graph, index)
+    inputs, last_read = _inputs(graph, index)
     is_kept = np.zeros(graph.num_edges, dtype=bool)
     rows = np.flatnonzero(inner)
-    for edge in rows[np.argsort(place[graph.edges["dst"][rows]], kind="stable")].tolist():
+    for edge in rows[np.argsort(index[graph.edges["dst"][rows]], kind="stable")].tolist():
         part, following = int(graph.edges["src"][edge]), int(graph.edges["dst"][edge])
-        longer = [source for source in inputs[part] if last_read[source] < place[following]]
+        longer = [source for source in inputs[part] if last_read[source] < index[following]]
         is_next = num_allocations[following] - num_allocations[part] <= (output_bytes[part] > 0)
         if output_bytes[longer].sum() <= output_bytes[part] or (
             is_next and output_bytes[following] <= output_bytes[part]
         ):
             is_kept[edge] = True
-            last_read[longer] = place[following]
+            last_read[longer] = index[following]
             inputs[following] = (inputs[following] | inputs[part]) - {part}
     return is_kept
 
@@ -138,9 +138,9 @@ def _allocations_before(graph: Graph, place: NDArray[np.int64]) -> NDArray[np.in
     """How many tasks before each one on its resource allocate memory, int64 [T]; only differences have a meaning."""
     order = np.lexsort((place, graph.tasks["resource"]))
     allocates = sum(graph.tasks[name] for name in ("output_bytes", "workspace_bytes") if name in graph.tasks) > 0
-    found = np.empty(graph.num_tasks, dtype=np.int64)
-    found[order] = np.cumsum(allocates[order]) - allocates[order]
-    return found
+    result = np.empty(graph.num_tasks, dtype=np.int64)
+    result[order] = np.cumsum(allocates[order]) - allocates[order]
+    return result
 
 
 def _fused(graph: Graph, chosen: Mask, inner: Mask) -> Graph:

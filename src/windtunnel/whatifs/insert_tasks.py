@@ -65,8 +65,8 @@ def runs_in_16_bits(graph: Graph) -> Mask:
 
 def rescale(graph: Graph, mask: Mask, factor: float, source: str) -> Graph:
     """Scale durations and say who did."""
-    wanted = np.rint(graph.duration_ns[mask] * factor).astype(np.int64)
-    return graph.set_duration(mask, wanted, cost_source=source)
+    requested = np.rint(graph.duration_ns[mask] * factor).astype(np.int64)
+    return graph.set_duration(mask, requested, cost_source=source)
 
 
 def order_predecessors(graph: Graph) -> Rows:
@@ -88,18 +88,18 @@ def launch_calls(graph: Graph) -> Rows:
 
 def insert_behind(graph: Graph, rows: Rows, columns: Mapping[str, Any]) -> tuple[Graph, Rows]:
     """Put one new task right behind each of the rows, on the same resource, with its launch."""
-    grown, new = _placed(graph, rows, columns, beside=rows)
-    return _launched(grown, new, rows), new
+    extended, new = _placed(graph, rows, columns, beside=rows)
+    return _launched(extended, new, rows), new
 
 
 def insert_ahead(graph: Graph, rows: Rows, columns: Mapping[str, Any]) -> tuple[Graph, Rows]:
     """Put one new task right in front of each of the rows, on the same resource, with its launch."""
     before = order_predecessors(graph)[rows]
     first = before < 0
-    grown, new = _placed(graph, np.where(first, rows, before), columns, beside=rows, alone=first)
+    extended, new = _placed(graph, np.where(first, rows, before), columns, beside=rows, alone=first)
     if first.any():
-        grown = grown.connect(new[first], rows[first], EdgeKind.ORDER)
-    return _launched(grown, new, rows), new
+        extended = extended.connect(new[first], rows[first], EdgeKind.ORDER)
+    return _launched(extended, new, rows), new
 
 
 def _placed(
@@ -112,8 +112,8 @@ def _placed(
         if name in tasks
     }
     waits = [None if alone is not None and alone[i] else int(row) for i, row in enumerate(behind)]
-    grown = graph.insert({**inherited, **columns}, after=waits, splice=True)
-    return grown, np.arange(graph.num_tasks, grown.num_tasks, dtype=np.int64)
+    extended = graph.insert({**inherited, **columns}, after=waits, splice=True)
+    return extended, np.arange(graph.num_tasks, extended.num_tasks, dtype=np.int64)
 
 
 def _taken(column: Any, rows: Rows) -> Any:
@@ -129,11 +129,11 @@ def _launched(graph: Graph, new: Rows, beside: Rows) -> Graph:
         return graph
     unique, member = np.unique(neighbors[launched], return_inverse=True)
     price = int(np.median(graph.duration_ns[np.unique(calls[calls >= 0])]))
-    grown, added = _placed(
+    extended, added = _placed(
         graph, unique, {"name": "launch", "duration_ns": price, "cost_source": "launch"}, beside=unique
     )
     lag_ns, from_start = _launch_edge(graph, beside[launched])
-    return grown.connect(added[member], new[launched], EdgeKind.LAUNCH, lag_ns=lag_ns, from_start=from_start)
+    return extended.connect(added[member], new[launched], EdgeKind.LAUNCH, lag_ns=lag_ns, from_start=from_start)
 
 
 def _launch_edge(graph: Graph, rows: Rows) -> tuple[Rows, Mask]:
@@ -148,8 +148,8 @@ def _launch_edge(graph: Graph, rows: Rows) -> tuple[Rows, Mask]:
 def chip_of(graph: Graph) -> Device | None:
     """The first GPU that a trace names and the catalog knows."""
     named = graph.meta.hardware.get("devices", ())
-    found = (recognize(str(one.get("name", "")), int(one.get("totalGlobalMem", 0))) for one in named)
-    return next(filter(None, found), None)
+    result = (recognize(str(item.get("name", "")), int(item.get("totalGlobalMem", 0))) for item in named)
+    return next(filter(None, result), None)
 
 
 def products_by_type(graph: Graph, kernels: Mask) -> dict[str, Mask]:

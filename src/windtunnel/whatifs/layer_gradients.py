@@ -114,9 +114,9 @@ def need_one_rank(graph: Graph) -> None:
 
 def positions(graph: Graph) -> Rows:
     """Place of every task in topological order, int64 [T]."""
-    place = np.empty(graph.num_tasks, dtype=np.int64)
-    place[graph.topological_order()] = np.arange(graph.num_tasks)
-    return place
+    index = np.empty(graph.num_tasks, dtype=np.int64)
+    index[graph.topological_order()] = np.arange(graph.num_tasks)
+    return index
 
 
 def last_per_group(place: Rows, rows: Rows, group: NDArray[Any], *, first: bool = False) -> dict[Any, int]:
@@ -145,32 +145,32 @@ def gradients_of(graph: Graph, iteration: int | None = None, rank: int | None = 
             "no gradients are known: the graph has no layers or no backward pass",
             fix="capture a training iteration with windtunnel, which records modules and phases",
         )
-    place = positions(graph)
+    index = positions(graph)
     layers = graph.tasks.strings("layer").compact()
     mask = one_iteration(graph, iteration, rank)
     backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & works(graph))
-    ready = last_per_group(place, backward, layers.codes[backward])
+    ready = last_per_group(index, backward, layers.codes[backward])
     sizes = _parameters(graph, mask)
-    forward = _first_forward(graph, mask, place, layers.codes)
-    met = {code: min(place[list(rows)]) for code, rows in forward.items()}
-    found = [
+    forward = _first_forward(graph, mask, index, layers.codes)
+    met = {code: min(index[list(rows)]) for code, rows in forward.items()}
+    result = [
         Gradient(text, sizes[text], ready[code], tuple(sorted(forward.get(code, ()))))
         for code, text in enumerate(layers.values)
         if code in ready and any(sizes.get(text, ()))
     ]
-    if not found:
+    if not result:
         raise NotApplicableError("no layer with parameters has a backward pass", where="columns layer and param_bytes")
     code_of = {text: code for code, text in enumerate(layers.values)}
-    return sorted(found, key=lambda gradient: met.get(code_of[gradient.layer], -place[gradient.ready]))
+    return sorted(result, key=lambda gradient: met.get(code_of[gradient.layer], -index[gradient.ready]))
 
 
 def one_iteration(graph: Graph, iteration: int | None, rank: int | None = None) -> NDArray[np.bool_]:
     """What one rank does in one iteration, bool [T]; the first of each if none is given."""
     mask = graph.all_tasks
-    for column, wanted in (("rank", rank), ("iteration", iteration)):
+    for column, requested in (("rank", rank), ("iteration", iteration)):
         values = graph.tasks.get(column)
         if values is not None:
-            mask &= values == (values.min() if wanted is None else wanted)
+            mask &= values == (values.min() if requested is None else requested)
     return mask
 
 
@@ -199,7 +199,7 @@ def _parameters(graph: Graph, mask: NDArray[np.bool_]) -> dict[str, tuple[int, .
         keys = np.stack([layers.codes[rows], names.codes[rows], read], axis=1)[read > 0]
         for layer, _name, size_bytes in np.unique(keys, axis=0).tolist():
             sizes.setdefault(layers.values[layer], []).append(size_bytes)
-    return {layer: tuple(each) for layer, each in sizes.items()}
+    return {layer: tuple(size) for layer, size in sizes.items()}
 
 
 def _first_forward(
@@ -227,14 +227,14 @@ def buckets_of(graph: Graph, bucket_bytes: int, first_bucket_bytes: int, iterati
     """
     if bucket_bytes < 1 or first_bucket_bytes < 1:
         raise InputError(f"a bucket cannot hold {min(bucket_bytes, first_bucket_bytes)} bytes", fix="give 1 or more")
-    place = positions(graph)
+    index = positions(graph)
     caps = (first_bucket_bytes, bucket_bytes)
     buckets: list[Bucket] = []
     for gradients, updates in _backward_passes(graph, iteration):
-        reducers = [_filled(graph, mine, caps, updates) for mine in _per_model(graph, gradients)]
-        for mine in sorted(reducers, key=lambda filled: max(place[list(filled[0].ready)])):
+        reducers = [_filled(graph, local, caps, updates) for local in _per_model(graph, gradients)]
+        for reducer in sorted(reducers, key=lambda filled: max(index[list(filled[0].ready)])):
             number = buckets[-1].reducer + 1 if buckets else 0
-            buckets += [replace(bucket, reducer=number) for bucket in mine]
+            buckets += [replace(bucket, reducer=number) for bucket in reducer]
     return buckets
 
 
@@ -275,21 +275,21 @@ def _backward_passes(graph: Graph, iteration: int | None) -> list[tuple[list[Gra
     Calls that only launch do not wait for gradients, and clearing them before a pass is no update of it.
     """
     gradients, passes = gradients_of(graph, iteration), []
-    place, mask = positions(graph), one_iteration(graph, iteration)
+    index, mask = positions(graph), one_iteration(graph, iteration)
     updates = np.flatnonzero(mask & graph.select(phase=Phase.UPDATE) & works(graph))
-    updates = updates[np.argsort(place[updates], kind="stable")]
+    updates = updates[np.argsort(index[updates], kind="stable")]
     backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & works(graph))
-    turn = np.searchsorted(place[updates], place[backward])
+    turn = np.searchsorted(index[updates], index[backward])
     layers = graph.tasks.strings("layer")
     names = np.array([layers.decode(row) for row in backward.tolist()], dtype=object)
     for number in np.unique(turn).tolist():
-        mine = turn == number
-        ready = last_per_group(place, backward[mine], names[mine])
-        found = [replace(each, ready=ready[each.layer]) for each in gradients if each.layer in ready]
+        local = turn == number
+        ready = last_per_group(index, backward[local], names[local])
+        result = [replace(gradient, ready=ready[gradient.layer]) for gradient in gradients if gradient.layer in ready]
         behind = updates[number:]
-        first = last_per_group(place, behind, graph.tasks["resource"][behind], first=True)
-        if found:
-            passes.append((found, tuple(sorted(first.values()))))
+        first = last_per_group(index, behind, graph.tasks["resource"][behind], first=True)
+        if result:
+            passes.append((result, tuple(sorted(first.values()))))
     return passes
 
 
@@ -298,5 +298,5 @@ def _registered(graph: Graph, gradients: list[Gradient]) -> list[Gradient]:
     known = registered_parameters(graph)
     if not known:
         return gradients
-    order = {layer: place for place, layer in enumerate(dict.fromkeys(name.rpartition(".")[0] for name in known))}
+    order = {layer: index for index, layer in enumerate(dict.fromkeys(name.rpartition(".")[0] for name in known))}
     return sorted(gradients, key=lambda gradient: order[gradient.layer])

@@ -48,16 +48,16 @@ class Limiter:
         count = self.baseline.graph.num_iterations
         times_ns = [*(iteration_ns(timeline, count) for timeline in timelines), predicted_ns]
         samples = [graph.meta.samples_ratio for graph in (self.baseline.graph, *graphs)]
-        found: list[Limits] = []
+        result: list[Limits] = []
         for i, step in enumerate(steps):
             limits = _stated(step, timelines[i], count)
             if limits is None:
                 continue
-            found.append(limits)
+            result.append(limits)
             speedup = samples[i + 1] / samples[i] * times_ns[i] / times_ns[i + 1] if times_ns[i + 1] > 0 else math.inf
             if violation := broken_limit(limits, Baseline(timelines[i], num_iterations=count), speedup):
                 return None, violation if len(graphs) == 1 else f"{step}: {violation}"
-        return _together(found, len(graphs)), ""
+        return _together(result, len(graphs)), ""
 
     def _played(self, graph: Graph) -> Timeline:
         if id(graph) not in self._between:  # a timeline keeps its graph, so that no other gets the same id

@@ -180,8 +180,8 @@ def _only_handover(graph: Graph, batches: NDArray[np.bool_], handover_ns: int, l
     if "output_bytes" in graph.tasks:
         columns["output_bytes"] = graph.tasks["output_bytes"].copy()
         columns["output_bytes"][kept] = load_bytes
-    taken = graph.set_duration(first, handover_ns, cost_source="assumed hand-over").with_columns(**columns)
-    return taken.remove(batches & ~first, keep_gaps=False)
+    used = graph.set_duration(first, handover_ns, cost_source="assumed hand-over").with_columns(**columns)
+    return used.remove(batches & ~first, keep_gaps=False)
 
 
 def _with_workers(graph: Graph, takes: Rows, num_workers: int, depth: int, load_ns: int, load_bytes: int) -> Graph:
@@ -204,10 +204,10 @@ def _with_workers(graph: Graph, takes: Rows, num_workers: int, depth: int, load_
     if "output_bytes" in graph.tasks:
         columns["output_bytes"] = np.full(count, load_bytes)
     loads = graph.num_tasks + numbers
-    grown = graph.insert(columns, before=takes.tolist())
-    grown = grown.connect(loads[:-num_workers], loads[num_workers:], EdgeKind.ORDER)
+    extended = graph.insert(columns, before=takes.tolist())
+    extended = extended.connect(loads[:-num_workers], loads[num_workers:], EdgeKind.ORDER)
     ahead = num_workers * depth
-    return grown.connect(takes[:-ahead], loads[ahead:], EdgeKind.CONTROL)
+    return extended.connect(takes[:-ahead], loads[ahead:], EdgeKind.CONTROL)
 
 
 def _contended(graph: Graph, num_workers: int, num_cores: int | None) -> Graph:

@@ -76,13 +76,13 @@ def find_losses(graph: Graph, timeline: Timeline | None = None) -> tuple[Loss, .
     """
     timeline = replay(graph) if timeline is None else timeline
     before_ns = iteration_ns(timeline, graph.num_iterations)
-    found = []
+    result = []
     for cause, whatifs, edit in _CAUSES:
         changed = _edited(edit, graph)
         if changed is not None:
-            found.append(_loss(cause, _first_applicable(whatifs, graph), before_ns, changed))
-    found += _stragglers(graph, before_ns)
-    worth = [loss for loss in found if loss.ratio >= _LEAST_SHARE]
+            result.append(_loss(cause, _first_applicable(whatifs, graph), before_ns, changed))
+    result += _stragglers(graph, before_ns)
+    worth = [loss for loss in result if loss.ratio >= _LEAST_SHARE]
     return tuple(sorted(worth, key=lambda loss: (-loss.cost_ns, loss.cause, loss.rank)))
 
 

@@ -100,10 +100,10 @@ def reformed(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda c
 
 def _marked(graph: Graph, program: Program, form: Form) -> Graph:
     """Say of the tasks of layers with weights that another layer runs who priced them."""
-    places = [place for place, _, _ in form.replaced if weights_of(program, place)]
-    if not places:
+    indices = [index for index, _, _ in form.replaced if weights_of(program, index)]
+    if not indices:
         return graph
-    mask = np.isin(calls_of(graph), places)
+    mask = np.isin(calls_of(graph), indices)
     return graph.set_duration(mask, graph.duration_ns[mask], cost_source=REPLACED)
 
 

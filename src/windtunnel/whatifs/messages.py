@@ -34,16 +34,16 @@ def _unsent(graph: Graph) -> NDArray[np.bool_]:
 
 def untimed_messages(graph: Graph) -> NDArray[np.bool_]:
     """Messages of a known size that take no time at all, bool [T]: no message does, so their time is not known."""
-    found: NDArray[np.bool_] = sized_messages(graph) & (graph.duration_ns == 0)
-    return found
+    result: NDArray[np.bool_] = sized_messages(graph) & (graph.duration_ns == 0)
+    return result
 
 
 def sized_messages(graph: Graph) -> NDArray[np.bool_]:
     """Messages of a known size, bool [T]."""
     if "message_bytes" not in graph.tasks:
         return np.zeros(graph.num_tasks, dtype=bool)
-    found: NDArray[np.bool_] = graph.select(kind=Kind.COMM) & (graph.tasks["message_bytes"] > 0)
-    return found
+    result: NDArray[np.bool_] = graph.select(kind=Kind.COMM) & (graph.tasks["message_bytes"] > 0)
+    return result
 
 
 def price_messages(graph: Graph, fabric: Fabric) -> Graph:

@@ -52,8 +52,8 @@ def reconstructed_batchnorm(graph: Graph) -> Unpriced:
         return Unpriced.only_published(published)
     program = captured_program(graph)
     norms = tuple(
-        (place, *_rectifier_behind(program, place))
-        for place, call in enumerate(program.calls)
+        (index, *_rectifier_behind(program, index))
+        for index, call in enumerate(program.calls)
         if call.operator == "aten::batch_norm" and call.inputs[_TRAINING] is True
     )
     if not norms:
@@ -86,18 +86,18 @@ def group_norm(graph: Graph, groups: int = 32, layer: str = "") -> Unpriced:
     """
     if groups < 1:
         raise InputError(f"a group norm has 1 group or more, not {groups}", where=f"groups={groups}")
-    places = calls_in(captured_program(graph), ("aten::batch_norm",), layer, "batch norm that trains")
-    return reformed(graph, replacing(places, "group-norm", groups=groups))
+    indices = calls_in(captured_program(graph), ("aten::batch_norm",), layer, "batch norm that trains")
+    return reformed(graph, replacing(indices, "group-norm", groups=groups))
 
 
 def _rectifier_behind(program: Program, norm: int) -> tuple[int, float]:
     """The call that rectifies what a norm gives, and its leak; (-1, 1) where there is none."""
     result = program.calls[norm].outputs[0][0]
-    for place in range(norm + 1, len(program.calls)):
-        call = program.calls[place]
+    for index in range(norm + 1, len(program.calls)):
+        call = program.calls[index]
         if not call.mark and "Tensor" in call.types[0] and call.inputs[0][0] == result:
             leak = _leak(call)
-            return (-1, 1.0) if leak is None else (place, leak)
+            return (-1, 1.0) if leak is None else (index, leak)
     return -1, 1.0
 
 

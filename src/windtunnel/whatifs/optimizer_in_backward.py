@@ -73,18 +73,18 @@ def optimizer_in_backward(graph: Graph) -> Graph:
         raise NotApplicableError(
             "gradients are clipped by their norm or unscaled together, so updates need all of them"
         )
-    place = positions(graph)
-    layer = _with_preparations(graph, _layers(graph), place)
+    index = positions(graph)
+    layer = _with_preparations(graph, _layers(graph), index)
     resource = graph.tasks["resource"].astype(np.int64)
     iteration = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int64)).astype(np.int64)
     key = (iteration * (graph.num_resources + 1) + resource + 1) * (int(layer.max(initial=0)) + 2) + layer + 1
     backward = np.flatnonzero(graph.select(phase=Phase.BACKWARD) & (layer >= 0) & (resource >= 0))
-    anchor = last_per_group(place, backward, key[backward])
+    anchor = last_per_group(index, backward, key[backward])
     updates = np.flatnonzero(graph.select(phase=Phase.UPDATE) & (layer >= 0) & (resource >= 0))
     anchors = np.array([anchor.get(int(key[row]), -1) for row in updates], dtype=np.int64)
     # clearing gradients before the forward pass stays there
-    behind = (anchors >= 0) & (place[updates] > place[anchors])
-    _check_not_yet(graph, place, updates, backward)
+    behind = (anchors >= 0) & (index[updates] > index[anchors])
+    _check_not_yet(graph, index, updates, backward)
     moved, anchors = updates[behind], anchors[behind]
     if len(np.unique(anchors)) < 2:
         raise NotApplicableError(
@@ -93,9 +93,9 @@ def optimizer_in_backward(graph: Graph) -> Graph:
             fix="capture with an optimizer that loops over parameters (foreach=False)",
         )
     target = np.full(graph.num_tasks, -1, dtype=np.int64)
-    target[moved] = place[anchors]
-    apart = _with_gradients_apart(graph, place, target)
-    return _reordered(_without_reuse(apart, place, target), place, target)
+    target[moved] = index[anchors]
+    apart = _with_gradients_apart(graph, index, target)
+    return _reordered(_without_reuse(apart, index, target), index, target)
 
 
 def _check_not_yet(graph: Graph, place: Rows, updates: Rows, backward: Rows) -> None:
@@ -110,10 +110,10 @@ def _check_not_yet(graph: Graph, place: Rows, updates: Rows, backward: Rows) -> 
 
 def _layers(graph: Graph) -> Rows:
     """Number of each task's layer, -1 for none; a call has the layer of what it launches."""
-    texts = graph.tasks.get("layer")
-    if not isinstance(texts, Strings):
+    strings = graph.tasks.get("layer")
+    if not isinstance(strings, Strings):
         raise NotApplicableError("the graph knows no layers", where="column layer")
-    compact = texts.compact()
+    compact = strings.compact()
     layer = compact.codes.astype(np.int64)
     if "" in compact.values:
         layer[layer == compact.values.index("")] = -1
@@ -187,9 +187,9 @@ def _unmoved_behind(graph: Graph, place: Rows, target: Rows) -> Rows:
     is_known = (following < graph.num_tasks) & (resource[behind] == resource[order])
     later = np.lexsort((place, np.where(moved, target + 0.5, place), resource))
     last = later[np.searchsorted(resource[later], resource[order], side="right") - 1]
-    found = np.empty(graph.num_tasks, dtype=np.int64)
-    found[order] = np.where(is_known, behind, last)
-    return found
+    result = np.empty(graph.num_tasks, dtype=np.int64)
+    result[order] = np.where(is_known, behind, last)
+    return result
 
 
 def _without_reuse(graph: Graph, place: Rows, target: Rows) -> Graph:

@@ -81,7 +81,7 @@ def _check_not_yet(graph: Graph, option: str) -> None:
     operators = graph.select(phase=Phase.UPDATE) & graph.select(op=rf".*_{option}_.*")
     if operators.any():
         raise InEffectError(f"the updates run by {option} operators", where=f"{int(operators.sum())} tasks of updates")
-    groups = [group for one in graph.meta.optimizers for group in one["groups"]]
+    groups = [group for optimizer in graph.meta.optimizers for group in optimizer["groups"]]
     if groups and all(group["options"].get(option) for group in groups):
         raise InEffectError(f"every optimizer has {option}=True", where="options of the captured optimizers")
 

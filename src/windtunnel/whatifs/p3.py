@@ -90,7 +90,7 @@ def p3(
     transfer_ns = _transfer_ns(slices[:, 1], wire, num_ranks)
     priority = slices[:, 0] if by_priority else np.zeros_like(slices[:, 0])
     served, pulls = _send(_with_servers(graph, num_ranks), gradients, slices, transfer_ns, priority)
-    across = [(pull, row) for pull, one in zip(pulls, slices[:, 0], strict=True) for row in gradients[one].forward]
+    across = [(pull, row) for pull, part in zip(pulls, slices[:, 0], strict=True) for row in gradients[part].forward]
     repeated = _repeated(served, graph.select(phase=Phase.UPDATE), np.array(across).reshape(-1, 2), num_iterations)
     samples = num_ranks * graph.meta.samples_ratio
     return repeated.note({"world_size": num_ranks, "link": wire.json(), "samples_ratio": samples})
@@ -146,7 +146,7 @@ def _send(
     count = len(slices)
     wire, servers = graph.num_resources - 2, graph.num_resources - 1
     columns = {
-        "name": [f"{verb} {gradients[one].layer}" for verb in ("push", "serve", "pull") for one in layer],
+        "name": [f"{verb} {gradients[item].layer}" for verb in ("push", "serve", "pull") for item in layer],
         "op": np.repeat(["push", "serve", "pull"], count),
         "kind": np.repeat([int(Kind.COMM), int(Kind.COMPUTE), int(Kind.COMM)], count),
         "phase": int(Phase.UPDATE),
@@ -156,10 +156,10 @@ def _send(
         "message_bytes": np.concatenate([size_bytes, np.zeros_like(size_bytes), size_bytes]),
         "cost_source": "link model",
     }
-    ready: list[int | None] = [gradients[one].ready for one in layer]
-    grown = graph.insert(columns, after=ready + [None] * (2 * count))
+    ready: list[int | None] = [gradients[item].ready for item in layer]
+    extended = graph.insert(columns, after=ready + [None] * (2 * count))
     rows = graph.num_tasks + np.arange(3 * count).reshape(3, count)
-    return grown.connect(rows[:2].ravel(), rows[1:].ravel(), EdgeKind.MESSAGE), rows[2]
+    return extended.connect(rows[:2].ravel(), rows[1:].ravel(), EdgeKind.MESSAGE), rows[2]
 
 
 def _repeated(graph: Graph, updates: NDArray[np.bool_], across: Ints, num_iterations: int) -> Graph:

@@ -88,8 +88,8 @@ def reformed_peak(graph: Graph) -> int | None:
 
 def _price(need: PeakNeed | UpdatePeakNeed) -> Any:
     """None where it cannot be known."""
-    found = price_needs([need])[need]
-    return None if isinstance(found, WindtunnelError) else found
+    result = price_needs([need])[need]
+    return None if isinstance(result, WindtunnelError) else result
 
 
 def _beside(passes: Mapping[str, Any], alone: ProgramPeak) -> int:

@@ -52,13 +52,13 @@ def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
     moved = _runs_when_called(graph)
     if device.kind == "cpu" or not moved.any():
         return graph
-    grown, queue = graph.add_resource(f"{device.name} queue", ResourceKind.STREAM)
+    extended, queue = graph.add_resource(f"{device.name} queue", ResourceKind.STREAM)
     kernels = np.flatnonzero(moved)
     launches = np.arange(graph.num_tasks, graph.num_tasks + len(kernels), dtype=np.int32)
     resource = graph.tasks["resource"].copy()
     resource[kernels] = queue
     tasks = graph.tasks.replace(resource=resource).concat(_launches(graph, kernels, launch_ns), TASK_COLUMNS)
-    placed = replace(grown, tasks=tasks, edges=_on_threads(graph, kernels, launches))
+    placed = replace(extended, tasks=tasks, edges=_on_threads(graph, kernels, launches))
     placed = placed.connect(launches, kernels, EdgeKind.LAUNCH)
     queued = kernels[np.argsort(_order(graph)[kernels], kind="stable")]
     return placed.connect(queued[:-1], queued[1:], EdgeKind.ORDER)
@@ -69,8 +69,8 @@ def never_run(graph: Graph) -> Mask:
     if "cost_source" not in graph.tasks:
         return np.zeros(graph.num_tasks, dtype=bool)
     source = graph.tasks.strings("cost_source")
-    found: Mask = np.array([text == NOT_RUN for text in source.values], dtype=bool)[source.codes]
-    return found
+    result: Mask = np.array([text == NOT_RUN for text in source.values], dtype=bool)[source.codes]
+    return result
 
 
 def _never_launched(graph: Graph) -> Mask:
@@ -113,10 +113,10 @@ def _launches(graph: Graph, kernels: NDArray[np.int64], launch_ns: int) -> Table
 
 def _on_threads(graph: Graph, kernels: NDArray[np.int64], launches: NDArray[np.int32]) -> Table:
     """Program order holds the launches; data still goes from kernel to kernel."""
-    place = np.arange(graph.num_tasks, dtype=np.int32)
-    place[kernels] = launches
+    index = np.arange(graph.num_tasks, dtype=np.int32)
+    index[kernels] = launches
     is_order = graph.edges["kind"] == EdgeKind.ORDER
-    ends = {end: np.where(is_order, place[graph.edges[end]], graph.edges[end]).astype(np.int32) for end in _ENDS}
+    ends = {end: np.where(is_order, index[graph.edges[end]], graph.edges[end]).astype(np.int32) for end in _ENDS}
     return Table.typed(dict(graph.edges.replace(**ends)), EDGE_COLUMNS)
 
 

@@ -27,27 +27,27 @@ def calls_in(program: Program, operators: tuple[str, ...], layer: str, what: str
     InputError
         Layers are named, and none has such a name; the nearest are offered.
     """
-    found = [place for place, call in enumerate(program.calls) if call.grad and call.operator in operators]
-    if not found:
+    result = [index for index, call in enumerate(program.calls) if call.grad and call.operator in operators]
+    if not result:
         raise NotApplicableError(f"there is no {what}", where=f"{len(program.calls)} calls")
     if not layer:
-        return found
+        return result
     pattern = compiled_pattern(layer)
-    matching = [place for place in found if pattern.fullmatch(program.calls[place].layer)]
+    matching = [index for index in result if pattern.fullmatch(program.calls[index].layer)]
     if not matching:
-        known = sorted({program.calls[place].layer for place in found})
+        known = sorted({program.calls[index].layer for index in result})
         raise InputError(f"no {what} is called {layer!r}", where="layer=", fix=did_you_mean(layer, known))
     return matching
 
 
 def weights_of(program: Program, place: int) -> dict[int, str]:
     """Names of the trained parameters that a call reads, by identity."""
-    return {one: program.parameters[one] for one in _read_by(program.calls[place]) if one in program.parameters}
+    return {item: program.parameters[item] for item in _read_by(program.calls[place]) if item in program.parameters}
 
 
 def readers(program: Program, identity: int) -> list[int]:
     """Calls that read a tensor."""
-    return [place for place, call in enumerate(program.calls) if not call.mark and identity in set(_read_by(call))]
+    return [index for index, call in enumerate(program.calls) if not call.mark and identity in set(_read_by(call))]
 
 
 def _read_by(call: Call) -> Iterator[int]:
@@ -56,4 +56,4 @@ def _read_by(call: Call) -> Iterator[int]:
 
 def replacing(places: list[int], layer: str, **settings: Any) -> Form:
     """The form in which a registered layer runs these calls."""
-    return Form(replaced=tuple((place, layer, tuple(sorted(settings.items()))) for place in places))
+    return Form(replaced=tuple((index, layer, tuple(sorted(settings.items()))) for index in places))

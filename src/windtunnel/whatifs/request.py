@@ -32,7 +32,7 @@ class Step:
     def used(self) -> Mapping[str, Any]:
         """Its parameters with the defaults of those that were not given; what is unset by default is left out."""
         known = registry.get("whatif", self.name).parameters
-        defaults = {key: one.default for key, one in known.items() if one.default not in (None, "", one.empty)}
+        defaults = {key: item.default for key, item in known.items() if item.default not in (None, "", item.empty)}
         return {**defaults, **self.parameters}
 
     def __str__(self) -> str:

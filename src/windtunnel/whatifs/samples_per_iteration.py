@@ -49,8 +49,8 @@ def batch_size_of_operators(graph: Graph) -> int:
         return 0
     tasks = graph.tasks
     rows = np.flatnonzero(graph.select(kind=Kind.COMPUTE, phase=Phase.FORWARD)).tolist()
-    ops, texts = tasks.strings("op"), tasks.strings("input_shapes")
-    calls = [(ops.decode(row), json.loads(texts.decode(row) or "[]")) for row in rows]
+    ops, strings = tasks.strings("op"), tasks.strings("input_shapes")
+    calls = [(ops.decode(row), json.loads(strings.decode(row) or "[]")) for row in rows]
     reduced = [
         next(iter(_shapes(shapes)), ())
         for row, (_, shapes) in zip(rows, calls, strict=True)
@@ -113,8 +113,8 @@ def _agreed(entering: list[Shape], outputs: list[Shape], sample_sizes: frozenset
         for size, dims in votes.items()
     }
     best = max(ranks.values(), default=None)
-    found = [size for size, rank in ranks.items() if rank == best]
-    return found[0] if len(found) == 1 else 0
+    result = [size for size, rank in ranks.items() if rank == best]
+    return result[0] if len(result) == 1 else 0
 
 
 def _sample_sizes(calls: Iterable[tuple[str, Any]]) -> frozenset[int]:
@@ -153,17 +153,17 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
             continue
         specs = tensors_of(call.inputs, call.shapes, call.types, call.strides)
         results = tensors_of(call.outputs, call.output_shapes, call.output_types)
-        made = [spec for spec in specs if origin.get(spec.identity) == "model"]
+        created = [spec for spec in specs if origin.get(spec.identity) == "model"]
         outside = [spec for spec in data_of(call) if spec.identity not in program.parameters]
         data = [spec for spec in outside if origin.get(spec.identity, "data") == "data"]
         is_aligned = call.operator.removeprefix("aten::").rstrip("_") in _ALIGNED
-        dims = max((len(spec.shape) for spec in made), default=0) if is_aligned else 0
-        if made or any(spec.identity in program.parameters for spec in specs):
+        dims = max((len(spec.shape) for spec in created), default=0) if is_aligned else 0
+        if created or any(spec.identity in program.parameters for spec in specs):
             # what is repeated over a model's first dimensions, as positions are, says nothing of the batch
-            found = {spec.identity: spec.shape for spec in data if len(spec.shape) >= max(dims, 1)}
-            entering = found | entering
+            result = {spec.identity: spec.shape for spec in data if len(spec.shape) >= max(dims, 1)}
+            entering = result | entering
             if results and all(spec.num_elements == 1 for spec in results):
-                outputs += [spec.shape for spec in made if spec.num_elements > 1]
+                outputs += [spec.shape for spec in created if spec.num_elements > 1]
             kind = "model"
         else:
             kind = "data" if data or random_inputs(call) or call.phase is Phase.DATA else "own"

@@ -41,7 +41,7 @@ def activations_of(graph: Graph, minimum_bytes: int = 1) -> list[Activation]:
     phase, size_bytes = tasks["phase"], tasks["output_bytes"]
     kept = (edges["kind"] == EdgeKind.DATA) & (phase[edges["src"]] == Phase.FORWARD)
     kept &= (phase[edges["dst"]] == Phase.BACKWARD) & (size_bytes[edges["src"]] >= minimum_bytes)
-    place = positions(graph)
+    index = positions(graph)
     readers: dict[int, list[int]] = {}
     for row, reader in zip(edges["src"][kept].tolist(), edges["dst"][kept].tolist(), strict=True):
         readers.setdefault(row, []).append(reader)
@@ -56,9 +56,9 @@ def activations_of(graph: Graph, minimum_bytes: int = 1) -> list[Activation]:
             row,
             int(size_bytes[row]),
             "" if layers is None else layers.decode(row),
-            tuple(sorted(set(readers[row]), key=lambda reader: int(place[reader]))),
+            tuple(sorted(set(readers[row]), key=lambda reader: int(index[reader]))),
         )
-        for row in sorted(readers, key=lambda row: int(place[row]))
+        for row in sorted(readers, key=lambda row: int(index[row]))
     ]
 
 

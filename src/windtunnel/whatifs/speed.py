@@ -152,8 +152,8 @@ def speed_of(
 
 def measured_speed(graph: Graph, step_ns: float) -> Speed:
     """The same of a step that was measured: where it beats the peak of its type, another type was used (TF32)."""
-    found = speed_of(graph, step_ns)
-    return replace(found, peak_flops_per_s=0.0) if found.mfu_ratio > 1.0 else found
+    result = speed_of(graph, step_ns)
+    return replace(result, peak_flops_per_s=0.0) if result.mfu_ratio > 1.0 else result
 
 
 def samples_of(graph: Graph, batch_dim: int | None = None) -> int:
@@ -176,7 +176,7 @@ def tokens_of(graph: Graph) -> int:
 
 def _looked_up(program: Program) -> dict[int, int]:
     """Tokens by table, of all passes of a step; what is looked up again while gradients are computed counts once."""
-    found: dict[int, dict[tuple[int, int], int]] = {}
+    result: dict[int, dict[tuple[int, int], int]] = {}
     recomputed = {row for first, last in program.recomputed for row in range(first, last)}
     num_backward = 0  # since the last update
     for row, call in enumerate(program.calls):
@@ -185,15 +185,15 @@ def _looked_up(program: Program) -> dict[int, int]:
         elif call.operator == "aten::embedding" and row not in recomputed:
             table, indices = tensors_of(call.inputs, call.shapes, call.types, call.strides)[:2]
             if len(indices.shape) == 2 and indices.shape[1] > 1:
-                counts = found.setdefault(table.identity, {})
+                counts = result.setdefault(table.identity, {})
                 counts[num_backward, indices.identity] = indices.num_elements
-    return {table: sum(counts.values()) for table, counts in found.items()}
+    return {table: sum(counts.values()) for table, counts in result.items()}
 
 
 def device_of_graph(graph: Graph) -> Device | None:
     """The GPU that a graph was captured on, as the catalog knows it; None where that is not known."""
-    for found in graph.meta.hardware.get("devices", ()) if isinstance(graph.meta.hardware, dict) else ():
-        name, size = found.get("name", ""), found.get("totalGlobalMem", found.get("memory_bytes", 0))
+    for result in graph.meta.hardware.get("devices", ()) if isinstance(graph.meta.hardware, dict) else ():
+        name, size = result.get("name", ""), result.get("totalGlobalMem", result.get("memory_bytes", 0))
         chip = recognize(str(name), int(size or 0)) if name else None
         if chip is not None:
             return chip

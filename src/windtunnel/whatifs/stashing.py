@@ -73,17 +73,17 @@ def vdnn(
         raise NotApplicableError(f"fewer than {ahead + 1} layers keep results for the backward pass")
     sizes = np.array([activation.size_bytes for activation in moved], dtype=np.int64)
     duration_ns = np.array([wire.transfer_ns(size) for size in sizes.tolist()])
-    return _copied(release(graph, moved), moved, [triggers[each.layer] for each in moved], duration_ns, sizes)
+    return _copied(release(graph, moved), moved, [triggers[item.layer] for item in moved], duration_ns, sizes)
 
 
 def _triggers(graph: Graph, activations: Sequence[Activation], ahead: int) -> dict[str, int]:
     """By layer the first backward task of the layer ``ahead`` above it."""
-    place = positions(graph)
+    index = positions(graph)
     first: dict[str, int] = {}
     for activation in activations:
         reader = activation.readers[0]
         known = first.get(activation.layer, reader)
-        first[activation.layer] = min(known, reader, key=lambda row: int(place[row]))
+        first[activation.layer] = min(known, reader, key=lambda row: int(index[row]))
     layers = list(first)  # in forward order
     return {layer: first[above] for layer, above in zip(layers, layers[ahead:], strict=False)}
 
@@ -111,9 +111,9 @@ def _copied(
     offload = graph.num_tasks + np.arange(count)
     waits: list[int | None] = [*rows, *[None] * count]
     readers: list[tuple[int, ...] | None] = [*[None] * count, *(activation.readers for activation in moved)]
-    grown = graph.insert(columns, after=waits, before=readers)
-    grown = grown.connect(offload, offload + count, EdgeKind.CONTROL)
-    return grown.connect(list(triggers), offload + count, EdgeKind.CONTROL, from_start=True)
+    extended = graph.insert(columns, after=waits, before=readers)
+    extended = extended.connect(offload, offload + count, EdgeKind.CONTROL)
+    return extended.connect(list(triggers), offload + count, EdgeKind.CONTROL, from_start=True)
 
 
 @registry.whatif(
@@ -169,16 +169,16 @@ def _encoded(graph: Graph, kept: Sequence[Activation], sizes: Ints, encoded: Int
     common = {"kind": int(Kind.COMPUTE), "cost_source": "memory bandwidth"}
     encode = {**common, "name": "encode", "op": "encode", "duration_ns": duration_ns, "output_bytes": encoded}
     encode |= {"bytes_read": sizes, "bytes_written": encoded}
-    grown, encoders = insert_behind(graph, rows, encode)
+    extended, encoders = insert_behind(graph, rows, encode)
     readers = np.array([activation.readers[0] for activation in kept], dtype=np.int64)
     unique, member = np.unique(readers, return_inverse=True)
     decode = {name: _summed(member, values) for name, values in (("duration_ns", duration_ns), ("output_bytes", sizes))}
     decode |= {"bytes_read": _summed(member, encoded), "bytes_written": decode["output_bytes"]}
-    grown, decoders = insert_ahead(grown, unique, {**common, "name": "decode", "op": "decode", **decode})
-    grown = grown.connect(encoders, decoders[member])
-    pairs = [(decoders[at], reader) for at, each in zip(member, kept, strict=True) for reader in each.readers]
+    extended, decoders = insert_ahead(extended, unique, {**common, "name": "decode", "op": "decode", **decode})
+    extended = extended.connect(encoders, decoders[member])
+    pairs = [(decoders[index], reader) for index, item in zip(member, kept, strict=True) for reader in item.readers]
     src, dst = np.array(pairs, dtype=np.int64).T
-    return grown.connect(src, dst)
+    return extended.connect(src, dst)
 
 
 def _summed(member: Ints, values: Ints) -> Ints:

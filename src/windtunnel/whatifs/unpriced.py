@@ -86,8 +86,8 @@ def priced(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
             "this graph does not say which operators were called with which arguments",
             fix="capture the step with windtunnel, or take published ratios: prices='paper'",
         )
-    found = pricer(change.needs, way == MEASURE)
-    given = [found[need] for need in change.needs]
+    result = pricer(change.needs, way == MEASURE)
+    given = [result[need] for need in change.needs]
     for price in given:
         if isinstance(price, WindtunnelError):
             raise price
@@ -99,8 +99,8 @@ def priced(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
 def _as_sure_as(graph: Graph, prices: Sequence[Any]) -> Graph:
     """Note how sure the prices are, whatever was made of them; of several, the least sure counts."""
     known = {name: getattr(graph.meta, f"price_{name}") for name in ("spread_ratio", "waited_ratio")}
-    found = {name: max([value, *(getattr(price, name, 0.0) for price in prices)]) for name, value in known.items()}
-    return graph if found == known else graph.note({f"price_{name}": value for name, value in found.items()})
+    result = {name: max([value, *(getattr(price, name, 0.0) for price in prices)]) for name, value in known.items()}
+    return graph if result == known else graph.note({f"price_{name}": value for name, value in result.items()})
 
 
 def _published(change: Unpriced) -> Graph:

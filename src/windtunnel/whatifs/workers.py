@@ -79,9 +79,9 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
             for count in (num_ranks, before)
         ]
         ratio = np.array(prices[0]) / np.maximum(prices[1], 1)
-    wanted = np.rint(graph.duration_ns[messages] * ratio).astype(np.int64)
+    requested = np.rint(graph.duration_ns[messages] * ratio).astype(np.int64)
     samples = graph.meta.samples_ratio * num_ranks / before
-    scaled = graph.set_duration(messages, wanted, cost_source="ring model")
+    scaled = graph.set_duration(messages, requested, cost_source="ring model")
     return scaled.note({"world_size": num_ranks, "samples_ratio": samples})
 
 
@@ -116,10 +116,10 @@ def straggler(graph: Graph, factor: float = 1.5, rank: int | None = None) -> Gra
         raise NotApplicableError("no worker waits for another here", fix="put data-parallel first")
     together = graph if graph.num_ranks > 1 else _with_second_rank(graph, communicates)
     ranks = np.unique(together.tasks["rank"])
-    chosen = int(ranks[-1]) if rank is None else rank
-    if chosen not in ranks:
-        raise InputError(f"there is no rank {chosen}", fix=f"ranks here: {ranks.min()} to {ranks.max()}")
-    slow = together.select(rank=chosen) & ~together.select(kind=Kind.COMM)
+    selected = int(ranks[-1]) if rank is None else rank
+    if selected not in ranks:
+        raise InputError(f"there is no rank {selected}", fix=f"ranks here: {ranks.min()} to {ranks.max()}")
+    slow = together.select(rank=selected) & ~together.select(kind=Kind.COMM)
     return rescale(together, slow, factor, "assumed factor")
 
 

@@ -120,9 +120,9 @@ def scattered(graph: Graph, messages: NDArray[np.bool_]) -> Graph:
     messages : bool [M]
         The all-reduces among its first M tasks.
     """
-    chosen = np.append(messages, np.zeros(graph.num_tasks - len(messages), dtype=bool))
-    halved = rescale(graph, chosen, 0.5, HALF)
-    return halved.with_columns(op=halved.tasks.get("op", halved.tasks["name"]).assign(chosen, "reduce_scatter"))
+    selected = np.append(messages, np.zeros(graph.num_tasks - len(messages), dtype=bool))
+    halved = rescale(graph, selected, 0.5, HALF)
+    return halved.with_columns(op=halved.tasks.get("op", halved.tasks["name"]).assign(selected, "reduce_scatter"))
 
 
 def _updates(graph: Graph) -> NDArray[np.bool_]:
@@ -151,7 +151,7 @@ def _gathered(graph: Graph, messages: NDArray[np.int64]) -> Graph:
         **{name: tasks[name][messages] for name in ("iteration", "rank") if name in tasks},
     }
     after = [last.get(int(iteration[row])) for row in messages]
-    grown = graph.insert(columns, after=after)
-    new = np.arange(graph.num_tasks, grown.num_tasks)
+    extended = graph.insert(columns, after=after)
+    new = np.arange(graph.num_tasks, extended.num_tasks)
     following = iteration[messages][1:] == iteration[messages][:-1]
-    return grown.connect(new[:-1][following], new[1:][following], EdgeKind.ORDER)
+    return extended.connect(new[:-1][following], new[1:][following], EdgeKind.ORDER)

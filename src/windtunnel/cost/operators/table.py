@@ -103,7 +103,7 @@ class OpTable:
 
     def take(self, rows: NDArray[np.int64] | Mask) -> OpTable:
         """The given rows."""
-        return OpTable(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+        return OpTable(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def of_class(self, name: str) -> OpTable:
         """Rows of one class."""
@@ -121,16 +121,16 @@ class OpTable:
     def joined(self, others: Sequence[OpTable]) -> OpTable:
         """These rows and those of other tables."""
         tables = (self, *others)
-        names = [one.name for one in fields(self)]
+        names = [field.name for field in fields(self)]
         return OpTable(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
     def digest(self) -> str:
         """Short hash of the rows: equal tables have equal digests."""
-        found = hashlib.sha256()
-        for one in fields(self):
-            column = getattr(self, one.name)
-            found.update("\n".join(column.tolist()).encode() if column.dtype == object else column.tobytes())
-        return found.hexdigest()[:16]
+        result = hashlib.sha256()
+        for field in fields(self):
+            column = getattr(self, field.name)
+            result.update("\n".join(column.tolist()).encode() if column.dtype == object else column.tobytes())
+        return result.hexdigest()[:16]
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[str, str, Sequence[float]]]) -> OpTable:
@@ -219,11 +219,11 @@ def read_published(folder: str | Path, split: str) -> tuple[OpTable, dict[str, D
         There are none.
     """
     top = Path(folder)
-    place = top / "neusight" if (top / "neusight").is_dir() else top
+    location = top / "neusight" if (top / "neusight").is_dir() else top
     # convolutions have other columns and no tile model
-    files = [path for path in sorted(place.glob(f"{split}_*.csv*")) if "conv" not in path.name]
+    files = [path for path in sorted(location.glob(f"{split}_*.csv*")) if "conv" not in path.name]
     sheets = [
-        path for path in (top / "devices.csv", place / "devices.csv", top.parent / "devices.csv") if path.is_file()
+        path for path in (top / "devices.csv", location / "devices.csv", top.parent / "devices.csv") if path.is_file()
     ]
     if not files or not sheets:
         missing = "devices.csv" if files else f"{split}_*.csv"
@@ -316,9 +316,9 @@ def read_sheet(path: str | Path) -> dict[str, Device]:
     missing = [name for name in _SHEET if name not in header]
     if missing:
         raise InputError(f"this is no sheet of devices: no column {', '.join(missing)}", where=str(path))
-    found = [dict(zip(header, row, strict=True)) for row in rows]
+    result = [dict(zip(header, row, strict=True)) for row in rows]
     return {
-        row["device"]: _device(row) for row in found if row.get("kind", "gpu") == "gpu" and all(map(row.get, _SHEET))
+        row["device"]: _device(row) for row in result if row.get("kind", "gpu") == "gpu" and all(map(row.get, _SHEET))
     }
 
 

@@ -140,12 +140,14 @@ def _gathered(parts: list[tuple[NDArray[np.int64], TilePrices]], count: int) -> 
     order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable") if parts else np.zeros(0, np.int64)
     if len(order) != count:
         raise InputError("there are no rows to price", where="operators")
-    found = [prices for _, prices in parts]
+    result = [prices for _, prices in parts]
     merged: Any = {
-        name: np.concatenate([getattr(prices, name) for prices in found])[order]
+        name: np.concatenate([getattr(prices, name) for prices in result])[order]
         for name in ("latency_ms", "tile", "distance", "low_ms", "high_ms")
     }
-    columns = (np.concatenate([getattr(prices.bounds, one.name) for prices in found])[order] for one in fields(Bounds))
+    columns = (
+        np.concatenate([getattr(prices.bounds, field_.name) for prices in result])[order] for field_ in fields(Bounds)
+    )
     return TilePrices(bounds=Bounds(*columns), **merged)
 
 
@@ -219,7 +221,7 @@ def validate_tile(
             widths[name] = max(widths.get(name, 0.0), float(np.quantile(np.abs(np.log(ratio)), _LEVEL)))
             errors.setdefault(name, []).append(errors_of_ratio(ratio))
     means = {
-        name: {key: float(np.mean([one[key] for one in found])) for key in found[0]} for name, found in errors.items()
+        name: {key: float(np.mean([item[key] for item in error])) for key in error[0]} for name, error in errors.items()
     }
     ends = {name: (-wide, wide) for name, wide in widths.items()}
     return means, ConformalIntervals(_LEVEL, max(ends.values(), key=max), ends)
@@ -227,9 +229,9 @@ def validate_tile(
 
 def errors_of_ratio(ratio: Floats) -> dict[str, float]:
     """Errors of predicted over measured: the mean absolute one is never shown without its sign."""
-    found = errors_of(ratio, np.ones_like(ratio))
+    result = errors_of(ratio, np.ones_like(ratio))
     return {
-        "mape": found.mape,
-        "signed_mean": found.signed_mean,
-        "geometric_mean_ratio": found.geometric_mean_ratio,
+        "mape": result.mape,
+        "signed_mean": result.signed_mean,
+        "geometric_mean_ratio": result.geometric_mean_ratio,
     }

@@ -38,7 +38,7 @@ def save_tile(model: TileModel, path: str | os.PathLike[str], *, overwrite: bool
     Raises as ``write_model`` does.
     """
     tensors: dict[str, Any] = {}
-    classes = {name: _packed(name, one, tensors) for name, one in model.classes.items()}
+    classes = {name: _packed(name, cls, tensors) for name, cls in model.classes.items()}
     header = {
         "schema": SCHEMA,
         "kind": KIND,
@@ -106,15 +106,15 @@ def load_tile(path: str | os.PathLike[str]) -> TileModel:
 
 def _unpacked(parts: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, ClassModel]:
     trees = {name: _trees(name, part, tensors) for name, part in parts.items()}
-    found: dict[str, ClassModel] = {}
+    result: dict[str, ClassModel] = {}
     for name, part in parts.items():
         lookup = TileLookup(**{key: tensors[f"{name}.lookup.{key}"] for key in _LOOKUP})
-        found[name] = TreeModel(name, tuple(trees[view] for view in part["views"]), lookup)
-    return found
+        result[name] = TreeModel(name, tuple(trees[view] for view in part["views"]), lookup)
+    return result
 
 
 def _trees(name: str, part: Mapping[str, Any], tensors: Mapping[str, Any]) -> Trees:
-    tiles = {device: tuple((one[0], one[1]) for one in given) for device, given in part["tiles"].items()}
+    tiles = {device: tuple((item[0], item[1]) for item in given) for device, given in part["tiles"].items()}
     chips = {device: tuple(given) for device, given in part["chips"].items()}
     data, plain = (tensors[f"{name}.{key}"].tobytes() for key in ("trees", "plain"))
     return Trees(data, plain, part["overhead_ns"], tiles, chips)

@@ -110,8 +110,8 @@ class TilePricer:
 
     def _prices(self, work: Work, device: Device, dtype: str) -> Prices:
         assert self.model is not None
-        found = [_row(name, text) for name, text in zip(work.operator.tolist(), work.shapes.tolist(), strict=True)]
-        table = OpTable.of_rows([(device.name, *row) for row in found if row is not None])
+        result = [_row(name, text) for name, text in zip(work.operator.tolist(), work.shapes.tolist(), strict=True)]
+        table = OpTable.of_rows([(device.name, *row) for row in result if row is not None])
         priced = self.model.price(table, {device.name: device}, dtype)
         low, high = (priced.bounds.efficiency(1e6 * end) for end in (priced.high_ms, priced.low_ms))
         level = self.model.intervals.level if self.model.intervals else 0.9

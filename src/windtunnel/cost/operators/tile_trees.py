@@ -75,17 +75,17 @@ class Trees:
     def tiles_of(self, table: OpTable, chips: Chips) -> list[tuple[tuple[float, float], ...]]:
         """Tiles of each row's device or of its measured twins; where there are none, all that are used anywhere [P]."""
         names, first = np.unique(table.device.astype(str), return_index=True)
-        found = dict(self.tiles)
-        for name, place in zip(names.tolist(), _places(chips)[first], strict=True):
-            twins = [one for one in self.tiles if np.linalg.norm(place - self.chips[one]) < _TWIN]
-            used = {tile for one in twins or self.tiles for tile in self.tiles[one]}
-            found.setdefault(name, tuple(sorted(used)))
-        return [found[name] for name in table.device.tolist()]
+        result = dict(self.tiles)
+        for name, index in zip(names.tolist(), _places(chips)[first], strict=True):
+            twins = [tile for tile in self.tiles if np.linalg.norm(index - self.chips[tile]) < _TWIN]
+            used = {tile for twin in twins or self.tiles for tile in self.tiles[twin]}
+            result.setdefault(name, tuple(sorted(used)))
+        return [result[name] for name in table.device.tolist()]
 
     def efficiency(self, features: Floats, table: OpTable) -> Floats:
         """Bound over time of features [P, F] of rows."""
         shown = {given.shape[1]: given for given in (features, np.delete(features, OWN_TO_A_CHIP, axis=1))}
-        own, plain = (one.inplace_predict(shown[one.num_features()]) for one in self._boosters)
+        own, plain = (booster.inplace_predict(shown[booster.num_features()]) for booster in self._boosters)
         is_measured = np.isin(table.device.astype(str), list(self.overhead_ns))
         efficiency: Floats = np.exp(np.where(is_measured, own, (own + plain) / 2).astype(np.float64))
         return efficiency
@@ -112,24 +112,26 @@ class TreeModel:
     def price(self, table: OpTable, sheet: Sheet, dtype: str) -> TilePrices:
         """Prices of rows of this class."""
         chips = chips_of(table, sheet, dtype)
-        found = [_price(trees, table, chips, dtype) for trees in self.views]
-        own = found[0].latency_ms
-        latency = np.exp(np.mean([np.log(np.minimum(own, one.latency_ms)) for one in found], axis=0))
-        return replace(found[0], latency_ms=latency, distance=self.lookup.nearest(table, sheet)[1])
+        result = [_price(trees, table, chips, dtype) for trees in self.views]
+        own = result[0].latency_ms
+        latency = np.exp(np.mean([np.log(np.minimum(own, item.latency_ms)) for item in result], axis=0))
+        return replace(result[0], latency_ms=latency, distance=self.lookup.nearest(table, sheet)[1])
 
 
 def _price(trees: Trees, table: OpTable, chips: Chips, dtype: str) -> TilePrices:
     """Prices of the fastest tile."""
     overhead = trees.overheads(table)
     if not trees.tiles:
-        found = tile_bounds(table, chips, overhead, None, dtype)
-        return _prices(found, trees.efficiency(vector_features(table, chips, found), table), np.zeros((len(table), 2)))
+        result = tile_bounds(table, chips, overhead, None, dtype)
+        return _prices(
+            result, trees.efficiency(vector_features(table, chips, result), table), np.zeros((len(table), 2))
+        )
     used = trees.tiles_of(table, chips)
     options = []
     for tile in sorted({tile for tiles in used for tile in tiles}):
-        found = tile_bounds(table, chips, overhead, tile, dtype)
-        efficiency = trees.efficiency(product_features(table, chips, found, tile), table)
-        priced = _prices(found, efficiency, np.broadcast_to(np.array(tile, dtype=np.float64), (len(table), 2)))
+        result = tile_bounds(table, chips, overhead, tile, dtype)
+        efficiency = trees.efficiency(product_features(table, chips, result, tile), table)
+        priced = _prices(result, efficiency, np.broadcast_to(np.array(tile, dtype=np.float64), (len(table), 2)))
         is_used = np.array([tile in tiles for tiles in used])
         options.append(replace(priced, latency_ms=np.where(is_used, priced.latency_ms, np.inf)))
     return _fastest(options)
@@ -141,11 +143,13 @@ def _prices(found: Bounds, efficiency: Floats, tile: Floats) -> TilePrices:
 
 
 def _fastest(options: list[TilePrices]) -> TilePrices:
-    best = np.argmin([one.latency_ms for one in options], axis=0)
+    best = np.argmin([option.latency_ms for option in options], axis=0)
     rows = np.arange(len(best))
-    columns = ([getattr(one.bounds, each.name) for one in options] for each in fields(Bounds))
+    columns = ([getattr(option.bounds, field.name) for option in options] for field in fields(Bounds))
     bound = Bounds(*(np.stack(column)[best, rows] for column in columns))
-    latency, tile = (np.stack([getattr(one, name) for one in options])[best, rows] for name in ("latency_ms", "tile"))
+    latency, tile = (
+        np.stack([getattr(option, name) for option in options])[best, rows] for name in ("latency_ms", "tile")
+    )
     return TilePrices(latency, bound, tile, *(options[0].distance,) * 3)
 
 
@@ -170,19 +174,21 @@ def _fit(name: str, table: OpTable, sheet: Sheet, seed: int, num_rounds: int) ->
     if name in PRODUCTS:
         # a kernel whose name tells no tile has the smallest one; 16 is below all that are told
         tile = (np.maximum(table.tile1, 16.0), np.maximum(table.tile2, 16.0))
-        found = tile_bounds(table, chips, overhead, tile)
-        features = product_features(table, chips, found, tile)
+        result = tile_bounds(table, chips, overhead, tile)
+        features = product_features(table, chips, result, tile)
     else:
-        found = tile_bounds(table, chips, overhead, None)
-        features = vector_features(table, chips, found)
-    labels = np.log(found.efficiency(1e6 * table.latency_ms))
+        result = tile_bounds(table, chips, overhead, None)
+        features = vector_features(table, chips, result)
+    labels = np.log(result.efficiency(1e6 * table.latency_ms))
     plain = features if name == "elementwise" else np.delete(features, OWN_TO_A_CHIP, axis=1)
     rounds = num_rounds or _ROUNDS.get(name, _VECTOR_ROUNDS)
-    data, hidden = (_boosted(one, labels, _weights(table), rounds, name in PRODUCTS, seed) for one in (features, plain))
+    data, hidden = (
+        _boosted(item, labels, _weights(table), rounds, name in PRODUCTS, seed) for item in (features, plain)
+    )
     tiles = {device: _tiles(table.on(device)) for device in table.devices} if name in PRODUCTS else {}
     rows = {device: int(np.argmax(table.device == device)) for device in table.devices}
-    places = {device: tuple(_places(chips)[row].tolist()) for device, row in rows.items()}
-    return Trees(data, hidden, floors, tiles, places)
+    indices = {device: tuple(_places(chips)[row].tolist()) for device, row in rows.items()}
+    return Trees(data, hidden, floors, tiles, indices)
 
 
 def _boosted(features: Floats, labels: Floats, weights: Floats, num_rounds: int, is_product: bool, seed: int) -> bytes:

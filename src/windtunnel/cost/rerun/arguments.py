@@ -92,14 +92,14 @@ def fill(spec: TensorSpec, shape: tuple[int, ...], *, positive: bool = True, bou
     if dtype is None:
         raise PriceError(f"no tensor of type {spec.dtype!r} can be made here")
     if dtype == torch.bool:
-        made = torch.zeros(shape, dtype=dtype)
+        created = torch.zeros(shape, dtype=dtype)
     elif dtype.is_floating_point or dtype.is_complex:
-        made = torch.rand(shape, dtype=dtype) if positive else torch.randn(shape, dtype=dtype)
+        created = torch.rand(shape, dtype=dtype) if positive else torch.randn(shape, dtype=dtype)
     else:
-        made = torch.randint(0 if shape else min(1, bound - 1), max(1, bound), shape, dtype=dtype)
-    if shape == spec.shape and spec.stride and not _is_usual(made, spec.stride):
-        return _with_stride(made, spec.stride)
-    return made
+        created = torch.randint(0 if shape else min(1, bound - 1), max(1, bound), shape, dtype=dtype)
+    if shape == spec.shape and spec.stride and not _is_usual(created, spec.stride):
+        return _with_stride(created, spec.stride)
+    return created
 
 
 def _is_usual(made: torch.Tensor, stride: tuple[int, ...]) -> bool:
@@ -124,8 +124,8 @@ def prepare(program: Program, form: Form) -> list[Prepared]:
         rows[norm].function = _rectified_norm(leak)
         if rectifier >= 0:
             rows[rectifier].function = _passed_on
-    for place, layer, settings in form.replaced:
-        rows[place].function = Replaced(program.calls[place].operator, layer, dict(settings))
+    for index, layer, settings in form.replaced:
+        rows[index].function = Replaced(program.calls[index].operator, layer, dict(settings))
     _mark_lives(program, rows)
     return rows
 
@@ -147,8 +147,8 @@ class Replaced:
     def __call__(self, *arguments: Any) -> Any:
         """As the operator."""
         if self._function is None:
-            made = registry.get("layer", self._layer).function(self._operator, arguments, **self._settings)
-            self._function, self.parameters = made.function, made.parameters
+            created = registry.get("layer", self._layer).function(self._operator, arguments, **self._settings)
+            self._function, self.parameters = created.function, created.parameters
         return self._function(*arguments)
 
 
@@ -189,8 +189,8 @@ class _Builder:
         slots = {path: self._read(spec) for path, spec in specs.items()}
         prepared = Prepared(grad=call.grad, inputs=list(slots.values()))
         arguments = [
-            self._argument(value, kind, (place,), slots)
-            for place, (value, kind) in enumerate(zip(call.inputs, call.types, strict=True))
+            self._argument(value, kind, (index,), slots)
+            for index, (value, kind) in enumerate(zip(call.inputs, call.types, strict=True))
         ]
         try:
             operator, names = operator_of(call.schema)
@@ -270,13 +270,13 @@ def _mark_lives(program: Program, rows: list[Prepared]) -> None:
     """Find the last use of every version, and which results nothing differentiable ever reads."""
     last: dict[int, int] = {}
     differentiated: set[int] = set()
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for slot in row.inputs:
-            last[slot.version] = place
-            if row.grad and not program.calls[place].operator.endswith(("::detach", "::item", "::_local_scalar_dense")):
+            last[slot.version] = index
+            if row.grad and not program.calls[index].operator.endswith(("::detach", "::item", "::_local_scalar_dense")):
                 differentiated.add(slot.version)
-    for place, row in enumerate(rows):
-        row.dies = tuple({slot.version for slot in row.inputs if last[slot.version] == place})
+    for index, row in enumerate(rows):
+        row.dies = tuple({slot.version for slot in row.inputs if last[slot.version] == index})
         row.outputs = [
             replace(
                 slot,

@@ -64,10 +64,10 @@ def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase |
     """
     jobs = [_job([[size // 4 // _NUM_PARAMETERS]] * _NUM_PARAMETERS) for size in _SIZES_BYTES]
     measured = _measured(jobs, num_ranks, database)
-    added = [max(0.0, each.new_ns - each.old_ns) for each in measured]
-    ranges = [each.spread_ratio * each.new_ns for each in measured]  # the ratio's, of the time with averaging
+    added = [max(0.0, item.new_ns - item.old_ns) for item in measured]
+    ranges = [item.spread_ratio * item.new_ns for item in measured]  # the ratio's, of the time with averaging
     more = max(1.0, size_bytes / _SIZES_BYTES[-1])
-    return Added.of(*(more * float(np.interp(size_bytes, _SIZES_BYTES, each)) for each in (added, ranges)))
+    return Added.of(*(more * float(np.interp(size_bytes, _SIZES_BYTES, item)) for item in (added, ranges)))
 
 
 def reducing_ns(
@@ -125,8 +125,8 @@ def _job(
 def _measured(jobs: list[dict[str, Any]], num_ranks: int, database: ProfileDatabase | None) -> list[Measurement]:
     """The jobs' measurements, all known or all made now."""
     keys = [_key(job, num_ranks) for job in jobs]
-    found = [database.find(key) for key in keys] if database is not None else []
-    known = [each for each in found if each is not None and each.is_trusted]
+    result = [database.find(key) for key in keys] if database is not None else []
+    known = [item for item in result if item is not None and item.is_trusted]
     if len(known) == len(keys):
         return known
     flown = _fly(num_ranks, jobs)
@@ -150,11 +150,11 @@ def _fly(num_ranks: int, jobs: list[dict[str, Any]]) -> list[list[float]]:
     module = "windtunnel.cost.rerun.gloo_worker"
     try:
         with Workers(module, (jobs, ROUNDS), num_ranks=num_ranks, title="reducer", patience_s=_TIMEOUT_S) as workers:
-            found: list[list[float]] = workers.gather()[0]
+            result: list[list[float]] = workers.gather()[0]
     except WorkerError as error:
         reason = last_error(error.log_tail) or (error.log_tail.strip() or error.message).splitlines()[-1]
         raise PriceError(
             f"averaging gradients between {num_ranks} processes could not be measured here: {reason}",
             fix="say how fast the link is: data-parallel:bandwidth_bytes_per_s=...",
         ) from error
-    return found
+    return result

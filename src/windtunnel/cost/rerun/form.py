@@ -108,11 +108,11 @@ def require_uncompiled(compiled: Sequence[tuple[int, int]], form: Form) -> None:
     NotApplicableError
         The form changes some of them.
     """
-    within = {place for first, last in compiled for place in range(first, last)}
-    if within & {place for first, last in form.compiled for place in range(first, last)}:
+    within = {index for first, last in compiled for index in range(first, last)}
+    if within & {index for first, last in form.compiled for index in range(first, last)}:
         raise InEffectError("this runs as compiled code", where=f"{len(within)} calls")
-    changed = {place for first, last in form.checkpointed for place in range(first, last)}
-    changed |= {place for norm in form.rectified for place in norm[:2]} | {place for place, _, _ in form.replaced}
+    changed = {index for first, last in form.checkpointed for index in range(first, last)}
+    changed |= {index for norm in form.rectified for index in norm[:2]} | {index for index, _, _ in form.replaced}
     if within & changed:
         raise NotApplicableError(
             "what this changes is compiled as a whole: what the compiler would make of the change is not known",

@@ -57,9 +57,9 @@ def main(place: Place) -> None:
     hold_heap()
     place.join()
     dist.all_reduce = in_order(dist.all_reduce)  # only hooks send through it; DDP's own reducer does not
-    found = [_timed(job, rounds) for job in jobs]
+    result = [_timed(job, rounds) for job in jobs]
     dist.destroy_process_group()
-    place.tell(found)
+    place.tell(result)
 
 
 def _distributed(job: dict[str, Any]) -> torch.nn.Module:

@@ -36,13 +36,13 @@ def make_inputs(
 def _make(
     program: Program, rows: list[Prepared], form: Form, bounds: dict[int, int]
 ) -> tuple[list[torch.Tensor], dict[int, Any]]:
-    made = {slot.version for row in rows for slot in row.outputs}
+    created = {slot.version for row in rows for slot in row.outputs}
     frozen = program.frozen | set(form.frozen)
     parameters: dict[int, torch.Tensor] = {}
     values: dict[int, Any] = {}
     for row in rows:
         for slot in row.inputs:
-            if slot.version in made or slot.version in values:
+            if slot.version in created or slot.version in values:
                 continue
             name = program.parameters.get(slot.spec.identity)
             if name is None:
@@ -58,8 +58,8 @@ def _make(
 
 def _parameter(slot: Slot, form: Form) -> torch.Tensor:
     fan_in = math.prod(slot.shape[1:]) if len(slot.shape) > 1 else 1
-    made = fill(slot.spec, slot.shape, positive=len(slot.shape) < 2)
-    return _laid_out(made / math.sqrt(fan_in) if len(slot.shape) > 1 else made, form)
+    created = fill(slot.spec, slot.shape, positive=len(slot.shape) < 2)
+    return _laid_out(created / math.sqrt(fan_in) if len(slot.shape) > 1 else created, form)
 
 
 def _laid_out(tensor: torch.Tensor, form: Form) -> torch.Tensor:
@@ -71,8 +71,8 @@ def _laid_out(tensor: torch.Tensor, form: Form) -> torch.Tensor:
 def bounds_of(program: Program, rows: list[Prepared]) -> dict[int, int]:
     """What integers stay below, by version: their readers are visited from last to first."""
     bounds: dict[int, int] = {}
-    for place in range(len(rows) - 1, -1, -1):
-        call, row = program.calls[place], rows[place]
+    for index in range(len(rows) - 1, -1, -1):
+        call, row = program.calls[index], rows[index]
         if call.mark or not row.inputs:
             continue
         if call.operator.removeprefix("aten::") in _PASS_THROUGH:

@@ -125,12 +125,14 @@ class Interpreter:
         compiled = (*form.compiled, *(self.program.compiled if is_compiled else ()))
         ranges = (*recomputed, *compiled)
         stand_ins = {
-            place: self._made(self._prepared[place])
-            for place in self.opaque
-            if any(first <= place < last for first, last in ranges)
+            index: self._made(self._prepared[index])
+            for index in self.opaque
+            if any(first <= index < last for first, last in ranges)
         }
         self._segments = build_segments(self._prepared, recomputed, compiled, stand_ins)
-        self._inside = {place for one in self._segments.values() for place in range(one.first + 1, one.last)}
+        self._inside = {
+            index for segment in self._segments.values() for index in range(segment.first + 1, segment.last)
+        }
 
     # --- one run ------------------------------------------------------------------------------------------
 
@@ -149,15 +151,15 @@ class Interpreter:
     def _pass(self, lap: Lap, watch: _NodeWatch | None, learn: bool, *, is_last: bool) -> None:
         self._values, self._roots = dict(self._inputs), []
         calls = self.program.calls
-        for is_model, places in groupby(range(len(calls)), key=lambda place: self._is_model[place]):
+        for is_model, indices in groupby(range(len(calls)), key=lambda place: self._is_model[place]):
             with self._autocast() if is_model else nullcontext():
-                for place in places:
-                    if calls[place].mark:
-                        self._at_mark(calls[place].mark, lap, watch, is_last)
-                    elif place in self._segments:
-                        self._segment(self._segments[place], lap, watch)
-                    elif place not in self._inside and calls[place].phase not in NOT_FLOWN:
-                        self._call(place, lap, watch, learn)
+                for index in indices:
+                    if calls[index].mark:
+                        self._at_mark(calls[index].mark, lap, watch, is_last)
+                    elif index in self._segments:
+                        self._segment(self._segments[index], lap, watch)
+                    elif index not in self._inside and calls[index].phase not in NOT_FLOWN:
+                        self._call(index, lap, watch, learn)
 
     def _autocast(self) -> Any:
         # the user of a model gets full precision back, so only calls within modules run under autocast
@@ -172,10 +174,10 @@ class Interpreter:
             return
         roots, self._roots = self._roots, []
         gradients = [torch.ones_like(root) for root in roots]
-        begun = time.perf_counter_ns()
+        started = time.perf_counter_ns()
         torch.autograd.backward(roots, gradients)
         ended = time.perf_counter_ns()
-        lap.passes_ns.append(ended - begun)
+        lap.passes_ns.append(ended - started)
         if watch is not None:
             watch.settle(lap.backward_ns, ended)
 
@@ -200,11 +202,11 @@ class Interpreter:
             watch.see(place, result)
 
     def _segment(self, segment: Segment, lap: Lap, watch: _NodeWatch | None) -> None:
-        begun = time.perf_counter_ns()
+        started = time.perf_counter_ns()
         results = segment.run(self._values)
         for version in segment.dies:
             self._values.pop(version, None)
-        lap.forward_ns[segment.first] += time.perf_counter_ns() - begun
+        lap.forward_ns[segment.first] += time.perf_counter_ns() - started
         for slot, value in zip(segment.leaves, results, strict=True):
             self._values[slot.version] = value
             if slot.is_root and value.requires_grad:
@@ -216,22 +218,22 @@ class Interpreter:
         with nullcontext() if prepared.grad else torch.no_grad():
             casts_ns = 0 if self._is_model[place] or not self.form.autocast else self._full_precision(prepared)
             arguments, keywords = prepared.arguments(self._values)
-            begun = time.perf_counter_ns()
+            started = time.perf_counter_ns()
             result = prepared.function(*arguments, **keywords)
             del arguments, keywords
             for version in prepared.dies:
                 self._values.pop(version, None)
-            lap.forward_ns[place] += time.perf_counter_ns() - begun + casts_ns
+            lap.forward_ns[place] += time.perf_counter_ns() - started + casts_ns
         return result
 
     def _full_precision(self, prepared: Prepared) -> int:
         """Give results of a model that are read outside of it back in their captured type; how long that took."""
-        begun = time.perf_counter_ns()
+        started = time.perf_counter_ns()
         for slot in prepared.inputs:
-            value, wanted = self._values[slot.version], DTYPES[slot.spec.dtype]
-            if value.dtype != wanted and value.dtype in _LOW_PRECISION.values():
-                self._values[slot.version] = value.to(wanted)
-        return time.perf_counter_ns() - begun
+            value, requested = self._values[slot.version], DTYPES[slot.spec.dtype]
+            if value.dtype != requested and value.dtype in _LOW_PRECISION.values():
+                self._values[slot.version] = value.to(requested)
+        return time.perf_counter_ns() - started
 
     def _fit(self, place: int, prepared: Prepared) -> None:
         """Give sizes among the arguments their new values, now that the shapes of the inputs are known."""
@@ -253,8 +255,8 @@ class Interpreter:
         self._keep(prepared, self._made(prepared))
 
     def _made(self, prepared: Prepared) -> list[torch.Tensor]:
-        made = [fill(slot.spec, slot.shape, bound=self._bounds.get(slot.version, 2)) for slot in prepared.outputs]
-        return [value.requires_grad_(prepared.grad and value.is_floating_point()) for value in made]
+        created = [fill(slot.spec, slot.shape, bound=self._bounds.get(slot.version, 2)) for slot in prepared.outputs]
+        return [value.requires_grad_(prepared.grad and value.is_floating_point()) for value in created]
 
     def _require_as_captured(self, place: int, prepared: Prepared, result: Any) -> None:
         """Refuse what drawn values made of another shape, or such that it indexes beyond what its readers have."""
@@ -280,7 +282,7 @@ class Interpreter:
                 self._roots.append(value)
 
     def _forget_gradients(self) -> None:
-        own = [one for row in self._prepared if isinstance(row.function, Replaced) for one in row.function.parameters]
+        own = [item for row in self._prepared if isinstance(row.function, Replaced) for item in row.function.parameters]
         for parameter in (*self._parameters, *own):
             parameter.grad = None
 
@@ -326,6 +328,6 @@ class _NodeWatch:
     def settle(self, backward_ns: NDArray[np.float64], ended: int) -> None:
         """Add the time of every node to its call."""
         times = [time_ns for _, time_ns in self._stamps] + [ended]
-        for row, (place, begun) in enumerate(self._stamps):
-            backward_ns[place] += times[row + 1] - begun
+        for row, (index, started) in enumerate(self._stamps):
+            backward_ns[index] += times[row + 1] - started
         self._stamps.clear()

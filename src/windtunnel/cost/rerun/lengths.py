@@ -97,11 +97,11 @@ def _lengths_of(total: int, longest: int, count: int) -> torch.Tensor:
     reach = min(longest - mean, mean - 1)
     line = mean + reach * (1 - 2 * torch.arange(count, dtype=torch.float64) / max(1, count - 1))
     lengths = [longest, *line.round().long().clamp(1, longest).tolist()[1:]]
-    place = 0
+    index = 0
     # what rounding and the longest one took is given back, one item each in turn
     while missing := total - sum(lengths):
-        place = place % (count - 1) + 1
-        lengths[place] = min(longest, max(1, lengths[place] + (1 if missing > 0 else -1)))
+        index = index % (count - 1) + 1
+        lengths[index] = min(longest, max(1, lengths[index] + (1 if missing > 0 else -1)))
     return torch.tensor(sorted(lengths, reverse=True))
 
 

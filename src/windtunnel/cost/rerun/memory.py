@@ -134,8 +134,8 @@ def update_extra_bytes(optimizers: Sequence[Mapping[str, Any]], form: UpdateForm
 
     most = 0
     with _only_new_objects():
-        for one in optimizers:
-            step = step_of(one, form)
+        for optimizer in optimizers:
+            step = step_of(optimizer, form)
             step()
             step()  # state is there from the second update on
             watch = Watch(workspace=True)

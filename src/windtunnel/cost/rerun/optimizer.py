@@ -118,7 +118,7 @@ def measure_update(
     touched = touched or {}
     signature = json.dumps([optimizers, sorted(touched.items())], sort_keys=True)
     key = (
-        "+".join(str(one["class"]) for one in optimizers),
+        "+".join(str(optimizer["class"]) for optimizer in optimizers),
         hashlib.sha256(signature.encode()).hexdigest()[:16],
         "update",
         new.label,
@@ -150,7 +150,7 @@ def touched_rows(program: Program) -> dict[str, float]:
     ----------
     program : Program
     """
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for call in program.calls:
         if not call.operator.startswith(("aten::embedding", "aten::_embedding_bag")):
             continue
@@ -158,8 +158,8 @@ def touched_rows(program: Program) -> dict[str, float]:
         name = program.parameters.get(specs[0].identity)
         if name is not None and specs[0].shape:
             reads = specs[1].num_elements / specs[0].shape[0]
-            found[name] = 1.0 - (1.0 - found.get(name, 0.0)) * math.exp(-reads)
-    return found
+            result[name] = 1.0 - (1.0 - result.get(name, 0.0)) * math.exp(-reads)
+    return result
 
 
 def _fly(
@@ -169,8 +169,8 @@ def _fly(
     import torch
 
     evicted = torch.zeros(_EVICTION_BYTES // 4)
-    before = [step_of(one, UpdateForm(), touched) for one in optimizers]
-    after = [step_of(one, new, touched) for one in optimizers]
+    before = [step_of(optimizer, UpdateForm(), touched) for optimizer in optimizers]
+    after = [step_of(optimizer, new, touched) for optimizer in optimizers]
     captured = threads or torch.get_num_threads()
     old_ns: list[float] = []
     new_ns: list[float] = []
@@ -256,7 +256,7 @@ def sparse_parameters(optimizers: Iterable[Mapping[str, Any]]) -> list[str]:
     optimizers : list of dict
         ``graph.meta.optimizers``.
     """
-    groups = [group for one in optimizers for group in one["groups"]]
+    groups = [group for optimizer in optimizers for group in optimizer["groups"]]
     return [
         name
         for group in groups
@@ -266,15 +266,15 @@ def sparse_parameters(optimizers: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _trained(torch_module: Any, shape: Sequence[int], dtype: str, touched: float, *, is_sparse: bool) -> torch.Tensor:
-    made: torch.Tensor = torch_module.rand(shape, dtype=getattr(torch_module, dtype)).requires_grad_()
+    created: torch.Tensor = torch_module.rand(shape, dtype=getattr(torch_module, dtype)).requires_grad_()
     if is_sparse:
-        made.grad = _sparse_gradient(torch_module, made, touched)
-        return made
-    gradient = torch_module.rand_like(made) * 1e-3
+        created.grad = _sparse_gradient(torch_module, created, touched)
+        return created
+    gradient = torch_module.rand_like(created) * 1e-3
     if touched < 1.0 and shape:
         gradient[torch_module.rand(shape[0]) >= touched] = 0.0
-    made.grad = gradient
-    return made
+    created.grad = gradient
+    return created
 
 
 def _sparse_gradient(torch_module: Any, parameter: torch.Tensor, touched: float) -> torch.Tensor:
@@ -283,8 +283,8 @@ def _sparse_gradient(torch_module: Any, parameter: torch.Tensor, touched: float)
     num_reads = num_rows if touched >= 1.0 else max(1, round(-math.log1p(-touched) * num_rows))
     rows = torch_module.randint(num_rows, (1, num_reads)) if touched < 1.0 else torch_module.arange(num_rows)[None]
     values = torch_module.rand(num_reads, *parameter.shape[1:], dtype=parameter.dtype) * 1e-3
-    made: torch.Tensor = torch_module.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
-    return made
+    created: torch.Tensor = torch_module.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
+    return created
 
 
 def _constructor(description: Mapping[str, Any]) -> Any:

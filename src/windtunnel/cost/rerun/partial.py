@@ -148,14 +148,14 @@ class _Rounds:
         """The rounds that were left alone; all where these are too few."""
         if self.is_disturbed:
             return self
-        left = [place for place, share in enumerate(self.waited) if share <= MOST_WAITED]
+        left = [index for index, share in enumerate(self.waited) if share <= MOST_WAITED]
         return _Rounds(
-            old=[self.old[place] for place in left],
-            new=[self.new[place] for place in left],
-            old_detail=[self.old_detail[place] for place in left],
-            new_detail=[self.new_detail[place] for place in left],
+            old=[self.old[index] for index in left],
+            new=[self.new[index] for index in left],
+            old_detail=[self.old_detail[index] for index in left],
+            new_detail=[self.new_detail[index] for index in left],
             bytes_ratio=self.bytes_ratio,
-            waited=[self.waited[place] for place in left],
+            waited=[self.waited[index] for index in left],
         )
 
 
@@ -170,15 +170,15 @@ def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Prog
             _rehearse(*pair, opaque)
             _require_growth(*pair)
             known = len(opaque)
-            found = _interleave(*pair, budget_s, progress)
+            result = _interleave(*pair, budget_s, progress)
     except (*CANNOT_RUN, MemoryError) as error:
         raise PriceError(
             f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
             where=f"form {new.label}",
             fix="take published ratios (prices='paper'), or verify the what-if by a real run",
         ) from error
-    found.bytes_ratio = _bytes_ratio(pair[0].output_bytes, pair[1].output_bytes)
-    return found
+    result.bytes_ratio = _bytes_ratio(pair[0].output_bytes, pair[1].output_bytes)
+    return result
 
 
 def _rehearse(first: Interpreter, second: Interpreter, opaque: set[int]) -> None:
@@ -188,7 +188,7 @@ def _rehearse(first: Interpreter, second: Interpreter, opaque: set[int]) -> None
         known = len(opaque)
         first.rehearse()
         second.rehearse()
-    lacking = next((place for place, said in second.failures.items() if lacks_kernel(said)), None)
+    lacking = next((key for key, failure in second.failures.items() if lacks_kernel(failure)), None)
     if lacking is not None and lacking not in first.failures:
         raise NotApplicableError(
             f"this processor has no {first.program.calls[lacking].operator} in that form",
@@ -209,21 +209,21 @@ def lacks_kernel(said: object) -> bool:
 
 def _require_growth(old: Interpreter, new: Interpreter) -> None:
     """Another batch must reach the operators: a size that no input has changes nothing, and buys nothing."""
-    wanted, made = new.form.batch_ratio - 1.0, float(old.output_bytes.sum())
-    if not wanted or not made:
+    requested, created = new.form.batch_ratio - 1.0, float(old.output_bytes.sum())
+    if not requested or not created:
         return
-    grown = float(new.output_bytes.sum()) / made - 1.0
-    if abs(grown) < _LEAST_GROWTH * abs(wanted):
+    extended = float(new.output_bytes.sum()) / created - 1.0
+    if abs(extended) < _LEAST_GROWTH * abs(requested):
         raise PriceError(
             f"a batch of {new.form.batch[1]} instead of {new.form.batch[0]} changes what operators give by only "
-            f"{grown:+.0%}: where the batch lies is not seen in the inputs",
+            f"{extended:+.0%}: where the batch lies is not seen in the inputs",
             where=f"form {new.form.label}",
             fix="say how many samples the captured batch has (samples=), or verify the what-if by a real run",
         )
 
 
 def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: Progress | None) -> _Rounds:
-    found = _Rounds()
+    result = _Rounds()
     for _ in range(_MOST_SERIES):
         for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
             with watched() as stretch:
@@ -231,14 +231,14 @@ def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: P
                     after, before = new.run(), old.run()
                 else:
                     before, after = old.run(), new.run()
-                found.old_detail.append(old.run(detail=True))
-                found.new_detail.append(new.run(detail=True))
-            found.old.append(before)
-            found.new.append(after)
-            found.waited.append(stretch.lost_ratio)
-        if not found.is_disturbed:
+                result.old_detail.append(old.run(detail=True))
+                result.new_detail.append(new.run(detail=True))
+            result.old.append(before)
+            result.new.append(after)
+            result.waited.append(stretch.lost_ratio)
+        if not result.is_disturbed:
             break
-    return found.undisturbed()
+    return result.undisturbed()
 
 
 def _bytes_ratio(old: Floats, new: Floats) -> Floats:
@@ -255,8 +255,8 @@ def _groups(program: Program, *forms: Form) -> NDArray[np.int64]:
     runs = [pair for form in forms for pair in (*form.recomputed(program.recomputed), *form.compiled)]
     ranges = [*program.compiled, *runs]
     groups = []
-    for place, call in enumerate(program.calls):
-        key: Any = next(((first, last) for first, last in ranges if first <= place < last), None)
+    for index, call in enumerate(program.calls):
+        key: Any = next(((first, last) for first, last in ranges if first <= index < last), None)
         key = key or (call.schema, call.signature)
         groups.append(-1 if call.mark else numbers.setdefault(key, len(numbers)))
     return np.array(groups, dtype=np.int64)
@@ -310,11 +310,11 @@ def _pooled(measurements: dict[tuple[int, str], Measurement]) -> dict[tuple[int,
     """Give the calls that are too small to matter, and to be timed well, the ratio of all of them together."""
     result = dict(measurements)
     for phase in _PHASES:
-        rows = {key: one for key, one in measurements.items() if key[1] == phase}
-        total_ns = sum(one.old_ns for one in rows.values())
-        small = {key: one for key, one in rows.items() if one.old_ns < _SMALL_SHARE * total_ns}
-        old_ns, new_ns = (sum(getattr(one, name) for one in small.values()) for name in ("old_ns", "new_ns"))
-        result |= {key: replace(one, old_ns=old_ns, new_ns=new_ns) for key, one in small.items()}
+        rows = {key: measurement for key, measurement in measurements.items() if key[1] == phase}
+        total_ns = sum(row.old_ns for row in rows.values())
+        small = {key: row for key, row in rows.items() if row.old_ns < _SMALL_SHARE * total_ns}
+        old_ns, new_ns = (sum(getattr(item, name) for item in small.values()) for name in ("old_ns", "new_ns"))
+        result |= {key: replace(item, old_ns=old_ns, new_ns=new_ns) for key, item in small.items()}
     return result
 
 
@@ -349,22 +349,22 @@ def known_ratios(
     if database is None:
         return None
     groups = _groups(program, new, old)
-    wanted: dict[tuple[int, str], _Key] = {}
-    for place, group in enumerate(groups.tolist()):
+    requested: dict[tuple[int, str], _Key] = {}
+    for index, group in enumerate(groups.tolist()):
         for phase in _PHASES:
             if group >= 0:
-                wanted.setdefault((group, phase), _key(program, place, phase, new, old))
-    known = database.find_all(wanted.values())
-    is_usable = [key in known and known[key].is_trusted for key in wanted.values()]
-    if not all(is_usable) or not wanted:
+                requested.setdefault((group, phase), _key(program, index, phase, new, old))
+    known = database.find_all(requested.values())
+    is_usable = [key in known and known[key].is_trusted for key in requested.values()]
+    if not all(is_usable) or not requested:
         return None
-    return _ratios(program, groups, {place: known[key] for place, key in wanted.items()})
+    return _ratios(program, groups, {item: known[key] for item, key in requested.items()})
 
 
 def _total(measurements: dict[tuple[int, str], Measurement], phase: str) -> float:
-    rows = [one for (_, named), one in measurements.items() if named == phase]
-    old_ns = sum(one.old_ns for one in rows)
-    return sum(one.new_ns for one in rows) / old_ns if old_ns > 0 else 1.0
+    rows = [measurement for (_, named), measurement in measurements.items() if named == phase]
+    old_ns = sum(row.old_ns for row in rows)
+    return sum(row.new_ns for row in rows) / old_ns if old_ns > 0 else 1.0
 
 
 def _ratios(
@@ -374,11 +374,11 @@ def _ratios(
 ) -> Ratios:
     columns = {phase: np.ones(len(program.calls)) for phase in (*_PHASES, "bytes")}
     pooled = _pooled(measurements)
-    for place, group in enumerate(groups.tolist()):
+    for index, group in enumerate(groups.tolist()):
         if group >= 0:
             for phase in _PHASES:
-                columns[phase][place] = pooled[group, phase].ratio
-            columns["bytes"][place] = measurements[group, "forward"].bytes_ratio
+                columns[phase][index] = pooled[group, phase].ratio
+            columns["bytes"][index] = measurements[group, "forward"].bytes_ratio
     rows = list(measurements.values())
     return Ratios(
         columns["forward"],
@@ -396,8 +396,8 @@ def _failed(
     program: Program, groups: NDArray[np.int64], measurements: dict[tuple[int, str], Measurement]
 ) -> Iterator[int]:
     """Calls that neither form could run: they took no time at all."""
-    for place, group in enumerate(groups.tolist()):
-        if group >= 0 and program.calls[place].phase not in NOT_FLOWN:
+    for index, group in enumerate(groups.tolist()):
+        if group >= 0 and program.calls[index].phase not in NOT_FLOWN:
             one = measurements[group, "forward"]
             if one.old_ns == one.new_ns == 0.0:
-                yield place
+                yield index

@@ -59,11 +59,11 @@ def price_needs(
     dict of Need to price
         As the class of the need says; a ``WindtunnelError`` where it cannot be priced.
     """
-    asked = list(dict.fromkeys(needs))
+    requested = list(dict.fromkeys(needs))
     prices: dict[Need, Any] = {}
-    for done, need in enumerate(asked):
+    for done, need in enumerate(requested):
         if progress is not None:
-            progress(f"measuring {need}", done, len(asked))
+            progress(f"measuring {need}", done, len(requested))
         try:
             if isinstance(need, PeakNeed | UpdatePeakNeed):
                 prices[need] = _peak(need)  # counted, not timed: nothing to keep
@@ -86,7 +86,7 @@ def _price(need: Need, database: ProfileDatabase, budget_s: float | None) -> Any
         return measure_ratios(need.program, need.form, database=database, budget_s=budget_s or _OPERATORS_S)
     if isinstance(need, UpdateNeed):
         return measure_update(
-            [dict(one) for one in need.optimizers],
+            [dict(optimizer) for optimizer in need.optimizers],
             need.form,
             threads=need.threads,
             touched=need.touched,
@@ -110,5 +110,5 @@ def _price(need: Need, database: ProfileDatabase, budget_s: float | None) -> Any
 def _peak(need: PeakNeed | UpdatePeakNeed) -> Any:
     if isinstance(need, PeakNeed):
         return tuple(program_peaks(need.program, BASELINE, need.form))
-    before, after = (update_extra_bytes(need.optimizers, UpdateForm(options=one)) for one in ({}, need.options))
+    before, after = (update_extra_bytes(need.optimizers, UpdateForm(options=item)) for item in ({}, need.options))
     return after - before

@@ -103,24 +103,24 @@ class Program:
     def fingerprint(self) -> str:
         """Digest of all calls: equal programs cost the same."""
         flown = [call for call in self.calls if call.phase is not Phase.DATA]
-        texts = [call.mark or call.schema + call.signature for call in flown]
+        strings = [call.mark or call.schema + call.signature for call in flown]
         again = [str(self.recomputed)] if self.recomputed else []
         again += [f"compiled {self.compiled}"] if self.compiled else []
-        return hashlib.sha256("\n".join([*texts, str(sorted(self.frozen)), *again]).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join([*strings, str(sorted(self.frozen)), *again]).encode()).hexdigest()[:16]
 
     def data_inputs(self) -> dict[int, TensorSpec]:
         """Tensors that come from outside and belong to no layer, by identity; gradients are no data."""
         produced: set[int] = set(self.parameters)
-        found: dict[int, TensorSpec] = {}
+        result: dict[int, TensorSpec] = {}
         for call in self.calls:
             if call.mark or call.phase in NOT_FLOWN:
                 continue
             if call.grad:
                 new = [spec for spec in data_of(call) if spec.identity not in produced]
-                found |= {spec.identity: spec for spec in new if spec.identity not in found}
+                result |= {spec.identity: spec for spec in new if spec.identity not in result}
             produced |= {spec.identity for spec in tensors_of(call.outputs, call.output_shapes, call.output_types)}
-            found |= random_inputs(call)
-        return found
+            result |= random_inputs(call)
+        return result
 
 
 def data_of(call: Call) -> list[TensorSpec]:
@@ -153,23 +153,23 @@ def argument_names(schema: str) -> list[str]:
 
 def _top_level(text: str) -> list[str]:
     """Split at the commas that lie in no bracket."""
-    parts, depth, begun = [], 0, 0
-    for place, letter in enumerate(text):
+    parts, depth, started = [], 0, 0
+    for index, letter in enumerate(text):
         depth += (letter in "([") - (letter in ")]")
         if letter == "," and depth == 0:
-            parts.append(text[begun:place].strip())
-            begun = place + 1
-    parts.append(text[begun:].strip())
+            parts.append(text[started:index].strip())
+            started = index + 1
+    parts.append(text[started:].strip())
     return parts
 
 
 def tensors_of(values: Any, shapes: Any, types: Any, strides: Any = ()) -> list[TensorSpec]:
     """Every tensor among recorded values, lists of tensors opened."""
-    found: list[TensorSpec] = []
-    for place, (value, shape, kind) in enumerate(zip(values, shapes, types, strict=True)):
-        stride = strides[place] if place < len(strides) else ()
-        found += _specs(value, shape, kind, stride, (place,))
-    return found
+    result: list[TensorSpec] = []
+    for index, (value, shape, kind) in enumerate(zip(values, shapes, types, strict=True)):
+        stride = strides[index] if index < len(strides) else ()
+        result += _specs(value, shape, kind, stride, (index,))
+    return result
 
 
 def _specs(value: Any, shape: Any, kind: str, stride: Any, path: tuple[int, ...]) -> list[TensorSpec]:
@@ -182,11 +182,11 @@ def _specs(value: Any, shape: Any, kind: str, stride: Any, path: tuple[int, ...]
         return [TensorSpec(int(value[0]), tuple(shape), known, kind[7:-1], path)]
     if kind.startswith("GenericList[") and "Tensor(" in kind:
         kinds = _top_level(kind[len("GenericList[") : -1])
-        found: list[TensorSpec] = []
-        for place, (item, inner) in enumerate(zip(value, kinds, strict=False)):
-            inner_stride = stride[place] if isinstance(stride, list) and place < len(stride) else ()
-            found += _specs(item, shape[place], inner, inner_stride, (*path, place))
-        return found
+        result: list[TensorSpec] = []
+        for index, (item, inner) in enumerate(zip(value, kinds, strict=False)):
+            inner_stride = stride[index] if isinstance(stride, list) and index < len(stride) else ()
+            result += _specs(item, shape[index], inner, inner_stride, (*path, index))
+        return result
     return []
 
 
@@ -213,9 +213,9 @@ def program_of(graph: Graph) -> Program:
         )
     layers, phases = _places(graph, len(stored["calls"]))
     ranges = tuple((int(first), int(last)) for first, last in stored.get("compiled", ()))
-    for place, layer in stored.get("layers", {}).items():
-        layers[int(place)], phases[int(place)] = layer, Phase.FORWARD
-    calls = tuple(Call(**row, layer=layers[place], phase=phases[place]) for place, row in enumerate(stored["calls"]))
+    for key, layer in stored.get("layers", {}).items():
+        layers[int(key)], phases[int(key)] = layer, Phase.FORWARD
+    calls = tuple(Call(**row, layer=layers[index], phase=phases[index]) for index, row in enumerate(stored["calls"]))
     parameters = {int(identity): name for identity, name in stored["parameters"].items()}
     threads = int(graph.meta.hardware.get("num_threads", 0))
     recomputed = tuple((int(first), int(last)) for first, last in stored.get("recomputed", ()))
@@ -227,9 +227,9 @@ def _places(graph: Graph, num_calls: int) -> tuple[list[str], list[Phase]]:
     layers, phases = [""] * num_calls, [Phase.OTHER] * num_calls
     call: NDArray[np.int32] = graph.tasks["call"]
     phase = graph.tasks["phase"]
-    texts = graph.tasks.strings("layer") if "layer" in graph.tasks else None
+    strings = graph.tasks.strings("layer") if "layer" in graph.tasks else None
     for row in np.flatnonzero((call >= 0) & (phase != Phase.BACKWARD)).tolist():
         phases[call[row]] = Phase(int(phase[row]))
-        if texts is not None and not layers[call[row]]:
-            layers[call[row]] = texts.decode(row)
+        if strings is not None and not layers[call[row]]:
+            layers[call[row]] = strings.decode(row)
     return layers, phases

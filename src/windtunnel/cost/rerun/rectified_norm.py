@@ -33,8 +33,8 @@ def _forward(x: Any, weight: Any, bias: Any, eps: float, leak: Any, y: Any, mean
         for sample in range(N):
             part = ZERO
             square = ZERO
-            for place in range(S):
-                value = x[sample, channel, place]
+            for index in range(S):
+                value = x[sample, channel, index]
                 part += value
                 square += value * value
             total += part
@@ -44,9 +44,9 @@ def _forward(x: Any, weight: Any, bias: Any, eps: float, leak: Any, y: Any, mean
         slope = np.float32(weight[channel] / np.sqrt(variance[channel] + eps))
         offset = np.float32(bias[channel] - mean[channel] * slope)
         for sample in range(N):
-            for place in range(S):
-                value = slope * x[sample, channel, place] + offset
-                y[sample, channel, place] = max(value, ZERO) + leak * min(value, ZERO)
+            for index in range(S):
+                value = slope * x[sample, channel, index] + offset
+                y[sample, channel, index] = max(value, ZERO) + leak * min(value, ZERO)
 
 
 def _backward(
@@ -71,11 +71,11 @@ def _backward(
         for sample in range(N):
             part = ZERO
             partial_product = ZERO
-            for place in range(S):
+            for index in range(S):
                 # where the output is not positive the rectifier let only the leak through
-                gradient = dy[sample, channel, place] * (ONE if y[sample, channel, place] > 0 else leak)
+                gradient = dy[sample, channel, index] * (ONE if y[sample, channel, index] > 0 else leak)
                 part += gradient
-                partial_product += gradient * (x[sample, channel, place] - center)
+                partial_product += gradient * (x[sample, channel, index] - center)
             total += part
             product += partial_product
         dbias[channel] = total
@@ -84,9 +84,9 @@ def _backward(
         average = np.float32(total / (N * S))
         pull = np.float32(product * inverse * inverse / (N * S))
         for sample in range(N):
-            for place in range(S):
-                gradient = dy[sample, channel, place] * (ONE if y[sample, channel, place] > 0 else leak)
-                dx[sample, channel, place] = slope * (gradient - average - (x[sample, channel, place] - center) * pull)
+            for index in range(S):
+                gradient = dy[sample, channel, index] * (ONE if y[sample, channel, index] > 0 else leak)
+                dx[sample, channel, index] = slope * (gradient - average - (x[sample, channel, index] - center) * pull)
 
 
 # sums may be reordered: training on a CPU promises no order of them either; what diverges gives NaN, as torch does

@@ -69,28 +69,28 @@ def resize(call: Call, prepared: Prepared, shapes: list[Shape], batch: tuple[int
 def _join_more(prepared: Prepared, batch: tuple[int, int]) -> None:
     """A batch put together from single samples takes as many of them as it shall have, some more than once."""
     samples = prepared.positional[0]
-    prepared.positional[0] = [samples[place % batch[0]] for place in range(batch[1])]
+    prepared.positional[0] = [samples[index % batch[0]] for index in range(batch[1])]
     for slot in prepared.outputs:
         slot.shape = scale_sizes(slot.spec.shape, batch)
 
 
 def _is_of_batch(call: Call, size: int) -> bool:
     """Whether a call without inputs makes something for the whole batch: a first state, or data."""
-    wanted = [shape for shape in call.output_shapes if isinstance(shape, list)]
-    return any(size in shape for shape in wanted) or not call.layer
+    requested = [shape for shape in call.output_shapes if isinstance(shape, list)]
+    return any(size in shape for shape in requested) or not call.layer
 
 
 def _count_further(call: Call, prepared: Prepared, batch: tuple[int, int]) -> None:
     """A range that counts samples ends later."""
-    place = argument_names(call.schema).index("end")
-    prepared.positional[place] = prepared.positional[place] * batch[1] // batch[0]
+    index = argument_names(call.schema).index("end")
+    prepared.positional[index] = prepared.positional[index] * batch[1] // batch[0]
     prepared.outputs[0].shape = scale_sizes(prepared.outputs[0].spec.shape, batch)
 
 
 def _check_states(call: Call, shapes: list[Shape]) -> None:
     """A recurrent operator reads beyond a state that is too small, so nothing else may check this later."""
-    place = argument_names(call.schema).index("batch_first") if "batch_first" in call.schema else -1
-    batch_first = bool(call.inputs[place]) if place >= 0 else False
+    index = argument_names(call.schema).index("batch_first") if "batch_first" in call.schema else -1
+    batch_first = bool(call.inputs[index]) if index >= 0 else False
     if len(shapes[0]) == 3 and len(shapes[1]) == 3 and shapes[0][0 if batch_first else 1] != shapes[1][1]:
         raise ValueError(f"state {shapes[1]} does not fit input {shapes[0]}")
 
@@ -106,8 +106,8 @@ def scale_sizes(sizes: Shape, batch: tuple[int, int]) -> Shape:
     old = batch[0]
     exact = [row for row, size in enumerate(sizes) if size == old]
     multiple = [row for row, size in enumerate(sizes) if old > 1 and size > 0 and size % old == 0]
-    place = next(iter([*exact, *multiple]), None)
-    return sizes if place is None else _scale_at(sizes, place, batch)
+    index = next(iter([*exact, *multiple]), None)
+    return sizes if index is None else _scale_at(sizes, index, batch)
 
 
 def _scale_at(sizes: Shape, place: int, batch: tuple[int, int]) -> Shape:

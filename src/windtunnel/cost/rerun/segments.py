@@ -49,12 +49,12 @@ def build_segments(
     PriceError
         A call in a segment cannot be run again.
     """
-    found = {}
+    result = {}
     for first, last in checkpointed:
-        found[first] = _segment(rows, first, last, _checkpointed, stand_ins)
+        result[first] = _segment(rows, first, last, _checkpointed, stand_ins)
     for first, last in compiled:
-        found[first] = _segment(rows, first, last, _compiled, stand_ins)
-    return found
+        result[first] = _segment(rows, first, last, _compiled, stand_ins)
+    return result
 
 
 def _checkpointed(function: Callable[..., Any], num_held: int) -> Callable[..., Any]:
@@ -78,19 +78,19 @@ def _segment(
     stand_ins: Mapping[int, Sequence[torch.Tensor]],
 ) -> Segment:
     inner = rows[first:last]
-    given = {place - first: values for place, values in stand_ins.items() if first <= place < last}
-    problem = next((row.problem for place, row in enumerate(inner) if row.problem and place not in given), "")
+    given = {key - first: values for key, values in stand_ins.items() if first <= key < last}
+    problem = next((row.problem for index, row in enumerate(inner) if row.problem and index not in given), "")
     if problem:
         raise PriceError(f"a part of the program cannot be run again: {problem}")
-    made = {slot.version for row in inner for slot in row.outputs}
+    created = {slot.version for row in inner for slot in row.outputs}
     held = {slot.version for row in rows[:last] for slot in (*row.inputs, *row.outputs) if slot.is_held}
-    needed = dict.fromkeys(slot.version for row in inner for slot in row.inputs if slot.version not in made)
+    needed = dict.fromkeys(slot.version for row in inner for slot in row.inputs if slot.version not in created)
     # activations last: what is left are parameters and buffers, which a module holds and nobody passes to it
     enters = sorted(needed, key=lambda version: version not in held)
     num_held = sum(version in held for version in needed)
     later = {slot.version for row in rows[last:] for slot in row.inputs}
     leaves = [slot for row in inner for slot in row.outputs if slot.version in later or slot.is_root]
-    dies = tuple({version for row in inner for version in row.dies} - made)
+    dies = tuple({version for row in inner for version in row.dies} - created)
     return Segment(first, last, wrap(_function(inner, enters, leaves, given), num_held), enters, leaves, dies)
 
 
@@ -107,9 +107,9 @@ def _function(
             continue
         positional, keywords = row.arguments(nodes)
         result = graph.call_function(row.function, tuple(positional), keywords)
-        for place, slot in enumerate(row.outputs):
+        for index, slot in enumerate(row.outputs):
             nodes[slot.version] = (
-                result if len(row.outputs) == 1 else graph.call_function(operator.getitem, (result, place))
+                result if len(row.outputs) == 1 else graph.call_function(operator.getitem, (result, index))
             )
     graph.output(tuple(nodes[slot.version] for slot in leaves))
     return torch.fx.GraphModule(holder, graph)

@@ -55,7 +55,7 @@ class Rented:
     def __post_init__(self) -> None:
         counts = self.num_samples, self.num_epochs, self.batch_size
         rates = self.dataset_bytes, self.prep_per_core_per_s, self.disk_bytes_per_s, self.device_bytes
-        if min(counts) < 1 or not all(0 <= one < math.inf for one in rates):
+        if min(counts) < 1 or not all(0 <= rate < math.inf for rate in rates):
             raise InputError(
                 f"no training has {self.num_samples} samples, {self.num_epochs} epochs and batches of "
                 f"{self.batch_size}, or a rate or size is below 0",

@@ -54,18 +54,20 @@ def advise_on(quotes: Sequence[Quote], *, deadline_s: float = math.inf, budget_u
             f"nothing can be chosen of {len(quotes)} offers in {deadline_s} s for {budget_usd} USD", where="offers",
             fix="give offers, and a deadline and a budget above 0",
         )  # fmt: skip
-    runs = [one for one in quotes if not one.reason]
+    runs = [quote for quote in quotes if not quote.reason]
     front: tuple[Quote, ...] = ()
     if runs:
-        kept = is_best(np.array([(one.time_s, one.cost_usd) for one in runs]))
-        front = tuple(sorted((one for one, is_kept in zip(runs, kept, strict=True) if is_kept), key=_order))
-    good = [one for one in runs if one.time_s <= deadline_s and one.cost_usd <= budget_usd]
+        kept = is_best(np.array([(run.time_s, run.cost_usd) for run in runs]))
+        front = tuple(sorted((run for run, is_kept in zip(runs, kept, strict=True) if is_kept), key=_order))
+    good = [run for run in runs if run.time_s <= deadline_s and run.cost_usd <= budget_usd]
     if not good:
         return Advice(None, front, (), _relaxed(runs, quotes, deadline_s, budget_usd))
     best = min(good, key=_order)
-    cheaper = [one for one in quotes if one.offer.usd_per_h < best.offer.usd_per_h or one.cost_usd < best.cost_usd]
+    cheaper = [
+        quote for quote in quotes if quote.offer.usd_per_h < best.offer.usd_per_h or quote.cost_usd < best.cost_usd
+    ]
     cheaper.sort(key=lambda one: (-min(one.cost_usd, 1e300), -one.offer.usd_per_h))
-    return Advice(best, front, tuple((one, _why_not(one, best, deadline_s)) for one in cheaper if one is not best))
+    return Advice(best, front, tuple((item, _why_not(item, best, deadline_s)) for item in cheaper if item is not best))
 
 
 def _order(one: Quote) -> tuple[float, float, int, str]:
@@ -84,18 +86,18 @@ def _why_not(one: Quote, best: Quote, deadline_s: float) -> str:
 def _relaxed(runs: Sequence[Quote], quotes: Sequence[Quote], deadline_s: float, budget_usd: float) -> str:
     if not runs:
         return f"no machine runs it: {min(quotes, key=lambda one: one.offer.usd_per_h).reason}"
-    said = []
-    paid = [one for one in runs if one.cost_usd <= budget_usd]
+    reported = []
+    paid = [run for run in runs if run.cost_usd <= budget_usd]
     if paid:
         fastest = min(paid, key=lambda one: (one.time_s, *_order(one)))
-        said.append(f"a deadline of {fastest.time_s / 3600:.1f} h ({fastest.offer})")
-    timely = [one for one in runs if one.time_s <= deadline_s]
+        reported.append(f"a deadline of {fastest.time_s / 3600:.1f} h ({fastest.offer})")
+    timely = [run for run in runs if run.time_s <= deadline_s]
     if timely:
         cheapest = min(timely, key=_order)
-        said.append(f"a budget of {cheapest.cost_usd:,.2f} USD ({cheapest.offer})")
-    if not said:
+        reported.append(f"a budget of {cheapest.cost_usd:,.2f} USD ({cheapest.offer})")
+    if not reported:
         both = min(runs, key=lambda one: max(one.time_s / deadline_s, one.cost_usd / budget_usd))
-        said.append(
+        reported.append(
             f"a deadline of {both.time_s / 3600:.1f} h with a budget of {both.cost_usd:,.2f} USD ({both.offer})"
         )
-    return f"it would take {' or '.join(said)}"
+    return f"it would take {' or '.join(reported)}"

@@ -33,7 +33,7 @@ _COLUMNS = ("instance", "count", "compute_ms", "interconnect_ms", "network_ms")
 
 def offers_of(instances: Sequence[Instance], most_machines: int) -> list[Offer]:
     """One to ``most_machines`` machines of each kind."""
-    return [Offer(one, count) for one in instances for count in range(1, most_machines + 1)]
+    return [Offer(instance, count) for instance in instances for count in range(1, most_machines + 1)]
 
 
 @dataclass
@@ -74,19 +74,19 @@ class GraphSteps:
         ImplausibleError
             By a defect of ours, a step cannot be true.
         """
-        found = []
+        result = []
         self._model = comparable(AUTO, [offer.instance.device for offer in offers])
         for done, offer in enumerate(offers):
             if progress is not None:
                 progress(f"pricing {offer}", done, len(offers))
             known = (self.measured or {}).get((offer.instance.name, offer.count))
-            found.append(known or self._predicted(offer))
-        if found and all(one.reason for one in found):
+            result.append(known or self._predicted(offer))
+        if result and all(item.reason for item in result):
             kinds = {kind for offer in offers for kind in offer.instance.device.peak_flops_per_s}
             raise InputError(
-                f"no machine runs it: {found[0].reason}", where="--dtype", fix=f"known: {', '.join(sorted(kinds))}"
+                f"no machine runs it: {result[0].reason}", where="--dtype", fix=f"known: {', '.join(sorted(kinds))}"
             )
-        return found
+        return result
 
     def _mfu_ratio(self, priced: Forecast, machine: Instance) -> float | None:
         speed = speed_of(
@@ -156,12 +156,12 @@ def read_steps(path: Path) -> dict[tuple[str, int], StepTime]:
     InputError
         A row means nothing, or there are two of one offer; names the line.
     """
-    found: dict[tuple[str, int], StepTime] = {}
+    result: dict[tuple[str, int], StepTime] = {}
     for line, row in enumerate(read_rows(path, _COLUMNS), 2):
         count = whole_number(row, "count", path, line, least=1)
         compute_ns, interconnect_ns, network_ns = (1e6 * number(row, name, path, line) for name in _COLUMNS[2:])
         key = row["instance"], count
-        if key in found:
+        if key in result:
             raise InputError(f"{count} x {row['instance']} has two rows", where=f"{path}: line {line}")
-        found[key] = StepTime(compute_ns, interconnect_ns, network_ns, source="measured")
-    return found
+        result[key] = StepTime(compute_ns, interconnect_ns, network_ns, source="measured")
+    return result

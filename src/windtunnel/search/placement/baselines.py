@@ -33,10 +33,10 @@ def accelerator_of(problem: Problem) -> int:
     NotApplicableError
         There is none.
     """
-    found = [kind for kind, one in enumerate(problem.types) if one.comm_scale and one.count]
-    if not found:
+    result = [kind for kind, type_ in enumerate(problem.types) if type_.comm_scale and type_.count]
+    if not result:
         raise NotApplicableError("there is no accelerator", where="devices")
-    return found[0]
+    return result[0]
 
 
 def as_given(problem: Problem, device: NDArray[Any], kind: NDArray[Any], solver: str, seconds: float = 0.0) -> Plan:
@@ -52,7 +52,7 @@ def even(problem: Problem) -> Plan:
     contraction = contract(problem)
     order = depth_first(contraction.num_nodes, contraction.src, contraction.dst)
     count = min(problem.types[accelerator_of(problem)].count, len(order))
-    return _cut(contraction, order, [len(order) * at // count for at in range(1, count)], "even")
+    return _cut(contraction, order, [len(order) * index // count for index in range(1, count)], "even")
 
 
 def random_cut(problem: Problem, seed: int) -> Plan:
@@ -61,8 +61,8 @@ def random_cut(problem: Problem, seed: int) -> Plan:
     random = np.random.default_rng(seed)
     order = shuffled(contraction.num_nodes, contraction.src, contraction.dst, random)
     count = min(problem.types[accelerator_of(problem)].count, len(order))
-    places = np.sort(random.choice(np.arange(1, len(order)), count - 1, replace=False))
-    return _cut(contraction, order, places.tolist(), f"random {seed}")
+    indices = np.sort(random.choice(np.arange(1, len(order)), count - 1, replace=False))
+    return _cut(contraction, order, indices.tolist(), f"random {seed}")
 
 
 def _cut(contraction: Contraction, order: Ints, places: list[int], solver: str) -> Plan:

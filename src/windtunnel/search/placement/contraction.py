@@ -94,7 +94,7 @@ def merged(contraction: Contraction, parts: Iterable[Iterable[int]]) -> Contract
     graph.add_nodes_from(range(contraction.num_nodes))
     for part in parts:
         first, *rest = sorted(part)
-        graph.add_edges_from_no_data([(first, one) for one in rest])
+        graph.add_edges_from_no_data([(first, item) for item in rest])
     same = np.arange(contraction.num_nodes)
     for component in rustworkx.connected_components(graph):
         same[list(component)] = min(component)
@@ -153,7 +153,9 @@ def _shrunk(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> tup
     Apart they would only pay for a transfer. A node that some device cannot run or hold stays by itself.
     """
     num = int(super_N.max()) + 1
-    is_roomy = problem.size_bytes.sum() <= min((one.memory_bytes for one in problem.types if one.count), default=0.0)
+    is_roomy = problem.size_bytes.sum() <= min(
+        (type_.memory_bytes for type_ in problem.types if type_.count), default=0.0
+    )
     is_free_N = (problem.time_ns == 0).all(axis=1) & ~problem.is_barred.any(axis=1)
     is_free = np.ones(num, bool)
     np.logical_and.at(is_free, super_N, is_free_N & (is_roomy | (problem.size_bytes == 0)))
@@ -189,8 +191,8 @@ def _numbered(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> C
     np.minimum.at(first, compact_N, np.where(problem.is_backward, problem.num_nodes, np.arange(problem.num_nodes)))
     number = np.empty(len(names), np.int64)
     number[np.argsort(first, kind="stable")] = np.arange(len(names))
-    place = dict(zip(names.tolist(), number.tolist(), strict=True))
-    ends = np.array(sorted((place[a], place[b]) for a, b in edges), np.int64).reshape(-1, 2)
+    index = dict(zip(names.tolist(), number.tolist(), strict=True))
+    ends = np.array(sorted((index[a], index[b]) for a, b in edges), np.int64).reshape(-1, 2)
     super_N = number[compact_N]
     return Contraction(problem, super_N, ends[:, 0], ends[:, 1], _work(problem, super_N, len(names)))
 

@@ -74,25 +74,25 @@ class Move:
 def device_rows(plan: Plan) -> list[DeviceRow]:
     """What every device does, in the order of the stages."""
     loads, problem = plan.loads, plan.problem
-    parts = [one.sum(axis=0) / plan.replicas for one in (loads.compute_ns, loads.sent_ns, loads.received_ns)]
+    parts = [item.sum(axis=0) / plan.replicas for item in (loads.compute_ns, loads.sent_ns, loads.received_ns)]
     parts.append(sync_ns(problem, plan.device, plan.kind, plan.replicas))
     causes = ("compute", "sending", "receiving", "replicas")
     rows = []
-    for at, kind in enumerate(plan.kind.tolist()):
-        shares = dict(zip(causes, (float(part[at]) for part in parts), strict=True))
+    for index, kind in enumerate(plan.kind.tolist()):
+        shares = dict(zip(causes, (float(part[index]) for part in parts), strict=True))
         limit = problem.types[kind].memory_bytes
-        is_full = loads.memory_bytes[at] > 0.95 * limit
+        is_full = loads.memory_bytes[index] > 0.95 * limit
         rows.append(
             DeviceRow(
                 problem.types[kind].name,
-                int(plan.replicas[at]),
-                int((plan.device == at).sum()),
+                int(plan.replicas[index]),
+                int((plan.device == index).sum()),
                 sum(shares.values()),
                 shares["compute"],
                 shares["sending"],
                 shares["receiving"],
                 shares["replicas"],
-                float(loads.memory_bytes[at]),
+                float(loads.memory_bytes[index]),
                 float(limit),
                 "memory" if is_full else max(shares, key=shares.__getitem__),
             )
@@ -114,7 +114,7 @@ def moves(plan: Plan, *, is_contiguous: bool = True) -> list[Move]:
     device_S = np.zeros(contraction.num_nodes, np.int64)
     device_S[contraction.super_N] = plan.device
     now_ns = plan.loads.max_load_ns()
-    found = []
+    result = []
     for node in range(contraction.num_nodes):
         own = int(device_S[node])
         near = _near(contraction, device_S, node)
@@ -124,9 +124,9 @@ def moves(plan: Plan, *, is_contiguous: bool = True) -> list[Move]:
                 loads = plan.problem.loads(device_S[contraction.super_N], plan.kind)
                 value = loads.max_load_ns()
                 names = tuple(plan.problem.names[row] for row in contraction.members(np.array([node])).tolist())
-                found.append(Move(names, own, target, value, value - now_ns, loads.is_allowed))
+                result.append(Move(names, own, target, value, value - now_ns, loads.is_allowed))
             device_S[node] = own
-    return sorted(found, key=lambda one: (not one.is_allowed, one.change_ns))
+    return sorted(result, key=lambda one: (not one.is_allowed, one.change_ns))
 
 
 def is_in_stages(plan: Plan) -> bool:

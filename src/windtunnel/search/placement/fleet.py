@@ -106,7 +106,7 @@ def links_of(text: str, types: Sequence[DeviceType], bandwidth_bytes_per_s: floa
     entries = [part.strip() for part in text.split(",") if part.strip()]
     if not entries:
         return None
-    row_of = {one.name: row for row, one in enumerate(types)}
+    row_of = {type_.name: row for row, type_ in enumerate(types)}
     factors = np.ones((len(types), len(types)))
     for entry in entries:
         match = _LINK.fullmatch(entry)
@@ -146,7 +146,7 @@ def with_replicas(
     # ``DeviceType.agree_ns_per_byte`` has the rest of ``ring_ratio``
     per_byte = 2.0 * SYNC_RATIOS[rule] * 1e9 / bandwidth_bytes_per_s if problem.is_backward.any() else 0.0
     types = tuple(
-        replace(one, max_replicas=max_replicas, sync_ns_per_byte=per_byte * one.comm_scale * float(link))
-        for one, link in zip(problem.types, problem.link(kinds, kinds), strict=True)
+        replace(type_, max_replicas=max_replicas, sync_ns_per_byte=per_byte * type_.comm_scale * float(link))
+        for type_, link in zip(problem.types, problem.link(kinds, kinds), strict=True)
     )
     return replace(problem, types=types)

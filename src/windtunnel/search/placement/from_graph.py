@@ -95,27 +95,27 @@ def layers_of(
     NotApplicableError
         No task has a layer.
     """
-    if len(graphs) != len(types) or len({one.num_tasks for one in graphs}) != 1:
+    if len(graphs) != len(types) or len({item.num_tasks for item in graphs}) != 1:
         raise InputError(
-            f"{len(graphs)} graphs of {sorted({one.num_tasks for one in graphs})} tasks for {len(types)} types",
+            f"{len(graphs)} graphs of {sorted({item.num_tasks for item in graphs})} tasks for {len(types)} types",
             where="graphs",
             fix="price one graph for every type",
         )
     if bandwidth_bytes_per_s <= 0:
         raise InputError(f"a bandwidth of {bandwidth_bytes_per_s:g}", where="bandwidth")
     mask = step_of(graphs[0], iteration)
-    steps = [one.remove(~mask, keep_gaps=False) for one in graphs]
+    steps = [item.remove(~mask, keep_gaps=False) for item in graphs]
     graph = steps[0]
     known, node_T = nodes_of(graph)
     into = _merged(graph, node_T, np.array([back for _, back in known], bool))
-    kept, place = np.unique(into, return_inverse=True)
-    node_T = np.where(node_T >= 0, place[node_T], -1)
+    kept, index = np.unique(into, return_inverse=True)
+    node_T = np.where(node_T >= 0, index[node_T], -1)
     is_backward = np.array([known[node][1] for node in kept.tolist()], bool)
     num = len(kept)
     src, dst = _links(graph, node_T)
-    color = _colors(known, place, is_backward, src, dst)
+    color = _colors(known, index, is_backward, src, dst)
     sent = _sent(graph, node_T, color)
-    times = np.stack([summed(one.duration_ns, node_T, num) for one in steps], axis=1)
+    times = np.stack([summed(step.duration_ns, node_T, num) for step in steps], axis=1)
     updates = _updates(graph, steps, node_T, color, is_backward)
     copies = _COPIES if copies_per_parameter is None else copies_per_parameter
     weights = _weights(graph, node_T, num)
@@ -133,7 +133,7 @@ def layers_of(
         weight_bytes=weights,
         link_scale=link_scale,
     )
-    node_of = {name: int(place[at]) for at, (name, back) in enumerate(known) if not back}
+    node_of = {name: int(index[position]) for position, (name, back) in enumerate(known) if not back}
     return Layers(graph, node_T, problem, bandwidth_bytes_per_s, node_of, updates)
 
 
@@ -148,10 +148,10 @@ def step_of(graph: Graph, iteration: int | None) -> NDArray[np.bool_]:
     numbers = graph.tasks.get("iteration")
     if numbers is None:
         return graph.all_tasks
-    wanted = int(numbers.max()) if iteration is None else iteration
-    mask: NDArray[np.bool_] = numbers == wanted
+    requested = int(numbers.max()) if iteration is None else iteration
+    mask: NDArray[np.bool_] = numbers == requested
     if not mask.any():
-        raise InputError(f"there is no iteration {wanted}", where="iteration", fix=f"0 to {int(numbers.max())}")
+        raise InputError(f"there is no iteration {requested}", where="iteration", fix=f"0 to {int(numbers.max())}")
     return mask
 
 
@@ -216,8 +216,8 @@ def _colors(
     num = len(is_backward)
     shared = rustworkx.PyGraph(multigraph=False)
     shared.add_nodes_from(range(num))
-    forward = {name: int(place[at]) for at, (name, back) in enumerate(known) if not back}
-    backward = [(name, int(place[at])) for at, (name, back) in enumerate(known) if back]
+    forward = {name: int(place[index]) for index, (name, back) in enumerate(known) if not back}
+    backward = [(name, int(place[index])) for index, (name, back) in enumerate(known) if back]
     shared.add_edges_from_no_data([(forward[name], node) for name, node in backward if name in forward])
     paired = {node for name, node in backward if name in forward}
     for _, node in backward:
@@ -254,7 +254,7 @@ def _updates(
         share = is_backward * of_color[color] / np.maximum(np.bincount(color, is_backward), 1)[color]
     if not share.sum():
         share = is_backward.astype(float)
-    total = np.array([one.duration_ns[is_update].sum() for one in steps], float)
+    total = np.array([step.duration_ns[is_update].sum() for step in steps], float)
     updates += (share / share.sum())[:, None] * total
     return updates
 
@@ -318,11 +318,11 @@ def placed(layers: Layers, plan: Plan, graphs: Sequence[Graph] = ()) -> Graph:
         rows = (device_T >= 0) & (plan.kind[device_T] == kind)
         graph = graph.set_duration(rows, priced.duration_ns[rows])
     rows_of: list[int] = []
-    for at, kind in enumerate(plan.kind.tolist()):
-        graph, row = graph.add_resource(f"{problem.types[kind].name} {at}", ResourceKind.DEVICE)
+    for index, kind in enumerate(plan.kind.tolist()):
+        graph, row = graph.add_resource(f"{problem.types[kind].name} {index}", ResourceKind.DEVICE)
         rows_of.append(row)
-    for at, row in enumerate(rows_of):
-        graph = graph.move(device_T == at, row)
+    for index, row in enumerate(rows_of):
+        graph = graph.move(device_T == index, row)
     return _with_transfers(layers, graph, device_T, plan, rows_of)
 
 
@@ -342,8 +342,8 @@ def _with_transfers(layers: Layers, graph: Graph, device_T: Ints, plan: Plan, ro
         return graph
     senders = list(dict.fromkeys(task for task, _ in readers))
     first = graph.num_tasks
-    place = {task: first + row for row, task in enumerate(senders)}
-    after: list[int] = list(senders) + [place[task] for task, _ in readers]
+    index = {task: first + row for row, task in enumerate(senders)}
+    after: list[int] = list(senders) + [index[task] for task, _ in readers]
     before: list[list[int] | None] = [None] * len(senders) + list(readers.values())
     own = [int(device_T[task]) for task in senders] + [device for _, device in readers]
     tasks, devices = (np.array(ends) for ends in zip(*readers, strict=True))
@@ -361,7 +361,8 @@ def _with_transfers(layers: Layers, graph: Graph, device_T: Ints, plan: Plan, ro
         "kind": int(Kind.COMM),
         "resource": [rows_of[device] for device in own],
         "duration_ns": [
-            math.ceil(size * one * 1e9 / layers.bandwidth_bytes_per_s) for size, one in zip(bytes_, scale, strict=True)
+            math.ceil(size * item * 1e9 / layers.bandwidth_bytes_per_s)
+            for size, item in zip(bytes_, scale, strict=True)
         ],
     }
     return graph.insert(columns, after=after, before=before)

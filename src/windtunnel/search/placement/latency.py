@@ -105,18 +105,18 @@ def latency_of(problem: Problem, device: NDArray[Any], kind: NDArray[Any]) -> La
     """
     require_inference(problem)
     device_N, kind_D = np.asarray(device, np.int64), np.asarray(kind, np.int64)
-    is_cpu_D = np.array([problem.types[one].comm_scale == 0 for one in kind_D.tolist()], bool)
+    is_cpu_D = np.array([problem.types[item].comm_scale == 0 for item in kind_D.tolist()], bool)
     unit = np.full(problem.num_nodes, -1)
     device_P: list[int] = []
     first_of: list[list[int]] = []
-    for at in np.unique(device_N).tolist():
-        if is_cpu_D[at]:
+    for index in np.unique(device_N).tolist():
+        if is_cpu_D[index]:
             continue
-        numbers = pieces_of(problem, device_N == at)
-        for number in np.unique(numbers[device_N == at]).tolist():
-            members = np.flatnonzero((device_N == at) & (numbers == number))
+        numbers = pieces_of(problem, device_N == index)
+        for number in np.unique(numbers[device_N == index]).tolist():
+            members = np.flatnonzero((device_N == index) & (numbers == number))
             unit[members] = len(device_P)
-            device_P.append(at)
+            device_P.append(index)
             first_of.append(members.tolist())
     return _walked(problem, unit, np.array(device_P, np.int64), kind_D, kind_D[device_N])
 
@@ -166,20 +166,24 @@ def _walked(problem: Problem, piece_N: Ints, device_P: Ints, kind_D: Ints, kind_
 
 def _cycle(problem: Problem, piece_N: Ints, graph: Any) -> str:
     rustworkx = require("rustworkx", extra="plan")
-    inside = next(one for one in rustworkx.strongly_connected_components(graph) if len(one) > 1)
+    inside = next(
+        strongly_connected_component
+        for strongly_connected_component in rustworkx.strongly_connected_components(graph)
+        if len(strongly_connected_component) > 1
+    )
     nodes = [problem.names[int(np.flatnonzero(piece_N == piece)[0])] for piece in inside if piece <= piece_N.max()]
     return "nodes " + ", ".join(nodes[:4])
 
 
 def longest_path_ns(problem: Problem) -> Floats:
     """What no split is below, for every node [N]: the longest way to it, each node on the device that suits it best."""
-    counts = np.array([one.count for one in problem.types])
+    counts = np.array([type_.count for type_ in problem.types])
     times = np.where(problem.is_barred | (counts == 0), np.inf, problem.time_ns).min(axis=1)
-    found = np.zeros(problem.num_nodes)
+    result = np.zeros(problem.num_nodes)
     before = problem.before
     for node in problem.order.tolist():
-        found[node] = times[node] + max((found[end] for end in before[node]), default=0.0)
-    return found
+        result[node] = times[node] + max((result[end] for end in before[node]), default=0.0)
+    return result
 
 
 def of_plan(plan: Plan, bound_ns: float | None = None, solver: str = "") -> Plan:
@@ -214,8 +218,8 @@ def greedy(problem: Problem) -> Plan:
     began_s = time.monotonic()
     contraction = contract(problem, shrink=False)
     work = contraction.work
-    slots = [kind for kind, one in enumerate(work.types) if one.comm_scale for _ in range(one.count)]
-    cpus = [kind for kind, one in enumerate(work.types) if not one.comm_scale and one.count]
+    slots = [kind for kind, type_ in enumerate(work.types) if type_.comm_scale for _ in range(type_.count)]
+    cpus = [kind for kind, type_ in enumerate(work.types) if not type_.comm_scale and type_.count]
     device_S = np.full(contraction.num_nodes, -1)
     at, used = 0, 0.0
     for block in contraction.order.tolist():
@@ -243,7 +247,7 @@ def on_cpus(problem: Problem) -> Plan:
         There is none.
     """
     require_inference(problem)
-    cpus = [kind for kind, one in enumerate(problem.types) if not one.comm_scale and one.count]
+    cpus = [kind for kind, type_ in enumerate(problem.types) if not type_.comm_scale and type_.count]
     if not cpus:
         raise InfeasibleError("there is no CPU", where="devices")
     device, ones = np.zeros(problem.num_nodes, np.int64), np.ones(1, np.int64)
@@ -267,7 +271,7 @@ def descend(plan: Plan, *, num_pieces: int = 1, time_limit_s: float = 30.0, seed
     problem = plan.problem
     contraction = contract(problem, shrink=False)
     slots = np.array(
-        [kind for kind, one in enumerate(problem.types) for _ in range(one.count if one.comm_scale else 1)]
+        [kind for kind, type_ in enumerate(problem.types) for _ in range(type_.count if type_.comm_scale else 1)]
     )
     device_S = _in_slots(plan, slots)[np.unique(contraction.super_N, return_index=True)[1]]
     limits = np.array([problem.types[kind].memory_bytes * (1 + _SLACK) for kind in slots.tolist()])
@@ -297,30 +301,30 @@ def descend(plan: Plan, *, num_pieces: int = 1, time_limit_s: float = 30.0, seed
 def _in_slots(plan: Plan, slots: Ints) -> Ints:
     """Each node's row of ``slots``; devices of one type take them in turn, CPUs share one."""
     free = {kind: np.flatnonzero(slots == kind).tolist() for kind in set(slots.tolist())}
-    place = [free[kind][0] if len(free[kind]) == 1 else free[kind].pop(0) for kind in plan.kind.tolist()]
-    return np.array(place)[plan.device]
+    index = [free[kind][0] if len(free[kind]) == 1 else free[kind].pop(0) for kind in plan.kind.tolist()]
+    return np.array(index)[plan.device]
 
 
 def _worth_trying(contraction: Any, device_S: Ints, node: int, slots: Ints, problem: Problem) -> list[int]:
     """Devices of neighbors, one that is empty of each type, and CPUs."""
     ends = np.concatenate([contraction.src[contraction.dst == node], contraction.dst[contraction.src == node]])
-    found = set(device_S[ends].tolist())
+    result = set(device_S[ends].tolist())
     used = set(device_S.tolist())
     for kind in set(slots.tolist()):
         rows = np.flatnonzero(slots == kind).tolist()
         empty = [row for row in rows if row not in used]
-        found |= set(empty[:1]) if problem.types[kind].comm_scale else {rows[0]}
-    return sorted(found - {int(device_S[node])})
+        result |= set(empty[:1]) if problem.types[kind].comm_scale else {rows[0]}
+    return sorted(result - {int(device_S[node])})
 
 
 def _value(problem: Problem, device_N: Ints, slots: Ints, num_pieces: int) -> float:
     try:
-        found = latency_of(problem, device_N, slots)
+        result = latency_of(problem, device_N, slots)
     except InputError:
         return float("inf")
-    if len(found.device_P) and np.bincount(found.device_P).max() > num_pieces:
+    if len(result.device_P) and np.bincount(result.device_P).max() > num_pieces:
         return float("inf")
-    return found.total_ns
+    return result.total_ns
 
 
 def _found(plan: Plan, device_N: Ints, slots: Ints, value_ns: float, began_s: float) -> Plan:

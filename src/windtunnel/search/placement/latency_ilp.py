@@ -67,10 +67,12 @@ class _Slots:
     @classmethod
     def of(cls, problem: Problem, start: Plan, num_pieces: int) -> _Slots:
         """Slots of every accelerator after those of the one before."""
-        accelerators = [kind for kind, one in enumerate(problem.types) if one.comm_scale for _ in range(one.count)]
-        cpus = [kind for kind, one in enumerate(problem.types) if not one.comm_scale]
-        device = [-1, *(at for at in range(len(accelerators)) for _ in range(num_pieces))]
-        kind = [cpus[0] if cpus else -1, *(one for one in accelerators for _ in range(num_pieces))]
+        accelerators = [
+            kind for kind, type_ in enumerate(problem.types) if type_.comm_scale for _ in range(type_.count)
+        ]
+        cpus = [kind for kind, type_ in enumerate(problem.types) if not type_.comm_scale]
+        device = [-1, *(index for index in range(len(accelerators)) for _ in range(num_pieces))]
+        kind = [cpus[0] if cpus else -1, *(accelerator for accelerator in accelerators for _ in range(num_pieces))]
         slots = cls(
             problem, np.array(device), np.array(kind), longest_path_ns(problem), start.value_ns, np.zeros(0, np.int64)
         )
@@ -93,8 +95,8 @@ class _Slots:
 
     def colors(self) -> list[list[int]]:
         """Nodes of one color, where there is more than one."""
-        groups = [np.flatnonzero(self.problem.color == one).tolist() for one in np.unique(self.problem.color)]
-        return [one for one in groups if len(one) > 1]
+        groups = [np.flatnonzero(self.problem.color == item).tolist() for item in np.unique(self.problem.color)]
+        return [group for group in groups if len(group) > 1]
 
     def slots_of(self, device: int) -> list[int]:
         """Slots of one accelerator."""
@@ -107,7 +109,7 @@ class _Slots:
 
     def plan(self, slot_N: Values, bound_ns: float, solver: str, seconds: float) -> Plan | None:
         """The split that a solver found, judged by the evaluator; None where that refuses it."""
-        kinds = [self.kind_S[self.slots_of(at)[0]] for at in range(self.num_devices)]
+        kinds = [self.kind_S[self.slots_of(index)[0]] for index in range(self.num_devices)]
         plan = Plan.of(self.problem, self.device_S[slot_N], np.array([*kinds, self.kind_S[0]]), solver, seconds)
         try:
             value = latency_of(self.problem, plan.device, plan.kind).total_ns
@@ -118,19 +120,21 @@ class _Slots:
 
 def _slots_of_plan(slots: _Slots, plan: Plan) -> Values:
     """Slot of every node: a device's pieces take its slots in their order."""
-    found = latency_of(plan.problem, plan.device, plan.kind)
-    free = {kind: [at for at in range(slots.num_devices) if slots.kind_S[slots.slots_of(at)[0]] == kind]
-            for kind in set(plan.kind.tolist())}  # fmt: skip
-    accelerators = list(dict.fromkeys(found.device_P.tolist()))
-    device = {at: free[int(plan.kind[at])].pop(0) for at in accelerators}
+    result = latency_of(plan.problem, plan.device, plan.kind)
+    free = {
+        kind: [i for i in range(slots.num_devices) if slots.kind_S[slots.slots_of(i)[0]] == kind]
+        for kind in set(plan.kind.tolist())
+    }
+    accelerators = list(dict.fromkeys(result.device_P.tolist()))
+    device = {accelerator: free[int(plan.kind[accelerator])].pop(0) for accelerator in accelerators}
     slot_P: list[int] = []
-    for piece, at in enumerate(found.device_P.tolist()):
-        mine = slots.slots_of(device[at])
-        number = int((found.device_P[:piece] == at).sum())
-        if number >= len(mine):
+    for piece, index in enumerate(result.device_P.tolist()):
+        local = slots.slots_of(device[index])
+        number = int((result.device_P[:piece] == index).sum())
+        if number >= len(local):
             return np.zeros(0, np.int64)
-        slot_P.append(mine[number])
-    return np.array([slot_P[piece] if piece >= 0 else 0 for piece in found.piece.tolist()], np.int64)
+        slot_P.append(local[number])
+    return np.array([slot_P[piece] if piece >= 0 else 0 for piece in result.piece.tolist()], np.int64)
 
 
 def integer_latency(
@@ -179,9 +183,9 @@ def integer_latency(
     bound_ns = max(bound_ns, float(slots.earliest_ns.max(initial=0.0)))
     seconds = time.monotonic() - began_s
     name = f"{solver}, {num_pieces} piece{'s' if num_pieces > 1 else ''} each"
-    found = slots.plan(slot_N, bound_ns, name, seconds) if slot_N is not None else None
-    if found is not None and found.value_ns <= start.value_ns:
-        return found
+    result = slots.plan(slot_N, bound_ns, name, seconds) if slot_N is not None else None
+    if result is not None and result.value_ns <= start.value_ns:
+        return result
     return Plan(
         problem, start.device, start.kind, start.replicas, start.value_ns, min(bound_ns, start.value_ns), name, seconds,
         f"nothing better than {start.solver} was found",
@@ -217,8 +221,8 @@ def _by_highs(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values | 
             terms[int(x[b, 0])] = -float(times[b, slots.kind_S[0]])
         model.row(terms, low=0.0)
     _slots_of_model(model, slots, x, done, start, finish, limit, unit_ns)
-    chosen = {int(x[node, slot]): 1.0 for node, slot in enumerate(slots.known_N.tolist())}
-    known = dict.fromkeys(x.ravel().tolist(), 0.0) | chosen if chosen else None
+    selected = {int(x[node, slot]): 1.0 for node, slot in enumerate(slots.known_N.tolist())}
+    known = dict.fromkeys(x.ravel().tolist(), 0.0) | selected if selected else None
     solved = model.solve(start=known, gap=gap, time_limit_s=time_limit_s)
     values = None if solved.values is None else solved.values[x].argmax(axis=1)
     return values, solved.bound * unit_ns if math.isfinite(solved.bound) else 0.0
@@ -257,15 +261,15 @@ def _slots_of_model(
             model.row({start[slot]: 1.0, done[node]: -1.0, enters: -limit}, low=-limit)
         for node in range(problem.num_nodes):
             model.row({z[node]: 1.0, int(x[node, slot]): -1.0}, low=0.0)
-        model.row({finish[slot]: 1.0, start[slot]: -1.0, **{one: -value for one, value in takes.items()}}, low=0.0)
+        model.row({finish[slot]: 1.0, start[slot]: -1.0, **{key: -value for key, value in takes.items()}}, low=0.0)
         if slots.device_S[slot - 1] == slots.device_S[slot]:
             model.row({start[slot]: 1.0, finish[slot - 1]: -1.0}, low=0.0)
     for device in range(slots.num_devices):
-        mine = slots.slots_of(device)
-        memory_bytes = problem.types[int(slots.kind_S[mine[0]])].memory_bytes
+        local = slots.slots_of(device)
+        memory_bytes = problem.types[int(slots.kind_S[local[0]])].memory_bytes
         if math.isfinite(memory_bytes):
             sizes = (problem.size_bytes / memory_bytes).tolist()
-            model.row({int(x[node, slot]): size for node, size in enumerate(sizes) for slot in mine if size}, high=1.0)
+            model.row({int(x[node, slot]): size for node, size in enumerate(sizes) for slot in local if size}, high=1.0)
     for color in slots.colors():
         for a, b in pairwise(color):
             for group in [[0], *(slots.slots_of(device) for device in range(slots.num_devices))]:
@@ -325,7 +329,7 @@ def _solved_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[V
             model.add_implication(x[node][slot], z[node])
         for node, others in readers.items():
             enters, leaves = model.new_bool_var(""), model.new_bool_var("")
-            takes += [down(scale * problem.cost_ns[node]) * one for one in (enters, leaves)]
+            takes += [down(scale * problem.cost_ns[node]) * item for item in (enters, leaves)]
             for other in others:
                 model.add_bool_or(enters, x[other][slot].negated(), x[node][slot])
                 model.add_bool_or(leaves, x[node][slot].negated(), x[other][slot])
@@ -336,11 +340,11 @@ def _solved_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[V
         if slots.device_S[slot - 1] == slots.device_S[slot]:
             model.add(start[slot] >= finish[slot - 1])
     for device in range(slots.num_devices):
-        mine = slots.slots_of(device)
-        memory_bytes = problem.types[int(slots.kind_S[mine[0]])].memory_bytes
+        local = slots.slots_of(device)
+        memory_bytes = problem.types[int(slots.kind_S[local[0]])].memory_bytes
         if math.isfinite(memory_bytes):
             model.add(
-                sum(math.ceil(problem.size_bytes[node]) * x[node][slot] for node in range(num) for slot in mine)
+                sum(math.ceil(problem.size_bytes[node]) * x[node][slot] for node in range(num) for slot in local)
                 <= math.floor(memory_bytes)
             )
     for color in slots.colors():
@@ -359,4 +363,4 @@ def _solved_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[V
     bound_ns = solver.best_objective_bound * tick_ns
     if not has_values:
         return None, bound_ns
-    return np.array([[solver.boolean_value(one) for one in row] for row in x]).argmax(axis=1), bound_ns
+    return np.array([[solver.boolean_value(item) for item in row] for row in x]).argmax(axis=1), bound_ns

@@ -34,10 +34,10 @@ def search_locally(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequen
         Of the same problem, with as many devices: moves also begin from the cheapest few of them, for those from the
         plan end where no single move helps.
     """
-    cheapest = sorted((price_ns(one), at) for at, one in enumerate(starts))[:_MOST_STARTS]
+    cheapest = sorted((price_ns(start), index) for index, start in enumerate(starts))[:_MOST_STARTS]
     ends = [
-        _descended(one, found_ns, price_ns)
-        for one, found_ns in ((plan, price_ns(plan)), *((starts[at], found_ns) for found_ns, at in cheapest))
+        _descended(item, found_ns, price_ns)
+        for item, found_ns in ((plan, price_ns(plan)), *((starts[index], found_ns) for found_ns, index in cheapest))
     ]
     _, best = min(ends, key=lambda end: end[0])
     return best if best is plan else replace(best, solver=f"{plan.solver}, improved", bound_ns=plan.bound_ns)
@@ -46,19 +46,19 @@ def search_locally(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequen
 def _descended(plan: Plan, least_ns: float, price_ns: Callable[[Plan], float]) -> tuple[float, Plan]:
     best = plan
     for _ in range(_MOST_MOVES):
-        tried = [(price_ns(one), one) for one in _neighbors(best)]
+        tried = [(price_ns(neighbor), neighbor) for neighbor in _neighbors(best)]
         if not tried:
             break
-        found_ns, found = min(tried, key=lambda pair: pair[0])
+        found_ns, result = min(tried, key=lambda pair: pair[0])
         if found_ns >= least_ns:
             break
-        best, least_ns = found, found_ns
+        best, least_ns = result, found_ns
     return least_ns, best
 
 
 def _neighbors(plan: Plan) -> Iterator[Plan]:
     """Plans one move away that keep every limit."""
-    row = {name: at for at, name in enumerate(plan.problem.names)}
+    row = {name: index for index, name in enumerate(plan.problem.names)}
     for move in moves(plan):
         device = plan.device.copy()
         device[[row[name] for name in move.nodes]] = move.target

@@ -83,7 +83,7 @@ class Problem:
     def __post_init__(self) -> None:
         if not self.num_nodes:
             raise InputError("there are no nodes to place", where="nodes")
-        if not any(one.count for one in self.types):
+        if not any(type_.count for type_ in self.types):
             raise InputError("there are no devices", where=EVERY_DEVICE, fix="one accelerator or CPU at least")
         self._check_numbers()
         self._check_edges()
@@ -101,7 +101,7 @@ class Problem:
                 raise InputError(
                     f"a {name} of {values[tuple(wrong[0])]} is negative or no number", where=f"node {self.names[node]}"
                 )
-        stuck = np.flatnonzero(self.is_barred[:, [one.count > 0 for one in self.types]].all(axis=1))
+        stuck = np.flatnonzero(self.is_barred[:, [type_.count > 0 for type_ in self.types]].all(axis=1))
         if stuck.size:
             raise InfeasibleError(
                 f"{stuck.size} nodes run on none of the devices",
@@ -111,9 +111,9 @@ class Problem:
 
     def _check_edges(self) -> None:
         for end, values in (("source", self.src), ("target", self.dst)):
-            lost = np.flatnonzero((values < 0) | (values >= self.num_nodes))
-            if lost.size:
-                raise GraphError(f"edge {lost[0]} has no {end}", where=f"node {values[lost[0]]}")
+            missing = np.flatnonzero((values < 0) | (values >= self.num_nodes))
+            if missing.size:
+                raise GraphError(f"edge {missing[0]} has no {end}", where=f"node {values[missing[0]]}")
         loops = np.flatnonzero(self.src == self.dst)
         if loops.size:
             raise GraphError("a node reads its own output", where=f"node {self.names[self.src[loops[0]]]}")
@@ -137,38 +137,38 @@ class Problem:
         """Nodes after all their predecessors, as far as that goes."""
         waiting = np.bincount(np.unique(np.stack([self.src, self.dst]), axis=1)[1], minlength=self.num_nodes)
         ready = np.flatnonzero(waiting == 0).tolist()
-        found = []
+        result = []
         while ready:
             node = ready.pop()
-            found.append(node)
+            result.append(node)
             for other in self.graph.successor_indices(node):
                 waiting[other] -= 1
                 if not waiting[other]:
                     ready.append(other)
-        return np.array(found, np.int64)
+        return np.array(result, np.int64)
 
     @cached_property
     def before(self) -> list[list[int]]:
         """Nodes that each reads from, each once."""
-        found: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        result: list[list[int]] = [[] for _ in range(self.num_nodes)]
         for src, dst in sorted(set(zip(self.src.tolist(), self.dst.tolist(), strict=True))):
-            found[dst].append(src)
-        return found
+            result[dst].append(src)
+        return result
 
     @cached_property
     def graph(self) -> Any:
         """The edges as a ``rustworkx.PyDiGraph``."""
-        found: Any = require("rustworkx", extra="plan").PyDiGraph(multigraph=False)
-        found.add_nodes_from(range(self.num_nodes))
-        found.add_edges_from_no_data(list(zip(self.src.tolist(), self.dst.tolist(), strict=True)))
-        return found
+        result: Any = require("rustworkx", extra="plan").PyDiGraph(multigraph=False)
+        result.add_nodes_from(range(self.num_nodes))
+        result.add_edges_from_no_data(list(zip(self.src.tolist(), self.dst.tolist(), strict=True)))
+        return result
 
     def link(self, sender_kind: NDArray[np.int64], reader_kind: NDArray[np.int64]) -> Floats:
         """Factors on transfers between devices of some types, one per pair."""
         if self.link_scale is None:
             return np.ones(len(sender_kind))
-        found: Floats = self.link_scale[sender_kind, reader_kind]
-        return found
+        result: Floats = self.link_scale[sender_kind, reader_kind]
+        return result
 
     def loads(self, device: Sequence[int] | NDArray[Any], kind: Sequence[int] | NDArray[Any]) -> Loads:
         """What an assignment puts on every device.
@@ -214,7 +214,7 @@ class Loads:
 
     def total_ns(self, combine: Combine = "sum") -> Floats:
         """Load of each device [D]."""
-        compute, sent, received = (one.sum(axis=0) for one in (self.compute_ns, self.sent_ns, self.received_ns))
+        compute, sent, received = (item.sum(axis=0) for item in (self.compute_ns, self.sent_ns, self.received_ns))
         comm = np.maximum(sent, received) if "duplex" in combine else sent + received
         total: Floats = np.maximum(compute, comm) if combine.startswith("overlap") else compute + comm
         return total
@@ -273,14 +273,14 @@ def cost_of_nodes(names: Sequence[str], src: NDArray[np.int64], cost_E: Floats, 
     InputError
         Edges out of one node state different costs: names the node and both.
     """
-    found = np.full(len(names), math.nan)
+    result = np.full(len(names), math.nan)
     for node, cost in zip(src.tolist(), cost_E.tolist(), strict=True):
-        if not math.isnan(found[node]) and abs(found[node] - cost) > _SAME_COST:
+        if not math.isnan(result[node]) and abs(result[node] - cost) > _SAME_COST:
             raise InputError(
-                f"edges out of one node cost {found[node]:g} and {cost:g} {unit}",
+                f"edges out of one node cost {result[node]:g} and {cost:g} {unit}",
                 where=f"node {names[node]}",
                 fix="the cost is that of moving the node's output: state it once",
             )
-        found[node] = cost if math.isnan(found[node]) else found[node]
-    costs: Floats = np.nan_to_num(found)
+        result[node] = cost if math.isnan(result[node]) else result[node]
+    costs: Floats = np.nan_to_num(result)
     return costs

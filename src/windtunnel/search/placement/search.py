@@ -98,7 +98,7 @@ def place(
 
 
 def _has_replicas(problem: Problem) -> bool:
-    return any(one.max_replicas > 1 for one in problem.types)
+    return any(type_.max_replicas > 1 for type_ in problem.types)
 
 
 def _require_known(problem: Problem, objective: Objective, solver: Solver) -> None:
@@ -130,15 +130,15 @@ def _for_latency(problem: Problem, solver: Solver, num_pieces: int, gap: float, 
     quick = _quick_splits(problem)
     limit_s = time_limit_s / 4 / len(quick)
     best = min(
-        (descend(one, num_pieces=num_pieces, time_limit_s=limit_s) for one in quick), key=lambda one: one.value_ns
+        (descend(entry, num_pieces=num_pieces, time_limit_s=limit_s) for entry in quick), key=lambda one: one.value_ns
     )
     solvers = {"auto": ("cp-sat", "highs"), "ilp": ("highs",), "cp-sat": ("cp-sat",)}[solver]
     bound_ns = best.bound_ns
-    for place, one in enumerate(solvers):
-        left_s = (time_limit_s - (time.monotonic() - began_s)) / (len(solvers) - place)
-        found = integer_latency(problem, best, solver=one, num_pieces=num_pieces, gap=gap, time_limit_s=left_s)  # type: ignore[arg-type]
-        bound_ns = max(bound_ns, found.bound_ns)
-        best = min(best, found, key=lambda plan: plan.value_ns)
+    for index, item in enumerate(solvers):
+        left_s = (time_limit_s - (time.monotonic() - began_s)) / (len(solvers) - index)
+        result = integer_latency(problem, best, solver=item, num_pieces=num_pieces, gap=gap, time_limit_s=left_s)  # type: ignore[arg-type]
+        bound_ns = max(bound_ns, result.bound_ns)
+        best = min(best, result, key=lambda plan: plan.value_ns)
         if 1 - bound_ns / best.value_ns <= gap:
             break
     return replace(best, bound_ns=min(bound_ns, best.value_ns), seconds=time.monotonic() - began_s)
@@ -152,12 +152,12 @@ def _quick_splits(problem: Problem) -> list[Plan]:
     InfeasibleError
         None fits.
     """
-    found, refused = [], None
+    result, refused = [], None
     for make in (greedy, lambda one: of_plan(linearized(one), solver="max-load split"), on_cpus):
         try:
-            found.append(make(problem))
+            result.append(make(problem))
         except InfeasibleError as error:
             refused = error
-    if not found:
+    if not result:
         raise refused or InfeasibleError("nothing fits")
-    return found
+    return result

@@ -126,22 +126,22 @@ def exact(problem: Problem, *, combine: Combine = "sum", cap: int = CAP, progres
     table, order = _best_chain(contraction, combine)
     try:
         lattice = downsets(contraction.num_nodes, contraction.src, contraction.dst, cap=cap, progress=progress)
-        found = [solve(lattice, contraction.work, combine=combine, upper=table.value, progress=progress)]
+        result = [solve(lattice, contraction.work, combine=combine, upper=table.value, progress=progress)]
         if not _is_exact(lattice, contraction.work):
-            found.append(solve(lattice, _over_best_links(contraction.work), combine=combine, progress=progress))
+            result.append(solve(lattice, _over_best_links(contraction.work), combine=combine, progress=progress))
     except TooManyDownsets as error:
         note = error.message
     except KeyboardInterrupt:
         note = "interrupted: the best found until then"
     else:
-        plans = [_of_table(contraction, one, "dp", began_s, found[-1].value) for one in found]
+        plans = [_of_table(contraction, item, "dp", began_s, result[-1].value) for item in result]
         return min(plans, key=lambda plan: plan.value_ns)
     return _of_table(contraction, table, f"dpl ({order})", began_s, lower_bound_ns(contraction), note=note)
 
 
 def _is_exact(lattice: Lattice, work: Work) -> bool:
     """Whether the programme's loads are the true ones: links are alike, or all is sent to a neighboring stage."""
-    if work.link_scale is None or sum(one.count > 0 for one in work.types) == 1:
+    if work.link_scale is None or sum(type_.count > 0 for type_ in work.types) == 1:
         return True
     if lattice.num_downsets > lattice.num_nodes + 1:
         return False
@@ -154,10 +154,10 @@ def _over_best_links(work: Work) -> Work:
     """Every transfer over the best link that its device has: no plan is below what this gives."""
     assert work.link_scale is not None
     types = []
-    for kind, one in enumerate(work.types):
-        others = [at for at, other in enumerate(work.types) if other.count > (at == kind)]
+    for kind, type_ in enumerate(work.types):
+        others = [index for index, other in enumerate(work.types) if other.count > (index == kind)]
         links = [*work.link_scale[kind, others].tolist(), *work.link_scale[others, kind].tolist()]
-        types.append(replace(one, comm_scale=one.comm_scale * min(links, default=0.0)))
+        types.append(replace(type_, comm_scale=type_.comm_scale * min(links, default=0.0)))
     return replace(work, types=tuple(types), link_scale=None)
 
 
@@ -177,11 +177,11 @@ def linearized(problem: Problem, *, combine: Combine = "sum", orders: Sequence[s
 
 def _best_chain(contraction: Contraction, combine: Combine, orders: Sequence[str] = tuple(ORDERS)) -> tuple[Table, str]:
     work = contraction.work
-    found = []
+    result = []
     for name in orders:
         order = ORDERS[name](contraction.num_nodes, contraction.src, contraction.dst, work.groups)
-        found.append((solve(chain(order), work, combine=combine), name))
-    return min(found, key=lambda one: one[0].value)
+        result.append((solve(chain(order), work, combine=combine), name))
+    return min(result, key=lambda one: one[0].value)
 
 
 def _of_table(
@@ -220,10 +220,10 @@ def sync_ns(
     weights = problem.size_bytes if problem.weight_bytes is None else problem.weight_bytes
     of_stage: Any = np.bincount(device_N, weights, len(kind_D))
     stages = zip(kind_D.tolist(), replicas_D.tolist(), strict=True)
-    found: NDArray[np.float64] = (
+    result: NDArray[np.float64] = (
         np.array([problem.types[kind].agree_ns_per_byte(num) for kind, num in stages]) * of_stage
     )
-    return found
+    return result
 
 
 def value_ns(
@@ -244,9 +244,9 @@ def lower_bound_ns(contraction: Contraction) -> float:
     Communication counts nothing here, nor does memory.
     """
     work = contraction.work
-    counts = np.array([one.count for one in work.types], float)
+    counts = np.array([type_.count for type_ in work.types], float)
     times_ST = np.where((work.barred_NT > 0) | (counts == 0), math.inf, work.compute_NT)
-    replicas_T = np.array([max(1, min(one.max_replicas, one.count)) for one in work.types])
+    replicas_T = np.array([max(1, min(type_.max_replicas, type_.count)) for type_ in work.types])
     alone = (times_ST / replicas_T).min(axis=1).max(initial=0.0)
     return float(max(alone, _shared_out(times_ST, counts)))
 
@@ -275,8 +275,8 @@ def _nothing_fits(contraction: Contraction) -> InfeasibleError:
     work, problem = contraction.work, contraction.problem
     largest = int(work.memory_N.argmax())
     names = [problem.names[row] for row in contraction.members(np.array([largest]))[:5].tolist()]
-    limit = max((one.memory_bytes for one in work.types if one.count), default=0.0)
-    room = sum(one.memory_bytes * one.count for one in work.types if one.count)
+    limit = max((type_.memory_bytes for type_ in work.types if type_.count), default=0.0)
+    room = sum(type_.memory_bytes * type_.count for type_ in work.types if type_.count)
     return InfeasibleError(
         f"no contiguous cut fits: the nodes need {work.memory_N.sum():,.0f} bytes of {room:,.0f}, the largest set that "
         f"cannot be parted {work.memory_N[largest]:,.0f} of {limit:,.0f}",

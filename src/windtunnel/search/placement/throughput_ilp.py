@@ -92,15 +92,15 @@ def _better(
     seconds: float,
 ) -> Plan:
     """What was found or what was known, whichever is better by its true loads."""
-    found: list[tuple[float, NDArray[Any], NDArray[Any]]] = []
+    result: list[tuple[float, NDArray[Any], NDArray[Any]]] = []
     if start is not None:
-        found.append((_value_ns(start, objective), start.device, start.kind))
+        result.append((_value_ns(start, objective), start.device, start.kind))
     if device_N is not None:
         loads = problem.loads(device_N, kind_D)
         if loads.is_allowed:
             value = loads.max_load_ns() if objective == "throughput" else loads.flush_load_ns()
-            found.append((value, device_N, kind_D))
-    value_ns, device, kind = min(found, key=lambda one: one[0])
+            result.append((value, device_N, kind_D))
+    value_ns, device, kind = min(result, key=lambda one: one[0])
     return Plan.of(problem, device, kind, name, seconds, value_ns=value_ns, bound_ns=bound_ns)
 
 
@@ -111,7 +111,7 @@ class _Programme:
         self.contraction = contraction
         self.problem = contraction.problem
         self.work = contraction.work
-        self.kind_D = np.repeat(np.arange(len(self.work.types)), [one.count for one in self.work.types])
+        self.kind_D = np.repeat(np.arange(len(self.work.types)), [type_.count for type_ in self.work.types])
         self.unit_ns = lower_bound_ns(contraction) or 1.0  # the solver's tolerances suit numbers around one
         self.model = Model()
         num, num_devices = contraction.num_nodes, len(self.kind_D)
@@ -119,7 +119,7 @@ class _Programme:
         if is_contiguous and math.isfinite(upper_ns):
             barred |= _outside_windows(contraction, self.kind_D, upper_ns * (1 + 1e-9))
         self.x = np.array(
-            [[self.model.choice(float(not barred[node, at])) for at in range(num_devices)] for node in range(num)]
+            [[self.model.choice(float(not barred[node, index])) for index in range(num_devices)] for node in range(num)]
         ).reshape(num, num_devices)
         self.most = self.model.column(cost=1.0)
         self._assign()
@@ -144,22 +144,22 @@ class _Programme:
 
     def _remember(self) -> None:
         """Memory of each device, in units of its limit."""
-        for at, kind in enumerate(self.kind_D.tolist()):
+        for index, kind in enumerate(self.kind_D.tolist()):
             limit = self.work.types[kind].memory_bytes
             if math.isfinite(limit):
-                terms = dict(zip(self.x[:, at].tolist(), (self.work.memory_N / limit).tolist(), strict=True))
+                terms = dict(zip(self.x[:, index].tolist(), (self.work.memory_N / limit).tolist(), strict=True))
                 self.model.row(terms, high=1.0)
 
     def _keep_together(self) -> None:
         """z: here, or still on the way here; once left, nothing behind is here."""
         edges = list(zip(self.contraction.src.tolist(), self.contraction.dst.tolist(), strict=True))
-        for at in range(len(self.kind_D)):
+        for index in range(len(self.kind_D)):
             z = [self.model.column(0.0, 1.0) for _ in range(self.contraction.num_nodes)]
             for node, column in enumerate(z):
-                self.model.row({column: 1.0, int(self.x[node, at]): -1.0}, low=0.0)
+                self.model.row({column: 1.0, int(self.x[node, index]): -1.0}, low=0.0)
             for a, b in edges:
                 self.model.row({z[b]: 1.0, z[a]: -1.0}, high=0.0)
-                here, there = int(self.x[a, at]), int(self.x[b, at])
+                here, there = int(self.x[a, index]), int(self.x[b, index])
                 self.model.row({z[b]: 1.0, there: -1.0, here: 1.0}, high=1.0)
 
     def _follow_edges(self) -> None:
@@ -180,9 +180,9 @@ class _Programme:
         """A node is on a device only if one before it is on the device before, of those that are alike."""
         for kind in range(len(self.work.types)):
             alike = np.flatnonzero(self.kind_D == kind).tolist()
-            for one, other in pairwise(alike):
+            for item, other in pairwise(alike):
                 for node in range(self.contraction.num_nodes):
-                    terms = dict.fromkeys(self.x[:node, one].tolist(), -1.0)
+                    terms = dict.fromkeys(self.x[:node, item].tolist(), -1.0)
                     self.model.row({**terms, int(self.x[node, other]): 1.0}, high=0.0)
 
     def _load(self, objective: Objective) -> None:
@@ -190,15 +190,15 @@ class _Programme:
         tops = [self.most] if objective == "throughput" else [self.model.column() for _ in phases]
         if objective != "throughput":
             self.model.row({self.most: 1.0, **dict.fromkeys(tops, -1.0)}, low=0.0)
-        for at, kind in enumerate(self.kind_D.tolist()):
+        for index, kind in enumerate(self.kind_D.tolist()):
             scale = self.work.types[kind].comm_scale
             for top, (time_NT, is_counted_G) in zip(tops, phases, strict=True):
                 terms = {
-                    int(self.x[node, at]): float(time_NT[node, kind]) / self.unit_ns
+                    int(self.x[node, index]): float(time_NT[node, kind]) / self.unit_ns
                     for node in np.flatnonzero(time_NT[:, kind])
                 }
                 if scale:
-                    terms |= self._transfers(at, scale, is_counted_G)
+                    terms |= self._transfers(index, scale, is_counted_G)
                 self.model.row({**terms, top: -1.0}, high=0.0)
 
     def _phases(self, objective: Objective) -> list[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
@@ -206,17 +206,17 @@ class _Programme:
         groups = self.work.groups
         if objective == "throughput":
             return [(self.work.compute_NT, np.ones(len(groups.own_G), bool))]
-        found = []
+        result = []
         for phase in (False, True):
             times = np.zeros_like(self.work.compute_NT)
             rows = self.problem.is_backward == phase
             np.add.at(times, self.contraction.super_N[rows], self.problem.time_ns[rows])
-            found.append((times, groups.is_backward_G == phase))
-        return found
+            result.append((times, groups.is_backward_G == phase))
+        return result
 
     def _transfers(self, at: int, scale: float, is_counted_G: NDArray[np.bool_]) -> dict[int, float]:
         """Columns of what enters and leaves a device, with what each costs."""
-        groups, found = self.work.groups, {}
+        groups, result = self.work.groups, {}
         if self.work.link_scale is not None:
             return self._transfers_by_link(at, scale, is_counted_G, self.work.link_scale)
         for group in np.flatnonzero(is_counted_G).tolist():
@@ -227,58 +227,59 @@ class _Programme:
                 there = int(self.x[target, at])
                 self.model.row({enters: 1.0, there: -1.0, own: 1.0}, low=0.0)
                 self.model.row({leaves: 1.0, own: -1.0, there: 1.0}, low=0.0)
-            found[enters] = found[leaves] = cost
-        return found
+            result[enters] = result[leaves] = cost
+        return result
 
     def _transfers_by_link(
         self, at: int, scale: float, is_counted_G: NDArray[np.bool_], link_scale: NDArray[np.float64]
     ) -> dict[int, float]:
         """The same where it matters on which type the other end is: a column is the factor of the link, 0 for none."""
-        groups, found, kind = self.work.groups, {}, int(self.kind_D[at])
+        groups, result, kind = self.work.groups, {}, int(self.kind_D[at])
         others = {
-            one: [place for place in np.flatnonzero(self.kind_D == one).tolist() if place != at]
-            for one in range(len(self.work.types))
+            index: [position for position in np.flatnonzero(self.kind_D == index).tolist() if position != at]
+            for index in range(len(self.work.types))
         }
-        others = {one: places for one, places in others.items() if places}
+        others = {item: entry for item, entry in others.items() if entry}
         for group in np.flatnonzero(is_counted_G).tolist():
             cost = scale * float(groups.cost_G[group]) / self.unit_ns
             own = int(groups.own_G[group])
             targets = groups.targets[groups.target_ptr[group] : groups.target_ptr[group + 1]].tolist()
             for is_entering in (True, False):
                 column = self.model.column()
-                found[column] = cost
+                result[column] = cost
                 for target in targets:
                     here, away = (target, own) if is_entering else (own, target)
                     links = {
-                        one: float(link_scale[one, kind] if is_entering else link_scale[kind, one]) for one in others
+                        item: float(link_scale[item, kind] if is_entering else link_scale[kind, item])
+                        for item in others
                     }
-                    for one, places in others.items():
-                        terms = dict.fromkeys(self.x[away, places].tolist(), -links[one])
-                        self.model.row({column: 1.0, int(self.x[here, at]): -links[one], **terms}, low=-links[one])
+                    for key, indices in others.items():
+                        terms = dict.fromkeys(self.x[away, indices].tolist(), -links[key])
+                        self.model.row({column: 1.0, int(self.x[here, at]): -links[key], **terms}, low=-links[key])
                     least = min(links.values(), default=0.0)
                     here_at, away_at = int(self.x[here, at]), int(self.x[away, at])
                     self.model.row({column: 1.0, here_at: -least, away_at: least}, low=0.0)
-        return found
+        return result
 
     def encoded(self, plan: Plan) -> dict[int, float]:
         """A plan as values of the choices: its devices in the order that alike ones have here."""
         first = list(range(len(plan.kind)))  # a contiguous plan's devices are its stages
         if not self.is_contiguous:
-            first = [int(self.contraction.super_N[plan.device == at].min()) for at in first]
-        place = np.empty(len(plan.kind), np.int64)
+            first = [int(self.contraction.super_N[plan.device == position].min()) for position in first]
+        index = np.empty(len(plan.kind), np.int64)
         for kind in range(len(self.work.types)):
-            mine = sorted(np.flatnonzero(plan.kind == kind).tolist(), key=first.__getitem__)
-            place[mine] = np.flatnonzero(self.kind_D == kind)[: len(mine)]
+            local = sorted(np.flatnonzero(plan.kind == kind).tolist(), key=first.__getitem__)
+            index[local] = np.flatnonzero(self.kind_D == kind)[: len(local)]
         device_S = np.zeros(self.contraction.num_nodes, np.int64)
-        device_S[self.contraction.super_N] = place[plan.device]
-        chosen = np.zeros(self.x.shape)
-        chosen[np.arange(len(device_S)), device_S] = 1.0
-        return dict(zip(self.x.ravel().tolist(), chosen.ravel().tolist(), strict=True))
+        device_S[self.contraction.super_N] = index[plan.device]
+        selected = np.zeros(self.x.shape)
+        selected[np.arange(len(device_S)), device_S] = 1.0
+        return dict(zip(self.x.ravel().tolist(), selected.ravel().tolist(), strict=True))
 
     def decoded(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
         """Device of every node."""
-        found: NDArray[np.int64] = values[self.x].argmax(axis=1)[self.contraction.super_N]
-        return found
+        result: NDArray[np.int64] = values[self.x].argmax(axis=1)[self.contraction.super_N]
+        return result
 
 
 def _outside_windows(contraction: Contraction, kind_D: NDArray[np.int64], upper_ns: float) -> NDArray[np.bool_]:
@@ -295,19 +296,19 @@ def _outside_windows(contraction: Contraction, kind_D: NDArray[np.int64], upper_
     for node in contraction.order.tolist():
         for other in readers[node]:
             before[other] |= before[node]
-    found = np.zeros((num, len(kind_D)), bool)
+    result = np.zeros((num, len(kind_D)), bool)
     for kind in range(len(work.types)):
         alike = np.flatnonzero(kind_D == kind)
         times = work.compute_NT[:, kind]
         elsewhere = sum(
-            _most_taken(times, work.compute_NT[:, other], one.count * upper_ns)
-            for other, one in enumerate(work.types)
+            _most_taken(times, work.compute_NT[:, other], type_.count * upper_ns)
+            for other, type_ in enumerate(work.types)
             if other != kind
         )
         for number, device in enumerate(alike.tolist()):
-            found[:, device] = before @ times > (number + 1) * upper_ns + elsewhere
-            found[:, device] |= before.T @ times > (len(alike) - number) * upper_ns + elsewhere
-    return found
+            result[:, device] = before @ times > (number + 1) * upper_ns + elsewhere
+            result[:, device] |= before.T @ times > (len(alike) - number) * upper_ns + elsewhere
+    return result
 
 
 def _most_taken(gain: NDArray[np.float64], spent: NDArray[np.float64], room: float) -> float:
