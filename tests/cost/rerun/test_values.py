@@ -20,6 +20,13 @@ from windtunnel.cost.rerun.interpreter import Interpreter  # noqa: E402
 from windtunnel.cost.rerun.lengths import _lengths_of, _sizes_of  # noqa: E402
 
 
+def test_names_that_need_torch_are_imported_where_they_are_used():
+    from windtunnel.cost import rerun
+
+    for name in rerun._LAZY:
+        assert getattr(rerun, name) is not None
+
+
 def program_of_step(model: nn.Module, loss_of) -> Program:
     """What one captured training step of the model calls."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 # these need torch, and are imported when they are asked for
-_LAZY = {"DTYPES": "_arguments", "fill": "_arguments", "RectifiedNorm": "rectified_norm"}
+_LAZY = {"DTYPES": "arguments", "fill": "arguments", "RectifiedNorm": "rectified_norm"}
 
 
 def __getattr__(name: str) -> Any:
