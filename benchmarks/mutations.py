@@ -30,7 +30,7 @@ from benchmarks.defects.planted import planted
 from benchmarks.defects.population import Mutant, draw
 from benchmarks.defects.running import Sources
 
-ROOMS = ("graph", "simulate", "measure", "cost", "whatifs", "sources", "planning", "training")
+ROOMS = ("graph", "simulate", "measure", "cost", "whatifs", "sources", "search")
 TESTS = (*ROOMS, "hardware", "comm", "flights", "cli", "test_contracts.py", "test_registry.py", "test_units.py")
 SOURCE = bar.ROOT / "src" / "windtunnel"
 TARGET = 0.85

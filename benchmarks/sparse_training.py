@@ -27,7 +27,7 @@ from windtunnel.systems.chips.accelerators.sparse.costs import patch_costs
 from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
 from windtunnel.systems.chips.accelerators.sparse.tiles import tile_cycles
 from windtunnel.systems.chips.skipping import GridAnswer, miscounted, on_grid, zeros_of
-from windtunnel.workloads.relu_networks import FAMILIES
+from windtunnel.systems.stalls.relu_networks import FAMILIES
 
 CHIP = device("sparse-grid")
 PUBLISHED_FORM = {family: family != "vgg" for family in FAMILIES}

@@ -27,9 +27,9 @@ from windtunnel.cost.lookup import fit_overhead
 from windtunnel.measure import ProfileDatabase
 from windtunnel.sources.torch.flop_count import conv_flops, count
 from windtunnel.sources.torch.step import capture
+from windtunnel.systems.utilization.cells.networks import NUM_CELLS, network
 from windtunnel.systems.utilization.inference import FlownNet, SurveyRow, fly_nets, survey
 from windtunnel.systems.utilization.model import utilization
-from windtunnel.workloads.cells import NUM_CELLS, network
 from windtunnel.workloads.vision import vision_names
 
 NUM_FITTED, NUM_TESTED = 12, 100

@@ -21,7 +21,7 @@ REACHES_OUT |= {"threading", "time", "torch"}
 ALLOWED_LAUNCHERS = {
     "hardware/host.py": "asks the driver which GPUs there are; the package lies below measure",
     "search/placement/latency_ilp.py": "a solver that is ended when its time is over; nothing is timed",
-    "workloads/actors.py": "the actors of A3C are part of the workload, as a loader's workers are",
+    "systems/suite/workloads/actors.py": "the actors of A3C are part of the workload, as a loader's workers are",
 }
 # clocks that are what the file is about, and no way to take a time of something
 ALLOWED_TIMING = {

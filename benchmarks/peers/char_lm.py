@@ -55,7 +55,7 @@ def char_lm(
     import torch
     from torch import nn
 
-    from windtunnel.workloads.decoder import Shape, decoder, gated
+    from windtunnel.systems.suite.workloads.decoder import Shape, decoder, gated
 
     text, vocabulary = characters()
     torch.manual_seed(seed)

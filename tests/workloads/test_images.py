@@ -9,8 +9,8 @@ from windtunnel.errors import InputError
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
+from windtunnel.systems.suite.workloads.scenes import Scenes  # noqa: E402
 from windtunnel.workloads.images import CIFAR_FILE, image_batches  # noqa: E402
-from windtunnel.workloads.scenes import Scenes  # noqa: E402
 
 
 @pytest.mark.slow

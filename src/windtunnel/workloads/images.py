@@ -2,7 +2,7 @@
 
 In: how large, how many classes, a seed. Out: ``ImageBatches``, whose ``draw`` gives a fresh batch of images in -1..1
 with their classes. Real CIFAR-10 where ``WINDTUNNEL_DATA`` names a folder that has it, else gratings whose color,
-angle and frequency belong to the class, so that they can be learned. Not here: boxes (``scenes.py``).
+angle and frequency belong to the class, so that they can be learned. Not here: boxes (``systems.suite``).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from windtunnel.cost.lookup import Overhead
 from windtunnel.cost.peak import Peak
 from windtunnel.errors import InputError
 from windtunnel.systems.utilization import inference
+from windtunnel.systems.utilization.cells.networks import network
 from windtunnel.systems.utilization.inference import fly_nets, survey
-from windtunnel.workloads.cells import network
 from windtunnel.workloads.vision import vision_model, vision_names
 
 PEAK = Peak(1e11, 0.0, (512,) * 3, "avx512f", "float32", 1)

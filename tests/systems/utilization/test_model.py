@@ -196,7 +196,7 @@ def test_a_captured_net_counts_the_same_flops_as_the_counter():
     torch = pytest.importorskip("torch", reason="needs the extra torch")
     from windtunnel.sources.torch.flop_count import count
     from windtunnel.sources.torch.step import capture
-    from windtunnel.workloads.cells import network
+    from windtunnel.systems.utilization.cells.networks import network
 
     model, images = network(7_777, channels=4, cells_per_stage=1), torch.zeros(2, 3, 16, 16)
 

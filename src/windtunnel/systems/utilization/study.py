@@ -27,11 +27,11 @@ from windtunnel.measure.database import Measurement
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.threads import threads
 from windtunnel.sources.torch.step import capture
+from windtunnel.systems.utilization.cells.networks import Cell, network
 from windtunnel.systems.utilization.cells.run import cell_prices
 from windtunnel.systems.utilization.model import Utilization, utilization
 from windtunnel.systems.utilization.run import FlownAdvice, fly_advice
 from windtunnel.systems.utilization.search import advise
-from windtunnel.workloads.cells import Cell, network
 from windtunnel.workloads.vision import vision_model, vision_names
 
 if TYPE_CHECKING:

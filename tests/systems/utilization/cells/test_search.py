@@ -16,6 +16,7 @@ from windtunnel.cost.tracing import trace
 from windtunnel.errors import InputError
 from windtunnel.sources.torch.flop_count import count
 from windtunnel.systems.utilization.cells import search as planning
+from windtunnel.systems.utilization.cells.networks import NUM_CELLS, Cell, network
 from windtunnel.systems.utilization.cells.search import (
     CellParts,
     CellPrices,
@@ -24,7 +25,6 @@ from windtunnel.systems.utilization.cells.search import (
     hypervolume,
     search_cells,
 )
-from windtunnel.workloads.cells import NUM_CELLS, Cell, network
 
 PEAK = Peak(1e11, 0.0, (512,) * 3, "avx512f", "float32", 1)
 

@@ -18,6 +18,7 @@ from windtunnel.cost import measured_peak
 from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, fit_overhead
 from windtunnel.measure import ProfileDatabase
+from windtunnel.systems.utilization.cells.networks import NUM_CELLS, Cell, network
 from windtunnel.systems.utilization.cells.search import (
     CellParts,
     CellPrices,
@@ -27,7 +28,6 @@ from windtunnel.systems.utilization.cells.search import (
     search_cells,
 )
 from windtunnel.systems.utilization.inference import fly_nets
-from windtunnel.workloads.cells import NUM_CELLS, Cell, network
 
 __all__ = ["SEARCHES", "CellFront", "CellStudy", "cell_prices", "fly_searches"]
 

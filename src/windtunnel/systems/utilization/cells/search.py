@@ -20,7 +20,7 @@ from windtunnel.cost.lookup import Overhead, Table
 from windtunnel.cost.tracing import trace
 from windtunnel.errors import InputError
 from windtunnel.sources.torch.flop_count import count
-from windtunnel.workloads.cells import EDGES, OPERATIONS, Cell, cell_parts
+from windtunnel.systems.utilization.cells.networks import EDGES, OPERATIONS, Cell, cell_parts
 
 __all__ = [
     "OBJECTIVES",

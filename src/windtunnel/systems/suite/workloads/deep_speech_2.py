@@ -13,8 +13,8 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.base.extras import require
-from windtunnel.workloads.ctc import ctc_loss
-from windtunnel.workloads.speech import LETTERS, Voice
+from windtunnel.systems.suite.workloads.ctc import ctc_loss
+from windtunnel.systems.suite.workloads.speech import LETTERS, Voice
 from windtunnel.workloads.workload import Training, Workload, placed
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ import pytest
 from tests.shared_data import ROOT, shared_path
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.workloads import speech, texts
+from windtunnel.systems.suite.workloads import speech
+from windtunnel.workloads import texts
 from windtunnel.workloads.workload import Workload
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
@@ -293,7 +294,7 @@ def test_a_speaker_leaves_room_for_every_letter():
 
 
 def test_the_ctc_operator_is_the_loss_of_torch():
-    from windtunnel.workloads.ctc import ctc_loss
+    from windtunnel.systems.suite.workloads.ctc import ctc_loss
 
     torch.manual_seed(0)
     scores = torch.randn(12, 3, 5, requires_grad=True)
@@ -310,7 +311,7 @@ def test_the_ctc_operator_is_the_loss_of_torch():
 
 
 def test_fake_tensors_know_the_shapes_of_the_ctc_operator():
-    from windtunnel.workloads.ctc import _operator
+    from windtunnel.systems.suite.workloads.ctc import _operator
 
     scores = torch.randn(6, 2, 4, requires_grad=True)
     arguments = (scores.log_softmax(-1).detach().requires_grad_(), torch.tensor([[1, 2], [3, 0]]), [6, 5], [2, 1])
@@ -319,7 +320,7 @@ def test_fake_tensors_know_the_shapes_of_the_ctc_operator():
 
 
 def test_words_find_seats_in_order_until_an_expert_is_full():
-    from windtunnel.workloads.moe_lm import assign_seats
+    from windtunnel.systems.suite.workloads.moe_lm import assign_seats
 
     chosen = torch.tensor([[0, 1], [0, 1], [0, 2]])
 
@@ -330,7 +331,7 @@ def test_words_find_seats_in_order_until_an_expert_is_full():
 
 
 def test_even_routing_has_an_imbalance_of_one_and_one_expert_for_all_has_more():
-    from windtunnel.workloads.moe_lm import imbalance
+    from windtunnel.systems.suite.workloads.moe_lm import imbalance
 
     even = imbalance(torch.full((4, 4), 0.25), torch.arange(4))
     lonely = imbalance(torch.eye(4)[torch.zeros(4, dtype=torch.long)], torch.zeros(4, dtype=torch.long))
@@ -340,7 +341,7 @@ def test_even_routing_has_an_imbalance_of_one_and_one_expert_for_all_has_more():
 
 
 def test_experts_equal_the_slow_sum_over_words():
-    from windtunnel.workloads.moe_lm import PRESETS, experts
+    from windtunnel.systems.suite.workloads.moe_lm import PRESETS, experts
 
     torch.manual_seed(0)
     layer = experts(dataclasses.replace(PRESETS["tiny"], capacity_factor=2.0))  # a seat for every choice
@@ -360,7 +361,7 @@ def _answer(layer, expert, word):
 
 
 def test_words_without_a_seat_get_no_answer():
-    from windtunnel.workloads.moe_lm import PRESETS, experts
+    from windtunnel.systems.suite.workloads.moe_lm import PRESETS, experts
 
     layer = experts(dataclasses.replace(PRESETS["tiny"], capacity_factor=1e-9))  # one seat in each expert
     same = torch.randn(64).expand(1, 3, 64)
@@ -373,7 +374,7 @@ def test_words_without_a_seat_get_no_answer():
 
 def test_of_the_words_fifteen_percent_are_asked_for_and_most_of_these_hidden():
     pytest.importorskip("transformers", reason="needs the extra suite")
-    from windtunnel.workloads.bert import IGNORED, masked_words
+    from windtunnel.systems.suite.workloads.bert import IGNORED, masked_words
 
     words = np.full((400, 100), 7)
     shown, labels = masked_words(words, 1000, np.random.default_rng(0))
@@ -399,7 +400,7 @@ def test_only_the_rows_that_were_read_are_updated(make):
 
 
 def test_sampled_neighbors_are_neighbors_and_links_lead_to_who_drew_them():
-    from windtunnel.workloads.graph_network import PRESETS, batch_edges, citations
+    from windtunnel.systems.suite.workloads.graph_network import PRESETS, batch_edges, citations
 
     random = np.random.default_rng(0)
     graph = citations(PRESETS["tiny"], random)
@@ -421,7 +422,7 @@ def test_the_environment_keeps_the_rules_of_gymnasium():
     pytest.importorskip("gymnasium", reason="needs the extra suite")
     from gymnasium.utils.env_checker import check_env
 
-    from windtunnel.workloads.catch import Court, catch
+    from windtunnel.systems.suite.workloads.catch import Court, catch
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*", UserWarning, "gymnasium")  # advice about rendering and registration
@@ -431,7 +432,7 @@ def test_the_environment_keeps_the_rules_of_gymnasium():
 @pytest.mark.parametrize("follows", [True, False])
 def test_who_follows_the_ball_catches_it_and_who_flees_does_not(follows):
     pytest.importorskip("gymnasium", reason="needs the extra suite")
-    from windtunnel.workloads.catch import Court, catch
+    from windtunnel.systems.suite.workloads.catch import Court, catch
 
     environment = catch(Court(8, 8, paddle=3, num_balls=5))
     picture, _ = environment.reset(seed=1)
@@ -447,7 +448,7 @@ def test_who_follows_the_ball_catches_it_and_who_flees_does_not(follows):
 
 
 def test_returns_stop_at_the_end_of_an_episode():
-    from windtunnel.workloads.a3c import n_step_returns
+    from windtunnel.systems.suite.workloads.a3c import n_step_returns
 
     rewards = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
     goes_on = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
@@ -531,7 +532,7 @@ def test_actors_die_when_their_parent_dies():
     script = (
         "import os\n"
         "from tests.workloads.test_suite_sequences import children\n"
-        "from windtunnel.workloads.a3c import a3c\n"
+        "from windtunnel.systems.suite.workloads.a3c import a3c\n"
         "workload = a3c(size='tiny')\n"
         "workload.step()\n"
         "print(*children(), flush=True)\n"

@@ -12,7 +12,7 @@ import torch
 
 from windtunnel.errors import InputError
 from windtunnel.sources.torch.flop_count import count
-from windtunnel.workloads.cells import NUM_CELLS, OPERATIONS, Cell, network
+from windtunnel.systems.utilization.cells.networks import NUM_CELLS, OPERATIONS, Cell, network
 
 
 def small(cell):

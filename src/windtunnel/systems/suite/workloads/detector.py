@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from windtunnel.workloads.boxes import anchors, clip, decode, encode, first_true, iou, match, sample
-from windtunnel.workloads.nms import nms
-from windtunnel.workloads.scenes import SceneBatch
+from windtunnel.systems.suite.workloads.boxes import anchors, clip, decode, encode, first_true, iou, match, sample
+from windtunnel.systems.suite.workloads.nms import nms
+from windtunnel.systems.suite.workloads.scenes import SceneBatch
 
 __all__ = ["FasterRcnn", "Rules", "roi_align"]
 

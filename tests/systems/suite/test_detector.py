@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="needs the extra torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from windtunnel.workloads.boxes import anchors, clip, decode, encode, first_true, iou, match, sample  # noqa: E402
-from windtunnel.workloads.detector import Proposer, Rules, roi_align  # noqa: E402
-from windtunnel.workloads.nms import nms  # noqa: E402
+from windtunnel.systems.suite.workloads.boxes import anchors, clip, decode, encode, first_true, iou, match, sample  # noqa: E402
+from windtunnel.systems.suite.workloads.detector import Proposer, Rules, roi_align  # noqa: E402
+from windtunnel.systems.suite.workloads.nms import nms  # noqa: E402
 
 
 def random_boxes(seed, *shape, extent=40.0):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.base.extras import require
-from windtunnel.workloads.decoder import Shape
-from windtunnel.workloads.next_word import next_word
+from windtunnel.systems.suite.workloads.decoder import Shape
+from windtunnel.systems.suite.workloads.next_word import next_word
 from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:

@@ -46,8 +46,8 @@ def diffusion_unet(*, size: str = "small", batch_size: int | None = None, seed: 
     import torch
     from torch.nn import functional
 
+    from windtunnel.systems.suite.workloads.unet import UNet
     from windtunnel.workloads.images import image_batches, seeded
-    from windtunnel.workloads.unet import UNet
 
     training = Training.of("diffusion-unet", PRESETS, size, batch_size, seed)
     preset = training.preset

@@ -44,7 +44,7 @@ def inception_v3(*, size: str = "small", batch_size: int | None = None, seed: in
     import torch
     from pytorchcv.models.inceptionv3 import InceptionV3
 
-    from windtunnel.workloads.classifier import classifier
+    from windtunnel.systems.suite.workloads.classifier import classifier
 
     training = Training.of("inception-v3", PRESETS, size, batch_size, seed)
     preset = training.preset

@@ -47,7 +47,7 @@ def convnext(*, size: str = "small", batch_size: int | None = None, seed: int = 
     require("transformers", extra="suite")
     import torch
 
-    from windtunnel.workloads.classifier import classifier
+    from windtunnel.systems.suite.workloads.classifier import classifier
 
     training = Training.of("convnext", PRESETS, size, batch_size, seed)
     preset = training.preset
@@ -66,7 +66,7 @@ def _network(preset: Preset) -> torch.nn.Module:
     from transformers import ConvNextConfig
     from transformers.models.convnext.modeling_convnext import ConvNextEmbeddings, ConvNextStage
 
-    from windtunnel.workloads.classifier import reset
+    from windtunnel.systems.suite.workloads.classifier import reset
 
     config = ConvNextConfig(hidden_sizes=preset.widths, depths=preset.depths)
     widths, depths = preset.widths, preset.depths

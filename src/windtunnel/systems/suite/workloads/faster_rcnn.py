@@ -15,7 +15,7 @@ from windtunnel.base.extras import require
 from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
-    from windtunnel.workloads.detector import FasterRcnn
+    from windtunnel.systems.suite.workloads.detector import FasterRcnn
 
 __all__ = ["faster_rcnn"]
 
@@ -67,8 +67,8 @@ def faster_rcnn(*, size: str = "small", batch_size: int | None = None, seed: int
     require("pytorchcv", extra="suite")
     import torch
 
+    from windtunnel.systems.suite.workloads.scenes import Scenes
     from windtunnel.workloads.images import checked
-    from windtunnel.workloads.scenes import Scenes
 
     training = Training.of("faster-rcnn", PRESETS, size, batch_size, seed)
     preset = training.preset
@@ -100,7 +100,7 @@ def _detector(preset: Preset) -> FasterRcnn:
     from pytorchcv.models.resnet import ResNet
     from torch import nn
 
-    from windtunnel.workloads.detector import FasterRcnn, Rules
+    from windtunnel.systems.suite.workloads.detector import FasterRcnn, Rules
 
     channels = [preset.channels // 2 ** (3 - stage) for stage in range(4)]
     stages = [[width] * units for width, units in zip(channels, preset.units, strict=True)]

@@ -18,8 +18,8 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.base.extras import require
 from windtunnel.errors import InputError
-from windtunnel.workloads.actors import NUM_FRAMES, Actors, Play, Rollouts, policy
-from windtunnel.workloads.catch import Court
+from windtunnel.systems.suite.workloads.actors import NUM_FRAMES, Actors, Play, Rollouts, policy
+from windtunnel.systems.suite.workloads.catch import Court
 from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ def vit(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
     require("transformers", extra="suite")
     import torch
 
-    from windtunnel.workloads.classifier import classifier
+    from windtunnel.systems.suite.workloads.classifier import classifier
 
     training = Training.of("vit", PRESETS, size, batch_size, seed)
     preset = training.preset
@@ -68,7 +68,7 @@ def _network(preset: Preset) -> torch.nn.Module:
     from transformers import ViTConfig
     from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
 
-    from windtunnel.workloads.classifier import FirstToken, reset
+    from windtunnel.systems.suite.workloads.classifier import FirstToken, reset
 
     options: dict[str, Any] = {
         "hidden_size": preset.width,

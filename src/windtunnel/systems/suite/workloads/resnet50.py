@@ -42,7 +42,7 @@ def resnet50(*, size: str = "small", batch_size: int | None = None, seed: int = 
     import torch
     from pytorchcv.models.resnet import ResNet
 
-    from windtunnel.workloads.classifier import classifier
+    from windtunnel.systems.suite.workloads.classifier import classifier
 
     training = Training.of("resnet50", PRESETS, size, batch_size, seed)
     preset = training.preset

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from windtunnel.errors import InputError
-from windtunnel.workloads.catch import Court, catch
+from windtunnel.systems.suite.workloads.catch import Court, catch
 
 __all__ = ["NUM_FRAMES", "Actors", "Play", "Rollouts", "act", "joined", "policy"]
 
@@ -134,7 +134,7 @@ class Actors:
 def _start(play: Play, seed: int, weights_file: int) -> tuple[Connection, subprocess.Popen[bytes]]:
     ours, theirs = Pipe()
     words = json.dumps({**asdict(play), "seed": seed, "connection": theirs.fileno(), "weights": weights_file})
-    command = [sys.executable, "-c", "from windtunnel.workloads.actors import act; act()", words]
+    command = [sys.executable, "-c", "from windtunnel.systems.suite.workloads.actors import act; act()", words]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with theirs:
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(), weights_file), env=environment)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from windtunnel.workloads.decoder import Shape, decoder
+from windtunnel.systems.suite.workloads.decoder import Shape, decoder
 from windtunnel.workloads.texts import Text
 from windtunnel.workloads.workload import Sized, Supervised, Training, Workload, placed
 

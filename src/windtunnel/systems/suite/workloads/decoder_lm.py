@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from windtunnel import registry
 from windtunnel.base.extras import require
-from windtunnel.workloads.decoder import Shape, gated
-from windtunnel.workloads.next_word import next_word
+from windtunnel.systems.suite.workloads.decoder import Shape, gated
+from windtunnel.systems.suite.workloads.next_word import next_word
 from windtunnel.workloads.workload import Training, Workload
 
 __all__ = ["PRESETS", "decoder_lm"]

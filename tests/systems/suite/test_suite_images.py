@@ -19,8 +19,8 @@ pytest.importorskip("transformers", reason="needs the extra suite")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from windtunnel.workloads.boxes import iou  # noqa: E402
-from windtunnel.workloads.scenes import Scenes  # noqa: E402
+from windtunnel.systems.suite.workloads.boxes import iou  # noqa: E402
+from windtunnel.systems.suite.workloads.scenes import Scenes  # noqa: E402
 
 DOMAINS = {
     "convnext": "image classification",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.base.extras import require
+from windtunnel.systems.suite.workloads.translation import translation
 from windtunnel.workloads.texts import PAD
-from windtunnel.workloads.translation import translation
 from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from windtunnel.workloads.nms_engine import suppress
+from windtunnel.systems.suite.workloads.nms_engine import suppress
 
 __all__ = ["nms"]
 

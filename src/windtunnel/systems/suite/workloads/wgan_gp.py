@@ -46,8 +46,8 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
     require("torch", extra="torch")
     import torch
 
+    from windtunnel.systems.suite.workloads.wgan_networks import START_PIXELS, critic_network, generator_network
     from windtunnel.workloads.images import image_batches, seeded
-    from windtunnel.workloads.wgan_networks import START_PIXELS, critic_network, generator_network
 
     training = Training.of("wgan-gp", PRESETS, size, batch_size, seed)
     preset = training.preset
