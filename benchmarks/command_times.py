@@ -25,7 +25,7 @@ COMMANDS = {
     "list": ("list", "whatifs"),
     "capture": ("capture", "--force", "train.py"),
     "explain": ("explain", "train.wt"),
-    "replay": ("replay", "train.wt"),
+    "replay": ("explain", "train.wt", "--table", "resources"),
     "whatif": ("whatif", "train.wt", "--all"),
     "verify": ("verify", "train.py", "--whatif", "fused-optimizer", "--graph", "train.wt"),
     "predict": ("predict", "train.wt", "--on", "h100"),
