@@ -26,7 +26,7 @@ from benchmarks import bar
 from windtunnel.errors import InputError
 from windtunnel.systems.kernels.edits import apply, from_json, key, to_json
 from windtunnel.systems.kernels.model import CLASSES, Kernel
-from windtunnel.systems.kernels.nsga2 import ranked
+from windtunnel.systems.kernels.nsga2 import rank_and_crowding
 from windtunnel.systems.kernels.operators import draw_edit
 from windtunnel.systems.kernels.run import Bench
 from windtunnel.systems.kernels.shelf import shelf_kernel
@@ -144,7 +144,7 @@ def _unlike_pymoo() -> int:
     tables += [np.random.default_rng(seed).permutation(200).reshape(-1, 2).astype(float) for seed in range(NUM_RANDOM)]
     wrong = 0
     for goals in tables:
-        front, alone = ranked(goals)
+        front, alone = rank_and_crowding(goals)
         theirs = NonDominatedSorting().do(goals)
         is_same = len(theirs) == front.max() + 1
         for number, members in enumerate(theirs):

@@ -34,18 +34,18 @@ class Case:
 
     def __init__(self, name: str, num_workers: int = WORKERS) -> None:
         from windtunnel.systems.pipelines.training.profiled import (
-            captured_blocks,
+            capture_blocks,
             conditions_for,
             links_of,
-            ranked_on_host,
+            rank_on_host,
         )
         from windtunnel.systems.pipelines.two_bw import Job, plan_2bw
 
         self.workload, self.parameters, self.batch, sizes = CASES[name]
-        self.profiles = captured_blocks(self.workload, self.parameters, self.batch, sizes)
+        self.profiles = capture_blocks(self.workload, self.parameters, self.batch, sizes)
         conditions = conditions_for(self.workload, self.parameters, self.profiles, num_workers, self.batch)
         job = Job(num_workers, float("inf"), self.batch, links_of(conditions, num_workers))
-        self.played = ranked_on_host(plan_2bw(self.profiles, job).feasible, self.profiles, conditions)
+        self.played = rank_on_host(plan_2bw(self.profiles, job).feasible, self.profiles, conditions)
         self.conditions = conditions
 
     def run(self, which: int, num_steps: int, *, watches_memory: bool = False) -> Any:

@@ -22,7 +22,7 @@ from windtunnel.cost.pricing import price
 from windtunnel.cost.work import work_of
 from windtunnel.graph import Graph, Kind, ResourceKind, Strings
 from windtunnel.hardware import Device, device
-from windtunnel.systems.tensor_programs.model.shipped import PREDICTOR, shipped_programs
+from windtunnel.systems.tensor_programs.model.shipped import PREDICTOR, load_shipped_programs
 from windtunnel.systems.tensor_programs.run.captured import TENSOR
 from windtunnel.systems.tensor_programs.run.tasks import Task
 
@@ -82,7 +82,7 @@ def all_different() -> Graph:
 
 def compiled() -> tuple[Graph, Device] | None:
     """Tasks of the shipped programs, again and again, and the target that they are priced for."""
-    programs = shipped_programs()
+    programs = load_shipped_programs()
     if programs is None or not PREDICTOR.is_file():
         return None
     tasks = [Task.from_dict(one) for one in programs.tasks]
@@ -126,7 +126,7 @@ def main() -> None:
     if found is not None:
         graph, target = found
         trees = interleave({"ast": lambda: price(graph, target, "ast")}, TRAINED_ROUNDS, clock=clock)["ast"]
-        num_programs = shipped_programs().num_programs
+        num_programs = load_shipped_programs().num_programs
         report("price_speed_ast", 1e3 * trees.best, f"<= {1e3 * LIMITS_S['ast']:g} ms", trees.best <= LIMITS_S["ast"],
                num_tasks=NUM_TASKS, num_distinct=len(work_of(graph)[0]), num_programs=num_programs,
                spread=trees.spread)  # fmt: skip

@@ -7,7 +7,7 @@ skipped with that reason; bars of speed take programs whose times are a formula,
 import os
 from dataclasses import replace
 
-from windtunnel.systems.tensor_programs.model.shipped import shipped_programs
+from windtunnel.systems.tensor_programs.model.shipped import load_shipped_programs
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
 MISSING = "no set of measured programs is shipped yet: windtunnel models sample, then WINDTUNNEL_PROGRAMS=FILE"
@@ -16,7 +16,7 @@ MISSING = "no set of measured programs is shipped yet: windtunnel models sample,
 def shipped_set() -> ProgramSet | None:
     """The set of the package, or the one that the environment names."""
     given = os.environ.get("WINDTUNNEL_PROGRAMS")
-    return ProgramSet.load(given) if given else shipped_programs()
+    return ProgramSet.load(given) if given else load_shipped_programs()
 
 
 def first_host(programs: ProgramSet) -> ProgramSet:
@@ -41,7 +41,7 @@ def default_predictor(programs: ProgramSet, split, budget_s: float):
 
 def device_here(programs: ProgramSet, target) -> str:
     """Which device of a set is a target of this host; the first of the target's name where none was measured here."""
-    from windtunnel.systems.tensor_programs.run.description import named_after_host
+    from windtunnel.systems.tensor_programs.run.description import name_after_host
 
-    own = named_after_host(target.name)
+    own = name_after_host(target.name)
     return own if own in programs.device_names else target.name

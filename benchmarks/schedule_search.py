@@ -29,9 +29,9 @@ def options() -> argparse.Namespace:
 
 def searched(worker, task, target, predictor, sheet, seed: int) -> dict[str, object] | None:
     """One task: times of the best by each way of choosing; None where too few could be built."""
-    from windtunnel.systems.tensor_programs.search import build_candidates, draw_candidates, in_turn, ranked
+    from windtunnel.systems.tensor_programs.search import build_candidates, draw_candidates, in_turn, rank_candidates
 
-    order = ranked(predictor, task, draw_candidates(worker, task, NUM_CANDIDATES, seed=seed), sheet)
+    order = rank_candidates(predictor, task, draw_candidates(worker, task, NUM_CANDIDATES, seed=seed), sheet)
     built = build_candidates(worker, task, order, target.isa, NUM_CANDIDATES)
     if len(built) < 2 * NUM_MEASURED:
         return None

@@ -24,9 +24,9 @@ from windtunnel.sources.targets import build_workload
 from windtunnel.sources.zeros.records import ZeroRecords
 from windtunnel.systems.chips.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles
 from windtunnel.systems.chips.accelerators.sparse.costs import patch_costs
-from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
+from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimate_cycles
 from windtunnel.systems.chips.accelerators.sparse.tiles import tile_cycles
-from windtunnel.systems.chips.skipping import GridAnswer, miscounted, on_grid, zeros_of
+from windtunnel.systems.chips.skipping import GridAnswer, find_miscounted_layers, on_grid, zeros_of
 from windtunnel.systems.stalls.relu_networks import FAMILIES
 
 CHIP = device("sparse-grid")
@@ -52,7 +52,7 @@ def main() -> int:
             records, losses = _trained(family, has_norm)
             answers = [on_grid(records.at(one), CHIP) for one in records.iterations]
             name = f"{family}{' normalized' if has_norm else ''}"
-            wrong += [f"{name} {layer}" for layer in miscounted(answers[-1])]
+            wrong += [f"{name} {layer}" for layer in find_miscounted_layers(answers[-1])]
             unordered += [f"{name} {layer}" for one in answers for layer in _unordered(one)]
             guesses += _guesses(records, answers[-1])
             rows.append({**_row(family, has_norm, answers, losses), "data": records.program})
@@ -153,7 +153,7 @@ def _guesses(records: ZeroRecords, answer: GridAnswer) -> list[float]:
     for record, one in zip(records.at(), answer.layers, strict=True):
         kept = record.summary()
         densities = (Densities.read(kept[name]) for name in ("input", "gradient"))
-        guess = estimated_cycles(
+        guess = estimate_cycles(
             zeros_of(record).shape, *densities, CHIP.sparse_grid,
             is_masked=record.is_masked, is_first=record.is_first,
         )  # fmt: skip

@@ -89,18 +89,18 @@ def planned(folder: Path) -> None:
     """A model is captured, cut into stages, its plans ranked by replay, the best one run, and its step kept."""
     from windtunnel.flights import Ledger
     from windtunnel.systems.pipelines.flight import receipt_of_training
-    from windtunnel.systems.pipelines.training.job import PipelineSpec, planned_pipeline
-    from windtunnel.systems.pipelines.training.profiled import captured_blocks, conditions_for, links_of, ranked_on_host
+    from windtunnel.systems.pipelines.training.job import PipelineSpec, plan_pipeline
+    from windtunnel.systems.pipelines.training.profiled import capture_blocks, conditions_for, links_of, rank_on_host
     from windtunnel.systems.pipelines.training.train import train_pipeline
     from windtunnel.systems.pipelines.two_bw import Job, plan_2bw
 
     name, parameters, batch, size = "mlp", {"depth": 5, "width": 64}, 8, 2
-    profiles = captured_blocks(name, parameters, batch, [size])
+    profiles = capture_blocks(name, parameters, batch, [size])
     conditions = conditions_for(name, parameters, profiles, 2, batch)
     table = plan_2bw(profiles, Job(2, float("inf"), batch, links_of(conditions, 2), "fp32", 0.0), depths=[2])
-    best = ranked_on_host(table.feasible, profiles, conditions)[0].row
+    best = rank_on_host(table.feasible, profiles, conditions)[0].row
     spec = PipelineSpec(name, {**parameters, "batch_size": batch}, best.depth, best.num_microbatches, best.schedule)
-    pipeline = planned_pipeline(spec)
+    pipeline = plan_pipeline(spec)
     trained = train_pipeline(pipeline.orders(10, num_alone=1))
     Ledger(folder / "receipts.db").add(receipt_of_training(pipeline, trained))
 

@@ -18,7 +18,7 @@ from windtunnel.simulate import replay
 from windtunnel.sources.dry.run import dry_run
 from windtunnel.systems.pipelines.chunked import interleaved
 from windtunnel.systems.pipelines.schedules import Action, Schedule, one_forward_one_backward
-from windtunnel.systems.pipelines.timed import StageTimes, scheduled
+from windtunnel.systems.pipelines.timed import StageTimes, build_schedule_graph
 from windtunnel.whatifs.forecast import forecast
 
 SCRIPT = Path(__file__).parent / "train.py"
@@ -159,7 +159,7 @@ def iteration_ns(case: Case, priced: Graph, system: System) -> int:
     update_ns = spent["update", int(Phase.UPDATE)] * share_of_update(case, priced) + case.tied_ns(system)
     per_stage_ns = update_ns / case.run["pipeline_interleaving"]
     stages = StageTimes(**ways, update_ns=per_stage_ns, message_ns=case.message_ns(system))
-    graph = scheduled(schedule, stages, messages="exchanged")
+    graph = build_schedule_graph(schedule, stages, messages="exchanged")
     return replay(graph).makespan_ns
 
 

@@ -172,9 +172,11 @@ def list_schedule(operations: Operations, single_N: Ints, spread_N: Ints, cores:
     order = np.argsort(operations.segment, kind="stable")
     cycles, bound = np.zeros(1, np.int64), np.zeros(1, np.int64)
     best = lists.new_schedule(len(operations))
-    one = (lists.reordered(single_N[None], order), lists.reordered(spread_N[None], order))
+    one = (lists.reorder_columns(single_N[None], order), lists.reorder_columns(spread_N[None], order))
     numbers = np.array([[cores.num_tensor, cores.num_vector]])
-    kernels.listed_part(0, 1, *lists.ordered(operations, order), *one, numbers, lists.RULES, cycles, bound, best)
+    kernels.schedule_chips(
+        0, 1, *lists.order_operations(operations, order), *one, numbers, lists.RULES, cycles, bound, best
+    )
     back = np.argsort(order)
     return Schedule(best[0][back], best[1][back], best[2][back], int(cycles[0]), int(bound[0]))
 

@@ -19,7 +19,7 @@ from windtunnel.search.placement.local_search import search_locally
 from windtunnel.search.placement.search import place
 from windtunnel.search.work import DeviceType
 from windtunnel.simulate import replay
-from windtunnel.systems.pipelines.model import chained, pipelined, plan_schedule
+from windtunnel.systems.pipelines.model import build_pipeline_graph, build_rank_graph, plan_schedule
 
 
 def test_devices_say_what_binds_them():
@@ -98,11 +98,11 @@ def test_a_full_pipeline_takes_the_busiest_device_per_sample(is_training):
         edges += [(11 - node, 10 - node) for node in range(5)] + [(node, node + 6) for node in range(6)]
     one = problem(times, edges, [50.0] * len(times), accelerators=3, **backward)
     plan = place(one)
-    few, many = (replay(pipelined(plan, number)).makespan_ns for number in (20, 60))
+    few, many = (replay(build_pipeline_graph(plan, number)).makespan_ns for number in (20, 60))
 
     assert math.isclose(plan.value_ns, (many - few) / 40, rel_tol=1e-3)
     with pytest.raises(InputError, match="0 samples"):
-        pipelined(plan, 0)
+        build_pipeline_graph(plan, 0)
 
 
 def test_devices_that_wait_for_each_other_are_no_pipeline():
@@ -111,7 +111,7 @@ def test_devices_that_wait_for_each_other_are_no_pipeline():
         one, np.array([0, 1, 0, 1]), np.array([0, 0]), np.ones(2, int), 0.0, 0.0, "by hand", 0.0
     )
     with pytest.raises(NotApplicableError, match="wait for each other"):
-        pipelined(crossed, 3)
+        build_pipeline_graph(crossed, 3)
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------
@@ -243,21 +243,21 @@ def test_an_even_pipeline_that_is_emptied_takes_as_long_as_the_papers_say(schedu
         backward=range(num_stages, 2 * num_stages), color=[*range(num_stages)] * 2, accelerators=num_stages,
     )  # fmt: skip
     plan = place(one)
-    graph = pipelined(plan, num_samples, schedule=schedule, update_ns=np.full(num_stages, 50.0))
+    graph = build_pipeline_graph(plan, num_samples, schedule=schedule, update_ns=np.full(num_stages, 50.0))
 
     assert (num_samples + num_stages - 1) * 300 + 50 == replay(graph).makespan_ns
-    waiting = chained(plan, plan_schedule(plan, num_samples, schedule), update_ns=np.full(num_stages, 50.0))
+    waiting = build_rank_graph(plan, plan_schedule(plan, num_samples, schedule), update_ns=np.full(num_stages, 50.0))
     assert replay(waiting).makespan_ns == replay(graph).makespan_ns  # messages that take no time change nothing
-    late = pipelined(plan, num_samples, schedule=schedule, latency_ns=10)
+    late = build_pipeline_graph(plan, num_samples, schedule=schedule, latency_ns=10)
     assert replay(late).makespan_ns >= (num_samples + num_stages - 1) * 300 + 20 * (num_stages - 1)
 
 
 def test_1f1b_keeps_as_many_samples_as_stages_under_way():
     one = chain(2, accelerators=2)
     with pytest.raises(InputError, match="no schedule is called 'zb'"):
-        pipelined(place(one), 3, schedule="zb")
+        build_pipeline_graph(place(one), 3, schedule="zb")
     back = problem([(1.0, 9.0)] * 4, [(0, 1), (1, 3), (3, 2), (0, 2)], [0.0] * 4, backward=(2, 3), color=[0, 1, 0, 1])
-    graph = pipelined(place(back), 3)
+    graph = build_pipeline_graph(place(back), 3)
     first = graph.select(resource=0) if place(back).device[0] == 0 else graph.select(resource=1)
     names = graph.tasks["name"].to_numpy()[first]
     assert ["sample 0", "sample 1", "sample 0", "sample 2", "sample 1", "sample 2"] == [

@@ -18,7 +18,7 @@ from windtunnel.search.placement.throughput import exact, sync_ns, value_ns
 from windtunnel.search.placement.throughput_ilp import integer_plan
 from windtunnel.search.work import DeviceType
 from windtunnel.simulate import replay
-from windtunnel.systems.pipelines.model import pipelined
+from windtunnel.systems.pipelines.model import build_pipeline_graph
 
 
 def with_links(one, rng, counts=(2, 2)):
@@ -163,9 +163,9 @@ def test_replicas_take_samples_in_turn(schedule):
     plan = exact(with_replicas(one, 2, 1e8))
     assert sorted(plan.replicas.tolist()) == [1, 2]
 
-    few, many = (replay(pipelined(plan, number, schedule=schedule)).makespan_ns for number in (40, 240))
+    few, many = (replay(build_pipeline_graph(plan, number, schedule=schedule)).makespan_ns for number in (40, 240))
     assert math.isclose((many - few) / 200, plan.value_ns, rel_tol=0.02)
-    graph = pipelined(plan, 40, schedule=schedule)
+    graph = build_pipeline_graph(plan, 40, schedule=schedule)
     assert 40 == sum(name.startswith("weights of stage") for name in graph.tasks["name"].to_numpy())
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.sources.torch.step import capture
 from windtunnel.systems.chips.answer import Options, codesign_models
-from windtunnel.systems.chips.captured import captured_models
+from windtunnel.systems.chips.captured import models_of_graph
 
 WIDTH, ROWS, DEPTH = 32, 16, 3
 
@@ -55,7 +55,7 @@ def graph():
 
 
 def test_a_block_has_the_products_of_its_layers(graph):
-    models = captured_models("net", graph, ROWS, [ROWS, 2 * ROWS])
+    models = models_of_graph("net", graph, ROWS, [ROWS, 2 * ROWS])
     for samples, one in models.items():
         before, block, behind = one.by_degree[1].layers
 
@@ -71,7 +71,7 @@ def test_a_block_has_the_products_of_its_layers(graph):
 
 
 def test_chips_are_chosen_for_a_captured_step(graph):
-    models = captured_models("net", graph, ROWS, [ROWS])
+    models = models_of_graph("net", graph, ROWS, [ROWS])
     options = Options(num_devices=4, batch_size=64, memories=(2.0**30,), area_limit_um2=8e6, least_samples_per_s=1e4)
     answer = codesign_models(models, options, ("plan", "both", "smallest", "frugal"))
 
@@ -88,9 +88,9 @@ def test_chips_are_chosen_for_a_captured_step(graph):
 
 def test_what_is_no_captured_step_is_refused(graph):
     with pytest.raises(InputError, match="how many samples"):
-        captured_models("net", graph, 0, [1])
+        models_of_graph("net", graph, 0, [1])
     with pytest.raises(InputError, match="a microbatch cannot be 0"):
-        captured_models("net", graph, ROWS, [0])
+        models_of_graph("net", graph, ROWS, [0])
     one = graph.with_columns(layer=np.full(graph.num_tasks, "head"))
     with pytest.raises(NotApplicableError, match="no two blocks"):
-        captured_models("net", one, ROWS, [ROWS])
+        models_of_graph("net", one, ROWS, [ROWS])

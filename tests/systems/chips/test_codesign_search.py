@@ -5,7 +5,7 @@ import pytest
 
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.templates import Templates
-from windtunnel.systems.chips.answer import Answer, chip_name, shared_chip
+from windtunnel.systems.chips.answer import Answer, chip_name, find_shared_chip
 from windtunnel.systems.chips.cheapest import cheapest
 from windtunnel.systems.chips.layers import Layer, Layers, PhaseWork
 from windtunnel.systems.chips.model import ChipSpace, Model, layer_times
@@ -105,7 +105,7 @@ def test_one_chip_for_several_networks_is_the_best_of_all_chips():
         one = search(seed)
         found = one.run()
         answers.append(Answer(f"net{seed}", {"both": found.best}, {}, found, one, {"both": one.space.templates}))
-    shared = shared_chip(answers)
+    shared = find_shared_chip(answers)
 
     shares = np.exp(np.mean([np.log(one / one.max()) for one in (every(search(seed)) for seed in (0, 5))], axis=0))
     assert shares.max() == pytest.approx(shared.share, rel=1e-9)

@@ -10,7 +10,7 @@ from tests.shared_data import shared_path
 from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder, ResourceKind
 from windtunnel.systems.chips.layers import layers_of
-from windtunnel.systems.chips.networks import EXPERTS, traced
+from windtunnel.systems.chips.networks import EXPERTS, trace_network
 from windtunnel.systems.chips.operations import FUSED, TENSOR
 from windtunnel.workloads.transformer_parts import PUBLISHED
 
@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture(scope="module")
 def bert():
-    return traced("bert-large", 2)
+    return trace_network("bert-large", 2)
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_llama_computes_what_the_published_operator_graph_does():
             macs[part] += math.prod(node["activation_shape"][0]) * node["weights_shape"][0][-1]
         elif node["op"] == "matmul":
             macs[part] += math.prod(node["activation_shape"][0]) * node["input_shape"][0][-1]
-    _, layer, head = traced("llama2-7b", 1).by_degree[1].layers
+    _, layer, head = trace_network("llama2-7b", 1).by_degree[1].layers
 
     assert macs["layer"] == layer.forward.num_macs
     assert macs["head"] == head.forward.num_macs
@@ -111,4 +111,4 @@ def test_a_graph_without_shapes_is_refused():
 @pytest.mark.parametrize(("name", "microbatch"), [("gpt4", 1), ("gpt3", 0)])
 def test_an_unknown_network_or_an_empty_microbatch_is_refused(name, microbatch):
     with pytest.raises(InputError, match=r"gpt4|cannot be 0"):
-        traced(name, microbatch)
+        trace_network(name, microbatch)

@@ -11,7 +11,7 @@ from windtunnel.hardware import device
 from windtunnel.hardware.engines import SparseGrid
 from windtunnel.sources.zeros.records import LayerRecord
 from windtunnel.systems.chips.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles
-from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
+from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimate_cycles
 from windtunnel.systems.chips.skipping import on_grid
 from windtunnel.whatifs import apply, parse_request
 
@@ -76,7 +76,7 @@ def test_the_what_if_scales_each_pass_by_its_estimated_cycles():
     graph = step(zeros={"conv": one.summary()})
     changed = apply(graph, parse_request("sparse-accelerator"))
     densities = (Densities.read(one.summary()[name]) for name in ("input", "gradient"))
-    cycles = estimated_cycles(ConvShape(4, 64, 8, 8, 64, (3, 3), padding=(1, 1)), *densities, CHIP.sparse_grid,
+    cycles = estimate_cycles(ConvShape(4, 64, 8, 8, 64, (3, 3), padding=(1, 1)), *densities, CHIP.sparse_grid,
                               is_masked=True, is_first=False)  # fmt: skip
     behind = [sum(cycles[phase][mode] for phase in ("backward", "weights")) for mode in ("in+out+wr", "dc")]
 
@@ -112,7 +112,7 @@ def test_estimates_of_random_zeros_lie_near_the_count(density, of_gradient):
     rng = np.random.default_rng(1)
     bits = [rng.random((4, 128, 16, 16)) < one for one in (density, of_gradient)]
     counted = layer_cycles(LayerZeros("conv", shape, *map(bitmaps.pack, bits)), SparseGrid())
-    guessed = estimated_cycles(shape, Densities.even(density), Densities.even(of_gradient), SparseGrid(),
+    guessed = estimate_cycles(shape, Densities.even(density), Densities.even(of_gradient), SparseGrid(),
                                is_masked=True, is_first=False)  # fmt: skip
 
     for phase, one in counted.passes.items():

@@ -28,7 +28,7 @@ def assert_best(net, job, forward, backward):
     assert plan.num_devices <= job.num_devices
     assert max(one.memory_bytes for one in plan.stages) <= job.memory_bytes
     cuts, degrees = [one.layers for one in plan.stages], [one.degree for one in plan.stages]
-    same = stages.given(cuts, degrees, plan.num_pipelines, forward, backward)
+    same = stages.price_plan(cuts, degrees, plan.num_pipelines, forward, backward)
     assert plan.batch_s == pytest.approx(same.batch_s, rel=1e-12)
     assert stages.best(forward, backward, upper_s=plan.batch_s) is None
     assert plan.batch_s == stages.best(forward, backward, upper_s=plan.batch_s * 1.01).batch_s
@@ -62,11 +62,11 @@ def test_a_plan_of_somebody_else_is_checked():
     stages = Stages.of(net, Job(num_devices=2, num_microbatches=4))
 
     with pytest.raises(InputError, match="takes 3 devices"):
-        stages.given([[0], [1], [2]], [1, 1, 1], 1, forward, backward)
+        stages.price_plan([[0], [1], [2]], [1, 1, 1], 1, forward, backward)
     with pytest.raises(InputError, match="not split over 3"):
-        stages.given([[0, 1, 2]], [3], 1, forward, backward)
+        stages.price_plan([[0, 1, 2]], [3], 1, forward, backward)
     with pytest.raises(InputError, match="no cut of the layers"):
-        stages.given([[1], [0, 2]], [1, 1], 1, forward, backward)
+        stages.price_plan([[1], [0, 2]], [1, 1], 1, forward, backward)
 
 
 @pytest.mark.parametrize("wrong", [{"num_devices": 0}, {"memory_bytes": math.nan}, {"bandwidth_bytes_per_s": -1.0}])

@@ -18,7 +18,7 @@ from windtunnel.systems.kernels.cases import load_cases
 from windtunnel.systems.kernels.compiling import ptx_of, read_module
 from windtunnel.systems.kernels.edits import apply
 from windtunnel.systems.kernels.evolving import evolve_kernel
-from windtunnel.systems.kernels.fuzz import fuzzed
+from windtunnel.systems.kernels.fuzz import fuzz_cases
 from windtunnel.systems.kernels.ir import parse
 from windtunnel.systems.kernels.model import Evaluation
 from windtunnel.systems.kernels.search import Options, evolve
@@ -100,7 +100,7 @@ def test_a_search_goes_the_same_way():
 def test_drawn_inputs_run_on_as_many_threads():
     case = scale_cases("fitness")[0]
 
-    assert {case.launch} == {one.launch for one in fuzzed([case], 0)}
+    assert {case.launch} == {one.launch for one in fuzz_cases([case], 0)}
 
 
 @pytest.mark.parametrize(("said", "launch"), [

@@ -23,7 +23,7 @@ from windtunnel.systems.kernels.flow import Flow
 from windtunnel.systems.kernels.ir import parse
 from windtunnel.systems.kernels.journal import last_page
 from windtunnel.systems.kernels.model import Evaluation
-from windtunnel.systems.kernels.nsga2 import ranked, select, tournament
+from windtunnel.systems.kernels.nsga2 import rank_and_crowding, select, tournament
 from windtunnel.systems.kernels.search import Options, evolve
 
 FUNCTION = parse(SCALE)
@@ -126,7 +126,7 @@ def test_fronts_and_crowding_are_those_of_pymoo(seed, count):
     from pymoo.operators.survival.rank_and_crowding.metrics import calc_crowding_distance
 
     goals = np.random.default_rng(seed).permutation(count * 2).reshape(-1, 2).astype(float)
-    front, alone = ranked(goals)
+    front, alone = rank_and_crowding(goals)
     theirs = sorting.NonDominatedSorting().do(goals)
     for number, members in enumerate(theirs):
         mine = np.flatnonzero(front == number)

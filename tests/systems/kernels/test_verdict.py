@@ -6,10 +6,10 @@ import pytest
 from tests.systems.kernels.texts import SCALE, scale_cases, scale_kernel
 from windtunnel.systems.kernels.cases import Case, Out
 from windtunnel.systems.kernels.edits import apply
-from windtunnel.systems.kernels.fuzz import BEYOND, fuzzed
+from windtunnel.systems.kernels.fuzz import BEYOND, fuzz_cases
 from windtunnel.systems.kernels.ir import parse
 from windtunnel.systems.kernels.model import Candidate, Evaluation, kernel_of
-from windtunnel.systems.kernels.post import ladder, minimized
+from windtunnel.systems.kernels.post import ladder, minimize_edits
 from windtunnel.systems.kernels.run import Bench
 from windtunnel.systems.kernels.validation import is_same
 from windtunnel.systems.kernels.verdict import _bench, _faithful_part, _Judges, judge
@@ -85,7 +85,7 @@ def test_a_proof_and_a_run_never_contradict_one_another():
     kernel = scale_kernel()
     drawn = {grown(seed, 1, "crismp", kernel.function) for seed in range(150)}
     proven = [edits for edits in drawn if edits and is_same(kernel.function, apply(kernel.function, edits))]
-    with Bench(kernel, num_workers=1, num_pairs=1, checks=fuzzed(scale_cases("fitness"), 3)) as bench:
+    with Bench(kernel, num_workers=1, num_pairs=1, checks=fuzz_cases(scale_cases("fitness"), 3)) as bench:
         outcomes = bench.evaluate(proven)
 
     assert len(proven) >= 3
@@ -94,7 +94,7 @@ def test_a_proof_and_a_run_never_contradict_one_another():
 
 def test_drawn_inputs_keep_whole_numbers_within_bounds():
     case = Case("places", (np.arange(10), np.ones(4, np.float32), Out((3,)), 7))
-    for one in fuzzed([case], 0):
+    for one in fuzz_cases([case], 0):
         if BEYOND in one.name:  # the original is asked first
             assert one.arguments[0].min() < 0
             continue
@@ -125,13 +125,13 @@ def numbered(*numbers):
 
 
 def test_minimizing_keeps_only_what_pays():
-    kept = minimized(numbered(*range(30)), priced(lambda name: 1 - 0.1 * len(name & {3, 17})))
+    kept = minimize_edits(numbered(*range(30)), priced(lambda name: 1 - 0.1 * len(name & {3, 17})))
 
     assert numbered(3, 17) == kept
 
 
 def test_minimizing_nothing_of_use_leaves_nothing():
-    assert frozenset() == minimized(numbered(1, 2, 3), priced(lambda _: 1.0))
+    assert frozenset() == minimize_edits(numbered(1, 2, 3), priced(lambda _: 1.0))
 
 
 def test_edits_that_pay_only_together_are_a_cluster_with_stepping_stones():
@@ -197,7 +197,7 @@ def _clamp_dropped(function):
 
 def test_an_edit_that_needs_numbers_not_to_be_negative_is_found_by_inputs_beyond():
     """An index of Python may be negative; no test here has one."""
-    from windtunnel.systems.kernels.from_numba import flattened, module_of
+    from windtunnel.systems.kernels.from_numba import flatten_arguments, module_of
     from windtunnel.systems.kernels.model import Kernel
 
     def gather(x, index, out):
@@ -206,7 +206,7 @@ def test_an_edit_that_needs_numbers_not_to_be_negative_is_found_by_inputs_beyond
 
     draw = np.random.default_rng(0)
     values = draw.normal(size=500).astype(np.float32), draw.integers(0, 500, 300), Out((300,))
-    cases = [Case("places", flattened(values))]
+    cases = [Case("places", flatten_arguments(values))]
     kernel = Kernel("gather", parse(module_of(gather, values)), lambda _: cases,
                     module_of(gather, values, is_simplified=False))  # fmt: skip
     load = next(one.uid for one in kernel.function.instructions() if one.opcode == "load" and one.type == "float")
@@ -214,7 +214,7 @@ def test_an_edit_that_needs_numbers_not_to_be_negative_is_found_by_inputs_beyond
     edits = frozenset([(("-p", f"{load}.OP0,{places[1]}"),)])  # the one before the length is added where it is negative
     with Bench(kernel, num_workers=1, num_pairs=1) as bench:
         on_tests = bench.evaluate([edits])[0]
-    with Bench(kernel, num_workers=1, num_pairs=1, checks=fuzzed(cases, 0)) as bench:
+    with Bench(kernel, num_workers=1, num_pairs=1, checks=fuzz_cases(cases, 0)) as bench:
         drawn = bench.evaluate([edits])[0]
 
     assert "ok" == on_tests.kind, on_tests.detail
@@ -226,7 +226,7 @@ def test_what_is_faithful_of_a_winner_is_kept_where_the_rest_is_not():
     loop = next(one.uid for one in kernel.function.instructions() if one.opcode == "br" and one.operands)
     hint, clamp = (("-h", f"{loop},unpredictable="),), _clamp_dropped(kernel.function)
     cases = slow_cases("held-out")
-    with _bench(kernel, cases, (), 0.0) as unseen, _bench(kernel, cases, fuzzed(cases, 1), 0.0) as drawn:
+    with _bench(kernel, cases, (), 0.0) as unseen, _bench(kernel, cases, fuzz_cases(cases, 1), 0.0) as drawn:
         judges = _Judges(kernel, unseen, drawn)
 
         assert frozenset([hint]) == _faithful_part(judges, frozenset([hint, clamp]))

@@ -11,7 +11,13 @@ from windtunnel.errors import InputError
 from windtunnel.systems.pipelines.chunked import interleaved, zb_h1
 from windtunnel.systems.pipelines.generate import SCHEDULES, generate
 from windtunnel.systems.pipelines.schedule_file import read_schedule, schedule_csv, schedule_of_csv, write_schedule
-from windtunnel.systems.pipelines.schedules import Action, gpipe, one_forward_one_backward, pipedream_2bw, repeated
+from windtunnel.systems.pipelines.schedules import (
+    Action,
+    gpipe,
+    one_forward_one_backward,
+    pipedream_2bw,
+    repeat_schedule,
+)
 from windtunnel.systems.pipelines.verify import in_flight, require_valid
 
 NUMBERS = [(1, 3), (2, 2), (2, 6), (4, 4), (4, 12)]
@@ -127,7 +133,7 @@ def test_errors_name_rank_and_slot():
 
 
 def test_a_batch_begins_when_its_weights_are_there():
-    flushed = repeated(gpipe(2, 2), 2)
+    flushed = repeat_schedule(gpipe(2, 2), 2)
     early = pipedream_2bw(2, 2, 2)
 
     require_valid(flushed)
@@ -138,7 +144,7 @@ def test_a_batch_begins_when_its_weights_are_there():
 
 
 def test_gradients_of_weights_end_a_batch_that_has_them_apart():
-    schedule = repeated(zb_h1(2, 2), 2)
+    schedule = repeat_schedule(zb_h1(2, 2), 2)
     row = list(schedule.actions[0])
     last = max(at for at, one in enumerate(row) if one.kind == "W" and one.microbatch < 2)
     row.insert(last, row.pop(last + 1))

@@ -15,7 +15,7 @@ from windtunnel.systems.pipelines.generate import SCHEDULES, generate
 from windtunnel.systems.pipelines.played import play
 from windtunnel.systems.pipelines.replayed import alike, reads_of, side_by_side
 from windtunnel.systems.pipelines.schedules import pipedream
-from windtunnel.systems.pipelines.timed import StageTimes, scheduled, working_ranks
+from windtunnel.systems.pipelines.timed import StageTimes, build_schedule_graph, working_ranks
 from windtunnel.systems.pipelines.verify import in_flight, needs, parts, weight_versions
 
 ONE = StageTimes(forward_ns=100, backward_ns=200)
@@ -23,7 +23,7 @@ TRAINING = [one for one in SCHEDULES if one != "forward-only"]
 
 
 def taken(schedule, times=ONE, **options):
-    return replay(scheduled(schedule, times, **options)).makespan_ns
+    return replay(build_schedule_graph(schedule, times, **options)).makespan_ns
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 16), (8, 32)])
@@ -93,9 +93,9 @@ def test_messages_on_one_link_take_turns():
     """Two chunks of two ranks: messages of both go over the one link between them."""
     schedule = generate("interleaved", 2, 4)
     times = replace(ONE, message_ns=150)
-    graph = scheduled(schedule, times)
-    apart = scheduled(schedule, times, link_of=lambda a, b: f"{a} to {b}")
-    shared = scheduled(schedule, times, link_of=lambda a, b: "the switch")
+    graph = build_schedule_graph(schedule, times)
+    apart = build_schedule_graph(schedule, times, link_of=lambda a, b: f"{a} to {b}")
+    shared = build_schedule_graph(schedule, times, link_of=lambda a, b: "the switch")
 
     names = graph.resources.strings("name").to_numpy()
     assert {"rank 0", "rank 1", "link 0-1", "link 1-0"} == set(names)
@@ -111,7 +111,7 @@ def test_every_rank_holds_its_own_weights_and_what_is_in_flight(name):
     schedule = generate(name, 4, 8)
     base = [1000, 2000, 3000, 4000]
     times = replace(ONE, kept_bytes=10)
-    timeline = replay(scheduled(schedule, times, base_bytes=base))
+    timeline = replay(build_schedule_graph(schedule, times, base_bytes=base))
 
     for rank, held in enumerate(in_flight(schedule)):
         memory = timeline.memory(timeline.graph.select(rank=rank))
@@ -124,7 +124,7 @@ def test_split_passes_may_keep_less_for_the_weights():
     schedule = generate("zb-h1", 4, 8)
     peaks = []
     for kept in (10, 4):
-        timeline = replay(scheduled(schedule, replace(ONE, kept_bytes=10, kept_for_weights_bytes=kept)))
+        timeline = replay(build_schedule_graph(schedule, replace(ONE, kept_bytes=10, kept_for_weights_bytes=kept)))
         peaks.append(timeline.memory(timeline.graph.select(rank=3)).peak_bytes)
 
     assert [40, 10 + 3 * 4] == peaks  # the last rank has done three of four passes half
@@ -139,7 +139,7 @@ def test_versions_of_weights_are_those_of_the_papers():
 
 def test_every_batch_ends_with_an_update_of_each_stage():
     schedule = generate("zbv", 2, 4, num_batches=3)
-    graph = scheduled(schedule, replace(ONE, update_ns=50))
+    graph = build_schedule_graph(schedule, replace(ONE, update_ns=50))
 
     updates = graph.select(phase=Phase.UPDATE)
     assert 3 * 4 == int(updates.sum())
@@ -151,7 +151,7 @@ def wide(name, times, **options):
     """Two pipelines of two ranks beside each other."""
     table = generate(name, 2, 4, **options)
     num = table.num_stages
-    return scheduled(side_by_side(table, 2), times, reads=reads_of(num, 2), alike=alike(num, 2))
+    return build_schedule_graph(side_by_side(table, 2), times, reads=reads_of(num, 2), alike=alike(num, 2))
 
 
 def times_of(graph, text):
@@ -184,14 +184,14 @@ def test_an_exchange_goes_on_beside_the_backward_passes_of_other_stages(name):
 
     assert 0 < hidden < 100 * table.num_stages / table.num_ranks
     assert replay(wide(name, each)).makespan_ns == taken(table, each)
-    graph = scheduled(table, each)
+    graph = build_schedule_graph(table, each)
     first, last = (f"gradients of stage {stage}" for stage in (table.num_stages - 1, 0))
     assert times_of(graph, first)[0][1] <= times_of(graph, last)[0][0]
 
 
 def test_two_ranks_with_one_stage_exchange_its_gradients():
     """DualPipe has every stage twice."""
-    graph = scheduled(generate("dualpipe", 2, 4), replace(ONE, exchange_ns=[0, 70]))
+    graph = build_schedule_graph(generate("dualpipe", 2, 4), replace(ONE, exchange_ns=[0, 70]))
     begins = [begin for begin, _ in times_of(graph, "gradients of stage 1")]
     last = max(end for at in range(4) for _, end in times_of(graph, f"sample {at}, stage 1 backward"))
 
@@ -201,8 +201,8 @@ def test_two_ranks_with_one_stage_exchange_its_gradients():
 def test_times_must_fit_to_the_stages():
     schedule = generate("1f1b", 4, 8)
     with pytest.raises(InputError, match="3 values for 4 stages"):
-        scheduled(schedule, StageTimes(forward_ns=[1, 2, 3]))
+        build_schedule_graph(schedule, StageTimes(forward_ns=[1, 2, 3]))
     with pytest.raises(InputError, match="negative or no number"):
-        scheduled(schedule, StageTimes(forward_ns=-1))
+        build_schedule_graph(schedule, StageTimes(forward_ns=-1))
     with pytest.raises(InputError, match="negative or no number"):
-        scheduled(schedule, StageTimes(forward_ns=np.nan))
+        build_schedule_graph(schedule, StageTimes(forward_ns=np.nan))

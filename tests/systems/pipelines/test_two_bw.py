@@ -17,7 +17,7 @@ from windtunnel.systems.pipelines.profiles import profiles_of, sizes_of
 from windtunnel.systems.pipelines.replayed import (
     batch_ns,
     beside,
-    ranked_by_replay,
+    rank_by_replay,
     side_by_side,
     stage_times,
     table_of,
@@ -232,7 +232,7 @@ def test_pipelines_beside_each_other_take_the_time_of_one():
 def test_a_replay_counts_what_the_cost_functions_leave_out():
     given, asked = profiles(), job()
     rows = plan_2bw(given, asked).feasible
-    played = ranked_by_replay(rows, given, asked)
+    played = rank_by_replay(rows, given, asked)
 
     assert [one.step_ns for one in played] == sorted(one.step_ns for one in played)
     assert all(one.step_ns >= one.row.step_ns for one in played if one.row.depth == 1)

@@ -20,7 +20,7 @@ from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.templates import LARGEST, Templates, template_space
 from windtunnel.systems.chips.cheapest import Cheapest, Goal, cheapest
 from windtunnel.systems.chips.model import ChipSpace, Model
-from windtunnel.systems.chips.networks import EXPERTS, Expert, checked_network, traced
+from windtunnel.systems.chips.networks import EXPERTS, Expert, check_network, trace_network
 from windtunnel.systems.chips.search import Choice, Codesign, Search
 from windtunnel.systems.chips.stages import Job, MemoryModel
 
@@ -34,8 +34,8 @@ __all__ = [
     "choice_dict",
     "codesign",
     "codesign_models",
+    "find_shared_chip",
     "geometric_mean",
-    "shared_chip",
     "template_of",
 ]
 
@@ -222,9 +222,11 @@ def codesign(name: str, options: Options, parts: Sequence[str] = PARTS, progress
     InputError
         A name is unknown.
     """
-    checked_network(name)
+    check_network(name)
     template_space(options.area_limit_um2)  # an area that cannot be is refused before anything is traced
-    models = {microbatch: traced(name, microbatch, progress) for microbatch in dict.fromkeys(options.microbatches)}
+    models = {
+        microbatch: trace_network(name, microbatch, progress) for microbatch in dict.fromkeys(options.microbatches)
+    }
     return codesign_models(models, options, parts, expert=EXPERTS[name], progress=progress)
 
 
@@ -325,7 +327,7 @@ class Shared:
     share: float
 
 
-def shared_chip(answers: Sequence[Answer]) -> Shared:
+def find_shared_chip(answers: Sequence[Answer]) -> Shared:
     """The chip whose geometric mean over networks is highest, each relative to its own best; proven over the space.
 
     Raises

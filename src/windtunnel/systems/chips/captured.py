@@ -23,13 +23,13 @@ from windtunnel.systems.chips.layers import Layers, layers_of
 from windtunnel.systems.chips.model import Model
 from windtunnel.whatifs.another_batch import with_batch
 
-__all__ = ["captured_models"]
+__all__ = ["models_of_graph"]
 
 _PARTS = ("before", "block", "behind")
 _SIZES = ("output_bytes", "freed_bytes")
 
 
-def captured_models(name: str, graph: Graph, num_samples: int, microbatches: Sequence[int]) -> dict[int, Model]:
+def models_of_graph(name: str, graph: Graph, num_samples: int, microbatches: Sequence[int]) -> dict[int, Model]:
     """Models by samples of a microbatch.
 
     Parameters

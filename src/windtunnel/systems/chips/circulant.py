@@ -194,7 +194,7 @@ def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> Circul
     front = list({item.goals: item for item, keep in zip(result[::-1], is_kept[::-1], strict=True) if keep}.values())[
         ::-1
     ]
-    looked_at = _looked_at(layers, front[0], limits)
+    looked_at = _evaluate_design(layers, front[0], limits)
     return CirculantAnswer(tuple(layers), tuple(front), float(sum(dense)), _num_weights(layers), *looked_at)
 
 
@@ -248,7 +248,9 @@ def _of_layer(
     return use.cycles / limits.batch, use.num_memory_blocks, layer.num_weights
 
 
-def _looked_at(layers: Sequence[Layer], best: Design, limits: Limits) -> tuple[float, float, dict[str, EngineUse]]:
+def _evaluate_design(
+    layers: Sequence[Layer], best: Design, limits: Limits
+) -> tuple[float, float, dict[str, EngineUse]]:
     """Energy of a sample; of layers in blocks the largest deviation of fixed point, and their use."""
     energy, error, uses = 0.0, 0.0, {}
     for item, block in zip(layers, best.blocks, strict=True):

@@ -227,7 +227,7 @@ def _phase(tasks: _Tasks, rows: list[int]) -> PhaseWork:
     works = [row for row in rows if not tasks.is_message[row] and tasks.cycles[row] and tasks.op[row] not in _FREE]
     pairs = _without_free(tasks, rows, set(works))
     product = {row: _product(tasks, row) for row in works}
-    group = _fused(tasks, works, pairs, product)
+    group = _fusion_groups(tasks, works, pairs, product)
     leaders = sorted(set(group.values()))
     number = {row: position for position, row in enumerate(leaders)}
     product_N4, vector_N2 = np.zeros((len(leaders), 4), np.int64), np.zeros((len(leaders), 2), np.int64)
@@ -246,10 +246,10 @@ def _phase(tasks: _Tasks, rows: list[int]) -> PhaseWork:
     ends = {(number[group[a]], number[group[b]]) for a, b in pairs if group[a] != group[b]}
     names = [tasks.op[row] for row in leaders]
     summed = sum(tasks.columns["message_bytes"][row] for row in rows if tasks.is_message[row])
-    return PhaseWork(*_sorted(kinds, ends, names, product_N4, vector_N2, summed, moved_N))
+    return PhaseWork(*_sort_operators(kinds, ends, names, product_N4, vector_N2, summed, moved_N))
 
 
-def _sorted(
+def _sort_operators(
     kinds: Ints,
     ends: set[tuple[int, int]],
     names: list[str],
@@ -301,7 +301,7 @@ def _without_free(tasks: _Tasks, rows: list[int], works: set[int]) -> set[tuple[
     return {(a, row) for row in works for a in behind[row]}
 
 
-def _fused(
+def _fusion_groups(
     tasks: _Tasks,
     works: list[int],
     pairs: set[tuple[int, int]],

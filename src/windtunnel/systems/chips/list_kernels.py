@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-__all__ = ["listed_part", "listed_segment"]
+__all__ = ["schedule_chips", "schedule_segment"]
 
 TENSOR, VECTOR, FUSED = range(3)
 
@@ -42,7 +42,7 @@ def _take(kind: int, core: int, is_free: bool, free_t: Any, free_v: Any) -> None
 
 
 @numba.njit(cache=True)
-def listed_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, spread_N: Any, is_spread_N: Any,
+def schedule_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, spread_N: Any, is_spread_N: Any,
                    num_t: int, num_v: int, start_N: Any, core_N: Any) -> Any:  # fmt: skip
     """Schedule the operators from ``first`` to ``last``: the longest rest of a path goes first.
 
@@ -162,8 +162,9 @@ def _bound(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, sp
 
 
 @numba.njit(cache=True, nogil=True)
-def listed_part(thread: int, num_threads: int, kind_N: Any, before_NN: Any, ptr_G: Any, single_PN: Any, spread_PN: Any,
-                cores_P2: Any, rules_R: Any, cycles_P: Any, bound_P: Any, best: Any) -> None:  # fmt: skip
+def schedule_chips(thread: int, num_threads: int, kind_N: Any, before_NN: Any, ptr_G: Any, single_PN: Any,
+                   spread_PN: Any, cores_P2: Any, rules_R: Any, cycles_P: Any, bound_P: Any,
+                   best: Any) -> None:  # fmt: skip
     """Every ``num_threads``-th chip from ``thread`` on.
 
     ``best`` takes the schedule of the last chip: starts within segments, whether spread, cores.
@@ -186,7 +187,7 @@ def listed_part(thread: int, num_threads: int, kind_N: Any, before_NN: Any, ptr_
                     is_spread_N[node] = spread_N[node] <= single_N[node] and (
                         last - first == 1 or single_N[node] >= rules_R[rule] * spread_N[node]
                     )
-                cycles = listed_segment(first, last, kind_N, before_NN, single_N, spread_N, is_spread_N, num_t, num_v,
+                cycles = schedule_segment(first, last, kind_N, before_NN, single_N, spread_N, is_spread_N, num_t, num_v,
                                         start_N, core_N)  # fmt: skip
                 if cycles < result:
                     result = cycles

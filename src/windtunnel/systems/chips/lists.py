@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from windtunnel.systems.chips import list_kernels as kernels
 from windtunnel.systems.chips.operations import Operations
 
-__all__ = ["RULES", "list_cycles", "new_schedule", "ordered", "reordered"]
+__all__ = ["RULES", "list_cycles", "new_schedule", "order_operations", "reorder_columns"]
 
 Ints = NDArray[np.int64]
 RULES = np.array([1.0, 1.5, 2.0, 3.0, 5.0, 9.0, 17.0, np.inf])
@@ -46,10 +46,14 @@ def list_cycles(operations: Operations, single_PN: Ints, spread_PN: Ints, cores_
     order = np.argsort(operations.segment, kind="stable")
     cycles_P, bound_P = np.zeros(len(cores_P2), np.int64), np.zeros(len(cores_P2), np.int64)
     num_threads = numba.get_num_threads()
-    shared = (*ordered(operations, order), reordered(single_PN, order), reordered(spread_PN, order))
+    shared = (
+        *order_operations(operations, order),
+        reorder_columns(single_PN, order),
+        reorder_columns(spread_PN, order),
+    )
 
     def part(thread: int) -> None:
-        kernels.listed_part(
+        kernels.schedule_chips(
             thread, num_threads, *shared, cores_P2, RULES, cycles_P, bound_P, new_schedule(len(operations))
         )
 
@@ -63,13 +67,13 @@ def new_schedule(num: int) -> tuple[NDArray[Any], ...]:
     return np.zeros(num, np.int64), np.zeros(num, np.bool_), np.zeros(num, np.int64)
 
 
-def ordered(operations: Operations, order: Ints) -> tuple[Any, Any, Any]:
+def order_operations(operations: Operations, order: Ints) -> tuple[Any, Any, Any]:
     """Types, order and segments of the operators as the loops take them."""
     segments = operations.segment[order]
     ptr_G = np.searchsorted(segments, np.arange(int(segments.max(initial=-1)) + 2))
     return operations.kind_N[order], operations.is_before[np.ix_(order, order)], ptr_G
 
 
-def reordered(values: Ints, order: Ints) -> Ints:
+def reorder_columns(values: Ints, order: Ints) -> Ints:
     """Columns in the order of the operators."""
     return np.ascontiguousarray(values[:, order])

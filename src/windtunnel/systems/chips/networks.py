@@ -23,7 +23,7 @@ from windtunnel.systems.chips.layers import Layers, layers_of
 from windtunnel.systems.chips.model import Model
 from windtunnel.workloads import transformer_parts
 
-__all__ = ["EXPERTS", "Expert", "checked_network", "traced"]
+__all__ = ["EXPERTS", "Expert", "check_network", "trace_network"]
 
 DEGREES = (1, 2, 4, 8)
 
@@ -59,7 +59,7 @@ EXPERTS: Mapping[str, Expert] = MappingProxyType(
 """For 1024 devices."""
 
 
-def checked_network(name: str) -> str:
+def check_network(name: str) -> str:
     """The name, if it is one.
 
     Raises
@@ -72,7 +72,7 @@ def checked_network(name: str) -> str:
     return name
 
 
-def traced(name: str, microbatch: int, progress: Progress | None = None) -> Model:
+def trace_network(name: str, microbatch: int, progress: Progress | None = None) -> Model:
     """Trace a network of one layer for every tensor degree that it can be split to.
 
     Raises
@@ -82,7 +82,7 @@ def traced(name: str, microbatch: int, progress: Progress | None = None) -> Mode
     MissingExtraError
         PyTorch is not installed.
     """
-    shape = transformer_parts.PUBLISHED[checked_network(name)]
+    shape = transformer_parts.PUBLISHED[check_network(name)]
     if microbatch < 1:
         raise InputError(f"a microbatch cannot be {microbatch}", where="microbatch", fix="give a whole number above 0")
     degrees = [item for item in DEGREES if shape.may_split(item)]

@@ -39,7 +39,7 @@ def zeros_page(answers: Sequence[GridAnswer], program: str, path: str | Path, *,
         f"The backward pass takes {last.speedup('in+out+wr', ('backward',)):.2f} times fewer cycles, "
         f"the whole iteration {last.speedup('in+out+wr'):.2f} times fewer"
     )
-    sections = [Section("layers", "Layers", title, _stacked(last))]
+    sections = [Section("layers", "Layers", title, _draw_stacked_bars(last))]
     if len(answers) > 1:
         lines = [
             Curve(label, [(answer.iteration, answer.speedup(mode, phases)) for answer in answers])
@@ -52,10 +52,10 @@ def zeros_page(answers: Sequence[GridAnswer], program: str, path: str | Path, *,
         ]
         drawing = curves(lines, "speed-up by iteration", x_label="iteration", y_label="times as fast", is_log=False)
         sections.append(Section("iterations", "Iterations", "What there is to skip changes while it trains", drawing))
-    return _written(f"{program} on {last.chip}", sections, path, overwrite=overwrite)
+    return _write_page(f"{program} on {last.chip}", sections, path, overwrite=overwrite)
 
 
-def _stacked(answer: GridAnswer) -> str:
+def _draw_stacked_bars(answer: GridAnswer) -> str:
     """A row of a layer for each mode; all share one axis of cycles."""
     left, row = 330.0, 15.0
     most = max(item.total(mode) for item in answer.layers for mode in MODE_WORDS) or 1.0
@@ -116,8 +116,8 @@ def circulant_page(answer: CirculantAnswer, chip: str, path: str | Path, *, over
         Section("designs", "Designs", "Blocks and engines that nothing beats",
                 render_table(head, rows, numbers=tuple(range(6)))),
     ]  # fmt: skip
-    return _written(f"Circulant blocks on {chip}", sections, path, overwrite=overwrite)
+    return _write_page(f"Circulant blocks on {chip}", sections, path, overwrite=overwrite)
 
 
-def _written(title: str, sections: Sequence[Section], path: str | Path, *, overwrite: bool) -> Path:
+def _write_page(title: str, sections: Sequence[Section], path: str | Path, *, overwrite: bool) -> Path:
     return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from windtunnel.hardware import Device, Machine
     from windtunnel.whatifs.forecast import Forecast
 
-__all__ = ["ChipFacts", "Chips", "predicted_chips"]
+__all__ = ["ChipFacts", "Chips", "describe_chips"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Chips:
 
 
 @registry.page("predict-chips", source="PHAZE")
-def predicted_chips(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> Chips:
+def describe_chips(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> Chips:
     """Area and energy of those among the devices of forecasts that say what they are built of."""
     from windtunnel.cost.pricing import device_of
     from windtunnel.hardware import Accelerator

@@ -154,9 +154,9 @@ class Case:
     def _again(self, plan: StagePlan, chip: int) -> StagePlan:
         """A plan that was best on another chip."""
         cuts, degrees = [stage.layers for stage in plan.stages], [stage.degree for stage in plan.stages]
-        return self.stages.given(cuts, degrees, plan.num_pipelines, *self.layers_of(chip))
+        return self.stages.price_plan(cuts, degrees, plan.num_pipelines, *self.layers_of(chip))
 
-    def proven(self) -> float:
+    def upper_bound(self) -> float:
         """What no chip exceeds with any schedule of operators."""
         upper_P, every = np.full(len(self.upper_P), np.inf), np.arange(len(self.upper_P))
         for chip, value in self.anchors:
@@ -267,7 +267,7 @@ class Search:
             case.begin()
         if not result:
             raise self._infeasible()
-        proven = max(case.proven() for case in self.cases)
+        proven = max(case.upper_bound() for case in self.cases)
         front = _front(result, tolerance)
         return Codesign(max(result, key=lambda one: one.samples_per_s), front, proven, planned,
                         len(self.space) * len(self.cases))  # fmt: skip
@@ -349,7 +349,9 @@ class Search:
                 continue
             chip = int(rows[yields_P.argmax()])
             if best is None or yields_P.max() > best.samples_per_s:
-                plan = case.stages.given(cuts, [expert.degree] * len(cuts), expert.num_pipelines, *case.layers_of(chip))
+                plan = case.stages.price_plan(
+                    cuts, [expert.degree] * len(cuts), expert.num_pipelines, *case.layers_of(chip)
+                )
                 best = self.choice(case, chip, plan)
         if best is None:
             assert refused is not None
@@ -358,7 +360,9 @@ class Search:
 
     def _yields(self, case: Case, cuts: list[list[int]], expert: Expert, rows: Ints) -> Floats:
         """Samples per second of a given plan on chips [P]."""
-        one = case.stages.given(cuts, [expert.degree] * len(cuts), expert.num_pipelines, *case.layers_of(int(rows[0])))
+        one = case.stages.price_plan(
+            cuts, [expert.degree] * len(cuts), expert.num_pipelines, *case.layers_of(int(rows[0]))
+        )
         column = case.stages.network.degrees.index(expert.degree)
         forward = case.times.forward_PUT[rows, :, column][:, case.distinct]
         backward = case.times.backward_PUT[rows, :, column][:, case.distinct]

@@ -34,7 +34,7 @@ from windtunnel.systems.chips.accelerators.sparse import (
 from windtunnel.systems.chips.whatif import layer_tasks
 from windtunnel.whatifs.forecast import forecast
 
-__all__ = ["MODE_WORDS", "GridAnswer", "miscounted", "on_grid", "zeros_of"]
+__all__ = ["MODE_WORDS", "GridAnswer", "find_miscounted_layers", "on_grid", "zeros_of"]
 
 _COST_SOURCE = "sparse grid, simulated"
 
@@ -168,7 +168,7 @@ def on_grid(
     return answer if graph is None else _with_steps(answer, graph, chip)
 
 
-def miscounted(answer: GridAnswer, *, seed: int = 0, progress: Progress | None = None) -> tuple[str, ...]:
+def find_miscounted_layers(answer: GridAnswer, *, seed: int = 0, progress: Progress | None = None) -> tuple[str, ...]:
     """Layers whose passes, computed number by number, disagree with their cycles; none, or a defect of ours."""
     wrong = []
     for number, (zeros, cycles) in enumerate(zip(answer.zeros, answer.layers, strict=True), start=1):

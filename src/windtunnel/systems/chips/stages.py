@@ -312,7 +312,7 @@ class Stages:
         batch_s = max(item.load_s for item in created) * (batches + len(created) - 1) + sync_s
         return StagePlan(tuple(created), num_pipelines, batch_s, sync_s, self.job.is_recomputed)
 
-    def given(
+    def price_plan(
         self,
         cuts: Sequence[Sequence[int]],
         degrees: Sequence[int],

@@ -93,7 +93,7 @@ def model(
 
     All 29,360 templates of tensor cores, vector cores and buffers are searched; the best comes with a bound on all.
     """
-    from windtunnel.systems.chips.answer import GOALS, shared_chip
+    from windtunnel.systems.chips.answer import GOALS, find_shared_chip
 
     if report is not None:
         require_free(report, force=force)
@@ -113,7 +113,7 @@ def model(
             answers = [_search(name, options, parts, samples, progress) for name in dict.fromkeys(models)]
         except InfeasibleError as error:  # the memory is an option: one that leaves no plan at all is a wrong one
             raise InputError(error.message, where=error.where, fix=error.fix) from error
-        shared = shared_chip(answers) if len(answers) > 1 and "both" in parts else None
+        shared = find_shared_chip(answers) if len(answers) > 1 and "both" in parts else None
     if report is not None:
         from windtunnel.systems.chips.page import codesign_page
 
@@ -146,13 +146,13 @@ def _search(name: str, options: Options, parts: tuple[str, ...], samples: int, p
     path = Path(name)
     if name in EXPERTS or not (path.suffix or path.exists()):
         return search(name, options, parts, progress)
-    from windtunnel.systems.chips.captured import captured_models
+    from windtunnel.systems.chips.captured import models_of_graph
     from windtunnel.whatifs.another_batch import batch_of
 
     if "chip" in parts and "both" not in parts:
         raise InputError("there is no plan of its makers", where=name, fix="leave out --fixed-plan")
     graph = open_graph(path, progress=progress, needs_times=False)
-    models = captured_models(stem(path), graph, samples or batch_of(graph), options.microbatches)
+    models = models_of_graph(stem(path), graph, samples or batch_of(graph), options.microbatches)
     return codesign_models(
         models, options, [part for part in parts if part not in ("given", "chip")], progress=progress
     )

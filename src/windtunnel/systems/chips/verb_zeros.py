@@ -44,7 +44,7 @@ def zeros(
     from windtunnel.hardware import device
     from windtunnel.hardware.accelerators import Accelerator
     from windtunnel.sources.zeros.records import read_zeros
-    from windtunnel.systems.chips.skipping import miscounted, on_grid
+    from windtunnel.systems.chips.skipping import find_miscounted_layers, on_grid
 
     if report is not None:
         require_free(report, force=force)
@@ -55,7 +55,7 @@ def zeros(
     with Progress("simulating") as progress:
         graph = open_graph(source, progress=progress, needs_times=False) if source else None
         answers = [on_grid(records.at(iteration), chip, graph, progress=progress) for iteration in records.iterations]
-        wrong = miscounted(answers[-1], progress=progress) if check else ()
+        wrong = find_miscounted_layers(answers[-1], progress=progress) if check else ()
     if report is not None:
         from windtunnel.systems.chips.page_layers import zeros_page
 

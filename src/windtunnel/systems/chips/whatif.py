@@ -21,7 +21,7 @@ from windtunnel.hardware import device
 from windtunnel.hardware.accelerators import Accelerator
 from windtunnel.simulate.limits import less_work, of_kind
 from windtunnel.systems.chips.accelerators.sparse import MODES, shape_of
-from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
+from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimate_cycles
 
 __all__ = ["layer_tasks", "sparse_accelerator"]
 
@@ -89,7 +89,7 @@ def _ratios(found: Mapping[str, Any], chip: Accelerator, mode: str) -> tuple[flo
     shape = shape_of(found["inputs"], found["weight"], *windows)
     densities = Densities.read(found["input"]), Densities.read(found["gradient"])
     is_masked, is_first = bool(found["is_masked"]), bool(found["is_first"])
-    cycles = estimated_cycles(shape, *densities, chip.sparse_grid, is_masked=is_masked, is_first=is_first)
+    cycles = estimate_cycles(shape, *densities, chip.sparse_grid, is_masked=is_masked, is_first=is_first)
     behind = [cycles[phase] for phase in ("backward", "weights") if phase in cycles]
     ratio = sum(item[mode] for item in behind) / sum(item["dc"] for item in behind)
     return min(cycles["forward"][mode] / cycles["forward"]["dc"], 1.0), min(ratio, 1.0)

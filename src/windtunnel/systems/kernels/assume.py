@@ -105,19 +105,19 @@ def add_promise(function: Function, text: str) -> Function:
     blocks = [
         Block(
             block.label,
-            tuple(created for instruction in block.instructions for created in _promised(instruction, uid, what)),
+            tuple(created for instruction in block.instructions for created in _apply_promise(instruction, uid, what)),
         )
         for block in function.blocks
     ]
     changed = replace(function, blocks=tuple(blocks))
-    return _declared(changed) if what == "narrow" else changed
+    return _declare_intrinsics(changed) if what == "narrow" else changed
 
 
-def _promised(one: Instruction, uid: str, what: str) -> list[Instruction]:
+def _apply_promise(one: Instruction, uid: str, what: str) -> list[Instruction]:
     if uid not in ("F", one.uid) or not _is_float(one):
         return [one]
     if what == "narrow":
-        return _narrowed(one) if one.type == "double" and one.opcode in _NARROWED else [one]
+        return _narrow_to_float(one) if one.type == "double" and one.opcode in _NARROWED else [one]
     new = tuple(dict.fromkeys((*one.flags, *what.split())))
     new = ("fast",) if "fast" in new else new
     text = str(one.pieces[0])
@@ -126,7 +126,7 @@ def _promised(one: Instruction, uid: str, what: str) -> list[Instruction]:
     return [replace(one, pieces=pieces, flags=new)]
 
 
-def _narrowed(one: Instruction) -> list[Instruction]:
+def _narrow_to_float(one: Instruction) -> list[Instruction]:
     """The same operation on floats, between casts."""
     if one.opcode == "call" and not one.callee.endswith(".f64"):
         return [one]
@@ -148,7 +148,7 @@ def _narrowed(one: Instruction) -> list[Instruction]:
     return [*before, small, wide]
 
 
-def _declared(function: Function) -> Function:
+def _declare_intrinsics(function: Function) -> Function:
     """With a declaration for each intrinsic on floats that is called now."""
     lines = function.tail.splitlines()
     for instruction in function.instructions():

@@ -24,7 +24,7 @@ from windtunnel.measure.pairs import Timed, inner_repeats, take_pairs
 from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.sandbox import Lock, allow_time
 from windtunnel.systems.kernels.cases import Case, Out
-from windtunnel.systems.kernels.compiling import compiled, digest, optimize, read_module
+from windtunnel.systems.kernels.compiling import compile_module, digest, optimize, read_module
 from windtunnel.systems.kernels.ir import Function
 
 __all__ = ["Bench", "Engine", "Origin", "Shape", "evaluate", "golden"]
@@ -99,7 +99,7 @@ class Host:
 
     def function(self, module: Any, shape: Shape, *, is_draft: bool = False) -> Any:
         """A function of ctypes."""
-        code = compiled(module, shape.name, level=0 if is_draft else 3)
+        code = compile_module(module, shape.name, level=0 if is_draft else 3)
         result = None if shape.result == "void" else _ctype(shape.result, "the result")
         created: Any = ctypes.CFUNCTYPE(result, *shape.kinds)(code.address)
         created.code = code  # lives as long as the function

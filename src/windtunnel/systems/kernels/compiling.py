@@ -17,7 +17,7 @@ import llvmlite.binding as llvm
 
 from windtunnel.errors import InputError, MissingExtraError
 
-__all__ = ["GPU", "Code", "compiled", "digest", "optimize", "ptx_of", "read_module", "simplified"]
+__all__ = ["GPU", "Code", "compile_module", "digest", "optimize", "ptx_of", "read_module", "simplify_module"]
 
 GPU = "nvptx64"
 """How the triple of a module for a GPU begins."""
@@ -126,7 +126,7 @@ def optimize(module: Any, *, is_widened: bool = True, strips_names: bool = False
     passes.run(module, builder)
 
 
-def simplified(text: str) -> str:
+def simplify_module(text: str) -> str:
     """The module after everything that leaves loops as they are written.
 
     Raises
@@ -144,7 +144,7 @@ def digest(module: Any) -> str:
     return hashlib.sha256(str(module).encode()).hexdigest()[:24]
 
 
-def compiled(module: Any, name: str, *, level: int = 3) -> Code:
+def compile_module(module: Any, name: str, *, level: int = 3) -> Code:
     """Code of the module's function; at level 0 it is made quickly and runs slowly."""
     engine = llvm.create_mcjit_compiler(module, _machine(level))
     engine.finalize_object()

@@ -18,7 +18,7 @@ from windtunnel.systems.kernels.assume import add_hint, add_promise
 from windtunnel.systems.kernels.flow import one_of
 from windtunnel.systems.kernels.ir import Block, Function, Instruction, Operand
 
-__all__ = ["ORDER", "Edit", "EditError", "Individual", "apply", "from_json", "key", "ordered", "to_json"]
+__all__ = ["ORDER", "Edit", "EditError", "Individual", "apply", "from_json", "key", "sort_edits", "to_json"]
 
 ORDER = "smircxpha"
 """Heads in the order in which they are applied: of GEVO, then hints and assumptions."""
@@ -81,7 +81,7 @@ class _Draft:
         return replace(self.function, blocks=tuple(Block(old.label, tuple(new)) for old, new in created))
 
 
-def ordered(edits: Iterable[Edit]) -> list[Edit]:
+def sort_edits(edits: Iterable[Edit]) -> list[Edit]:
     """Edits in canonical order: by head, then by text."""
     return sorted(edits, key=lambda edit: (ORDER.index(edit[0][0][1]), edit))
 
@@ -94,7 +94,7 @@ def key(edits: Iterable[Edit]) -> str:
     >>> key([(("-p", "U3.OP0,A1"),), (("-c", "U2"),)])
     '-c U2|-p U3.OP0,A1'
     """
-    return "|".join(";".join(" ".join(item) for item in edit) for edit in ordered(edits))
+    return "|".join(";".join(" ".join(item) for item in edit) for edit in sort_edits(edits))
 
 
 def apply(function: Function, edits: Iterable[Edit]) -> Function:
@@ -105,7 +105,7 @@ def apply(function: Function, edits: Iterable[Edit]) -> Function:
     EditError
         An edit does not fit.
     """
-    for edit in ordered(edits):
+    for edit in sort_edits(edits):
         function = apply_one(function, edit)
     return function
 
@@ -152,10 +152,10 @@ def _move(draft: _Draft, source: str, position: str) -> None:
 def _replace(draft: _Draft, source: str, target: str) -> None:
     """The target's uses become the clone's; its place keeps its name."""
     created = draft.clone(source, "r")
-    _put(draft, created, target)
+    _replace_instruction(draft, created, target)
 
 
-def _put(draft: _Draft, made: Instruction, target: str) -> None:
+def _replace_instruction(draft: _Draft, made: Instruction, target: str) -> None:
     number, index = draft.place(target)
     had_result = draft.blocks[number][index].type
     draft.blocks[number][index : index + 1] = [draft.anchor(target), made]
@@ -165,8 +165,8 @@ def _put(draft: _Draft, made: Instruction, target: str) -> None:
 
 def _swap(draft: _Draft, source: str, target: str) -> None:
     first, second = draft.clone(source, "s"), draft.clone(target, "s")
-    _put(draft, first, target)
-    _put(draft, second, source)
+    _replace_instruction(draft, first, target)
+    _replace_instruction(draft, second, source)
 
 
 def _cache_hint(draft: _Draft, uid: str) -> None:
@@ -210,7 +210,7 @@ _STEPS: dict[str, Callable[..., None]] = {
 
 def to_json(edits: Iterable[Edit]) -> list[list[list[str]]]:
     """The form of a population file."""
-    return [[list(item) for item in edit] for edit in ordered(edits)]
+    return [[list(item) for item in edit] for edit in sort_edits(edits)]
 
 
 def from_json(document: Any, where: str = "") -> Individual:

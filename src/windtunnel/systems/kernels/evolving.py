@@ -22,7 +22,7 @@ from windtunnel.measure.sandbox import Limits
 from windtunnel.systems.kernels.cases import FITNESS, Case, Cases, load_cases
 from windtunnel.systems.kernels.compiling import optimize, read_module
 from windtunnel.systems.kernels.edits import Individual, apply, from_json, to_json
-from windtunnel.systems.kernels.fuzz import fuzzed
+from windtunnel.systems.kernels.fuzz import fuzz_cases
 from windtunnel.systems.kernels.gpu import require_gpu
 from windtunnel.systems.kernels.journal import last_page
 from windtunnel.systems.kernels.model import Kernel, kernel_of
@@ -187,7 +187,7 @@ def evolve_kernel(
     checks: tuple[Case, ...] = ()
     if allowed == "faithful":
         small = [case for case in kernel.cases(FITNESS) if case.size_bytes <= _MOST_CHECKED_BYTES]
-        checks = tuple(fuzzed(small, _CHECK_SEED))
+        checks = tuple(fuzz_cases(small, _CHECK_SEED))
     limits = Limits(wall_s=timeout_s, cpu_s=timeout_s)
     with Bench(kernel, tolerance=_TOLERANCE[allowed], num_workers=num_workers, limits=limits, checks=checks) as bench:
         page = last_page(folder) if folder is not None else None

@@ -23,13 +23,13 @@ from windtunnel.systems.kernels.compiling import optimize, read_module
 
 config: Any = numba.core.config
 
-__all__ = ["flattened", "module_of"]
+__all__ = ["flatten_arguments", "module_of"]
 
 NAME = "kernel"
 
 
 @contextlib.contextmanager
-def _as_written() -> Iterator[None]:
+def _disable_numba_optimizer() -> Iterator[None]:
     """Let numba leave the optimizing to us."""
     kept = config.OPT, config.LOOP_VECTORIZE, config.SLP_VECTORIZE
     config.OPT, config.LOOP_VECTORIZE, config.SLP_VECTORIZE = type(kept[0])(0), 0, 0
@@ -39,7 +39,7 @@ def _as_written() -> Iterator[None]:
         config.OPT, config.LOOP_VECTORIZE, config.SLP_VECTORIZE = kept
 
 
-def flattened(values: Sequence[Value]) -> tuple[Value, ...]:
+def flatten_arguments(values: Sequence[Value]) -> tuple[Value, ...]:
     """Arguments of the numba function as those of the module's: each array is followed by its extents."""
     flat: list[Value] = []
     for value in values:
@@ -74,7 +74,7 @@ def module_of(
     signature = tuple(_type_of(value, f"argument {index + 1} of {name}") for index, value in enumerate(values))
     jitted = numba.njit(error_model="numpy", boundscheck=False, fastmath=fastmath, debug=True)(plain)
     try:
-        with _as_written(), warnings.catch_warnings():
+        with _disable_numba_optimizer(), warnings.catch_warnings():
             warnings.simplefilter("ignore", numba.core.errors.NumbaDebugInfoWarning)  # then there are no lines
             jitted.compile(signature)
     except numba.core.errors.NumbaError as error:

@@ -16,26 +16,26 @@ from numpy.typing import NDArray
 
 from windtunnel.systems.kernels.cases import Case, Value
 
-__all__ = ["BEYOND", "fuzzed"]
+__all__ = ["BEYOND", "fuzz_cases"]
 
 BEYOND = "beyond"
 
 _FORMS = ("noise", "constant", "zeros", "negative", "wide", "tiny", "sorted", "spikes", BEYOND)
 
 
-def fuzzed(cases: Sequence[Case], seed: int, num_each: int = 9) -> list[Case]:
+def fuzz_cases(cases: Sequence[Case], seed: int, num_each: int = 9) -> list[Case]:
     """So many variants of each case, all forms in turn."""
     result = []
     for index, case in enumerate(cases):
         for number in range(num_each):
             draw = np.random.default_rng([seed, index, number])
             form = _FORMS[number % len(_FORMS)]
-            arguments = tuple(_varied(value, form, draw) for value in case.arguments)
+            arguments = tuple(_vary_value(value, form, draw) for value in case.arguments)
             result.append(replace(case, name=f"{case.name}, {form} {number}", arguments=arguments))
     return result
 
 
-def _varied(value: Value, form: str, draw: np.random.Generator) -> Value:
+def _vary_value(value: Value, form: str, draw: np.random.Generator) -> Value:
     if not isinstance(value, np.ndarray) or not value.size:
         return value
     if value.dtype.kind in "iu":

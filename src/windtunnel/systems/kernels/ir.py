@@ -170,10 +170,12 @@ class Function:
         nodes: list[str] = []
         for block in self.blocks:
             lines.append(f"{block.label}:")
-            lines += [instruction.render() + self._attached(instruction, nodes) for instruction in block.instructions]
+            lines += [
+                instruction.render() + self._hint_suffix(instruction, nodes) for instruction in block.instructions
+            ]
         return "\n".join([*lines, "}", self.tail, *nodes, ""])
 
-    def _attached(self, one: Instruction, nodes: list[str]) -> str:
+    def _hint_suffix(self, one: Instruction, nodes: list[str]) -> str:
         """What the hints of an instruction add to its line, and to the end of the module."""
         hints = self.hints.get(one.uid)
         if not hints:
@@ -245,7 +247,7 @@ def _signature(line: str, number: int) -> tuple[str, str, list[Argument], str]:
     results = re.match(r"define (.*?)@([-a-zA-Z$._0-9]+|\"[^\"]*\")\(", line)
     if results is None:
         raise InputError("this line defines no function that can be read", where=f"line {number}: {line[:80]}")
-    inside, behind = ir_text.balanced(line, results.end() - 1)
+    inside, behind = ir_text.split_bracket(line, results.end() - 1)
     words = results.group(1).split()
     result = words[-1] if words else "void"
     if _ENTRY in words:  # what a GPU is asked to run, and no function that its code calls

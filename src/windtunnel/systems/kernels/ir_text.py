@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["UnknownTextError", "balanced", "split_top", "take_apart", "take_type", "words"]
+__all__ = ["UnknownTextError", "split_bracket", "split_top", "take_apart", "take_type", "words"]
 
 Piece = str | tuple[str, str, bool]
 Parts = tuple[str, str, list[Piece], tuple[str, ...], tuple[str, ...]]
@@ -105,7 +105,7 @@ class UnknownTextError(ValueError):
     """Something that a kernel may not have, in words."""
 
 
-def balanced(text: str, at: int) -> tuple[str, str]:
+def split_bracket(text: str, at: int) -> tuple[str, str]:
     """What the bracket at ``at`` holds, and what stands behind it."""
     depth, quoted = 0, False
     for index in range(at, len(text)):
@@ -144,7 +144,7 @@ def take_type(text: str) -> tuple[str, str]:
     """The type with which a text begins, and the rest."""
     text = text.lstrip()
     if text[:1] in _CLOSED:
-        inside, rest = balanced(text, 0)
+        inside, rest = split_bracket(text, 0)
         return text[0] + inside + _CLOSED[text[0]], rest.lstrip()
     result = _PLAIN_TYPE.match(text)
     if result is None:
@@ -155,7 +155,7 @@ def take_type(text: str) -> tuple[str, str]:
 def _take_value(text: str, kind: str = "") -> tuple[str, str]:
     text = text.lstrip()
     if text[:1] == "<" or text[:1] in "[{":
-        inside, rest = balanced(text, 0)
+        inside, rest = split_bracket(text, 0)
         return text[0] + inside + _CLOSED[text[0]], rest
     result = _VALUE.match(text)
     if result is None:
@@ -169,7 +169,7 @@ def _take_value(text: str, kind: str = "") -> tuple[str, str]:
         if value not in _CONSTANT_WORDS:
             raise UnknownTextError(f"the constant {value!r}")
         if rest.lstrip().startswith("("):
-            inside, rest = balanced(rest.lstrip(), 0)
+            inside, rest = split_bracket(rest.lstrip(), 0)
             value = f"{value} ({inside})"
     return value, rest
 
@@ -208,19 +208,19 @@ def take_apart(text: str) -> Parts:
         return _same_type(opcode, head, rest, flags)
     if opcode in ("fneg", "freeze"):
         pieces, _ = _several(rest, 1)
-        return opcode, str(pieces[1][0]), _headed(head, pieces), (), flags
+        return opcode, str(pieces[1][0]), _prepend_text(head, pieces), (), flags
     if opcode in _CASTS:
         pieces, rest = _several(rest, 1)
         kind = take_type(rest.strip().removeprefix("to "))[0]
-        return opcode, kind, [*_headed(head, pieces), f" to {kind}"], (), flags
+        return opcode, kind, [*_prepend_text(head, pieces), f" to {kind}"], (), flags
     maker = _MAKERS.get(opcode)
     if maker is None:
         raise UnknownTextError(f"the instruction {opcode!r}")
     kind, pieces, incoming = maker(rest)
-    return opcode, kind, _headed(head, pieces), incoming, flags
+    return opcode, kind, _prepend_text(head, pieces), incoming, flags
 
 
-def _headed(head: str, pieces: list[Piece]) -> list[Piece]:
+def _prepend_text(head: str, pieces: list[Piece]) -> list[Piece]:
     return [head + pieces[0], *pieces[1:]] if pieces and isinstance(pieces[0], str) else [head, *pieces]
 
 
@@ -352,7 +352,7 @@ def _call(rest: str) -> Parts:
     before = words(rest[:index].strip())
     kinds = [word for word in before if word[0] in "<[{" or _PLAIN_TYPE.fullmatch(word)]
     kind = rest[rest.index("<") : index].strip() if any(word[0] == "<" for word in before) else kinds[-1]
-    inside, _ = balanced(rest, paren)
+    inside, _ = split_bracket(rest, paren)
     pieces: list[Piece] = [f"call {''.join(flag + ' ' for flag in flags)}{kind} @{name}("]
     for position, part in enumerate(split_top(inside)):
         typed, value = take_type(part)

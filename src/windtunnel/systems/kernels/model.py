@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from windtunnel.systems.kernels.cases import Cases
-from windtunnel.systems.kernels.compiling import GPU, simplified
+from windtunnel.systems.kernels.compiling import GPU, simplify_module
 from windtunnel.systems.kernels.edits import Individual, key
 from windtunnel.systems.kernels.ir import Function, parse
 
@@ -105,5 +105,5 @@ def kernel_of(text: str, cases: Cases, name: str = "", file: str = "") -> Kernel
         The text is no valid module, or no kernel: says the line.
     """
     parse(text)  # so that lines are those of the user's text
-    function = parse(simplified(text))
+    function = parse(simplify_module(text))
     return Kernel(name or function.name, function, cases, text, file)

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.base.pareto import crowding, fronts
 
-__all__ = ["ranked", "select", "tournament"]
+__all__ = ["rank_and_crowding", "select", "tournament"]
 
 
-def ranked(goals: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def rank_and_crowding(goals: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Front of each, and how alone it stands in its front [P]."""
     table = np.asarray(goals, dtype=np.float64)
     front = fronts(table)
@@ -27,14 +27,14 @@ def ranked(goals: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 def select(goals: ArrayLike, num_kept: int) -> list[int]:
     """The best, by front and then by how alone they stand; of equals the earlier."""
-    front, alone = ranked(goals)
+    front, alone = rank_and_crowding(goals)
     order = np.lexsort((np.arange(len(front)), -alone, front))
     return [int(item) for item in order[:num_kept]]
 
 
 def tournament(goals: ArrayLike, num_drawn: int, draw: np.random.Generator) -> list[int]:
     """Winners of pairs that are drawn so that everyone takes part equally often; equals are decided by the draw."""
-    front, alone = ranked(goals)
+    front, alone = rank_and_crowding(goals)
     result: list[int] = []
     while len(result) < num_drawn:
         for first, second in draw.permutation(len(front))[: len(front) // 2 * 2].reshape(-1, 2):

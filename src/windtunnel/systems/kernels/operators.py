@@ -14,7 +14,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.systems.kernels.assume import hints_for, promises_for
-from windtunnel.systems.kernels.edits import Edit, Individual, apply_one, ordered
+from windtunnel.systems.kernels.edits import Edit, Individual, apply_one, sort_edits
 from windtunnel.systems.kernels.flow import Flow, Place, is_target, kinds_of
 from windtunnel.systems.kernels.ir import Function, Instruction
 
@@ -79,7 +79,7 @@ def draw_edit(function: Function, draw: np.random.Generator, operators: str = OP
     source, other = (targets[int(index)] for index in draw.choice(len(targets), size=2, replace=False))
     view = _View.of(function)
     if op == "c":
-        return (("-c", source.uid), *_redirected(view, source, draw))
+        return (("-c", source.uid), *_redirect_uses(view, source, draw))
     if op == "p":
         return _operand(view, source, draw)
     if op == "x":
@@ -88,7 +88,7 @@ def draw_edit(function: Function, draw: np.random.Generator, operators: str = OP
         return None
     if op == "s" and (source.type != other.type or view.kinds.get(source.uid) != view.kinds.get(other.uid)):
         return None
-    return _cloned(op, function, source, other, draw)
+    return _clone_instruction(op, function, source, other, draw)
 
 
 def _pick(draw: np.random.Generator, values: Sequence[str]) -> str:
@@ -104,7 +104,7 @@ def _uses(function: Function, uid: str) -> list[tuple[Instruction, int]]:
     ]
 
 
-def _redirected(view: _View, one: Instruction, draw: np.random.Generator) -> Edit:
+def _redirect_uses(view: _View, one: Instruction, draw: np.random.Generator) -> Edit:
     """All uses of what is deleted get one value that was there before it, or C1."""
     used = _uses(view.function, one.uid)
     if not used:
@@ -125,7 +125,7 @@ def _operand(view: _View, one: Instruction, draw: np.random.Generator) -> Edit |
     return (("-p", f"{one.uid}.OP{slot},{_pick(draw, values)}"),) if values else None
 
 
-def _cloned(
+def _clone_instruction(
     op: str, function: Function, source: Instruction, other: Instruction, draw: np.random.Generator
 ) -> Edit | None:
     """Copy, move, replace, swap: the head, then what repairs the clones."""
@@ -138,9 +138,9 @@ def _cloned(
     repairs: list[tuple[str, str]] = []
     view = _View.of(changed)
     for instruction in [item for item in changed.instructions() if item.uid not in before and not item.is_anchor]:
-        repairs += _repaired(view, instruction, draw)
+        repairs += _repair_operands(view, instruction, draw)
         if op == "i" and source.type and _uses(function, source.uid):
-            repairs += _forced(view, instruction, draw)
+            repairs += _force_use(view, instruction, draw)
     if op == "m" and source.type:
         used = _uses(changed, source.uid)
         index = view.places[f"{source.uid}.d"]
@@ -152,7 +152,7 @@ def _cloned(
     return (head, *repairs)
 
 
-def _repaired(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
+def _repair_operands(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
     """Each operand of a clone that is not there at its new place gets one that is."""
     result = []
     for slot, operand in enumerate(one.operands):
@@ -164,7 +164,7 @@ def _repaired(view: _View, one: Instruction, draw: np.random.Generator) -> list[
     return result
 
 
-def _forced(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
+def _force_use(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
     """One later operand of the same kind becomes the copy."""
     kind, index = view.kinds[one.uid], view.places[one.uid]
     slots = [
@@ -194,7 +194,7 @@ def _dangling(view: _View, repairs: list[tuple[str, str]], draw: np.random.Gener
 
 def cross(one: Individual, other: Individual, draw: np.random.Generator) -> tuple[Individual, Individual] | None:
     """Two children with what both parents have, and one part each of what only one has; None where nothing differs."""
-    common, differing = one & other, ordered(one ^ other)
+    common, differing = one & other, sort_edits(one ^ other)
     if len(differing) < 2:
         return None
     shuffled = [differing[int(index)] for index in draw.permutation(len(differing))]

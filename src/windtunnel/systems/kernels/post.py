@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
-from windtunnel.systems.kernels.edits import Edit, Individual, ordered
+from windtunnel.systems.kernels.edits import Edit, Individual, sort_edits
 from windtunnel.systems.kernels.model import Evaluation
 
-__all__ = ["Ladder", "ladder", "minimized"]
+__all__ = ["Ladder", "ladder", "minimize_edits"]
 
 Again = Callable[[list[Individual]], list[Evaluation]]
 """Run sets of edits, with many timings of each."""
@@ -22,9 +22,9 @@ _LOSS = 0.01
 _MOST_EXHAUSTIVE = 8
 
 
-def minimized(edits: Individual, again: Again, loss: float = _LOSS) -> Individual:
+def minimize_edits(edits: Individual, again: Again, loss: float = _LOSS) -> Individual:
     """Drop every edit without which it passes and is at most that much slower; large parts first, then single ones."""
-    kept = ordered(edits)
+    kept = sort_edits(edits)
     best = again([frozenset(kept)])[0]
     size = len(kept) // 2
     while size >= 1:
@@ -82,7 +82,7 @@ class Ladder:
 
 def ladder(edits: Individual, again: Again) -> Ladder:
     """Tell independent edits from those that work together."""
-    every = ordered(edits)
+    every = sort_edits(edits)
     if len(every) == 1:
         return Ladder(tuple(every), (), _subsets(every, [], again))
     origin, everything = again([frozenset(), edits])

@@ -133,8 +133,8 @@ def evolve(
                          fix="choose another with --output, or ask the same again")  # fmt: skip
     begun_s = time.monotonic()
     if page is None:
-        first = _with_scanned(_first(function, evaluate, options), _passing(seeds, evaluate))
-        page = _turned(Page(0, tuple(first), settings), counts())
+        first = _add_scanned(_first(function, evaluate, options), _passing(seeds, evaluate))
+        page = _next_page(Page(0, tuple(first), settings), counts())
         _keep(folder, page)
     while (
         page.generation < options.generations
@@ -142,7 +142,7 @@ def evolve(
         and page.history[-1]["time_ratio"] > options.enough
     ):
         created = _next(function, evaluate, options, page.population, page.generation + 1)
-        page = _turned(replace(page, generation=page.generation + 1, population=tuple(created)), counts())
+        page = _next_page(replace(page, generation=page.generation + 1, population=tuple(created)), counts())
         _keep(folder, page)
         if progress is not None:
             best = page.history[-1]["time_ratio"]
@@ -150,7 +150,7 @@ def evolve(
     return Found(page.population, page.history)
 
 
-def _turned(page: Page, counts: dict[str, Any]) -> Page:
+def _next_page(page: Page, counts: dict[str, Any]) -> Page:
     best = min(item.evaluation.fitness for item in page.population)
     error = min(item.evaluation.error for item in page.population)
     row = {"generation": page.generation, "time_ratio": best[0], "error": best[1], "least_error": error}
@@ -180,17 +180,17 @@ def _first(function: Function, evaluate: Evaluate, options: Options) -> list[Can
             break
         unions: dict[int, Individual] = dict.fromkeys(open_places, frozenset())
         for _ in range(_FIRST_EDITS):
-            extended = _mutated(function, evaluate, options, dict.fromkeys(open_places, origin), draws)
+            extended = _mutate_until_viable(function, evaluate, options, dict.fromkeys(open_places, origin), draws)
             for key, item in extended.items():
                 unions[key] |= item.edits
         indices = list(unions)
         for key, result in zip(indices, evaluate([unions[index] for index in indices]), strict=True):
             if result.kind == "ok":
                 created[key] = Candidate(unions[key], result)
-    return _with_scanned([entry or origin for entry in created], _scanned(function, evaluate, options))
+    return _add_scanned([entry or origin for entry in created], _scan_single_edits(function, evaluate, options))
 
 
-def _scanned(function: Function, evaluate: Evaluate, options: Options) -> list[Candidate]:
+def _scan_single_edits(function: Function, evaluate: Evaluate, options: Options) -> list[Candidate]:
     """Each hint and each assumption alone, the quickest first, as far as they gain anything."""
     if not options.is_scanned:
         return []
@@ -212,7 +212,7 @@ def _passing(seeds: Sequence[Individual], evaluate: Evaluate) -> list[Candidate]
     return sorted(result, key=lambda one: one.evaluation.fitness)
 
 
-def _with_scanned(population: list[Candidate], scanned: list[Candidate]) -> list[Candidate]:
+def _add_scanned(population: list[Candidate], scanned: list[Candidate]) -> list[Candidate]:
     """The slower half makes room."""
     kept = sorted(population, key=lambda one: one.evaluation.fitness)
     count = min(len(scanned), len(population) // 2)
@@ -229,7 +229,7 @@ def _next(
     _cross_all(children, pairs, evaluate, draw)
     selected = {index: child for index, child in enumerate(children) if draw.random() < options.mutation}
     draws = [_draws(options, generation, index) for index in range(len(children))]
-    for key, item in _mutated(function, evaluate, options, selected, draws).items():
+    for key, item in _mutate_until_viable(function, evaluate, options, selected, draws).items():
         children[key] = item
     elite = select(goals, max(1, options.population // 64))
     pool = _once([*(population[index] for index in elite), *children], population)
@@ -267,7 +267,7 @@ def _cross_all(children: list[Candidate], pairs: Sequence[int], evaluate: Evalua
                 waiting.pop(position - (0 if position in pairs else 1), None)
 
 
-def _mutated(
+def _mutate_until_viable(
     function: Function,
     evaluate: Evaluate,
     options: Options,

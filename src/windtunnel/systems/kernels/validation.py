@@ -87,10 +87,10 @@ class _Reading:
                 continue
             operands = tuple(self._term(value.value, value.type) for value in instruction.operands)
             if instruction.opcode == "store":
-                memory = _stored(memory, instruction, operands)
+                memory = _store_term(memory, instruction, operands)
                 risks.add(("reach", operands[1]))
             elif instruction.opcode == "load":
-                self.terms[instruction.uid] = _loaded(memory, instruction, operands[0])
+                self.terms[instruction.uid] = _load_term(memory, instruction, operands[0])
                 risks.add(("reach", operands[0]))
             elif instruction.opcode in ("br", "switch", "ret", "unreachable"):
                 self.ends[at] = (instruction.key, operands)
@@ -98,7 +98,7 @@ class _Reading:
                 memory = ("call", instruction.key, operands, memory)
                 risks.add(("call", instruction.key, operands))
             else:
-                self.terms[instruction.uid] = term = _made(instruction, operands)
+                self.terms[instruction.uid] = term = _operation_term(instruction, operands)
                 if instruction.opcode in _TRAPS:
                     risks.add(term)
         self.leaves[at], self.risks[at] = memory, risks
@@ -109,7 +109,7 @@ class _Reading:
         return self.terms.get(value[1:], ("argument", value[1:]))
 
 
-def _made(one: Instruction, operands: tuple[Term, ...]) -> Term:
+def _operation_term(one: Instruction, operands: tuple[Term, ...]) -> Term:
     if one.opcode == "select" and operands[1] == operands[2]:
         return operands[1]
     is_commuting = one.opcode in _COMMUTES or one.callee.startswith(
@@ -126,7 +126,7 @@ def _made(one: Instruction, operands: tuple[Term, ...]) -> Term:
     return (one.key, operands)
 
 
-def _stored(memory: Term, one: Instruction, operands: tuple[Term, ...]) -> Term:
+def _store_term(memory: Term, one: Instruction, operands: tuple[Term, ...]) -> Term:
     """Memory after a store: one that only writes what is there changes nothing; a later one to the same place wins."""
     value, index = operands
     if value[0] == "load" and value[2] == index and value[3] == memory:
@@ -136,7 +136,7 @@ def _stored(memory: Term, one: Instruction, operands: tuple[Term, ...]) -> Term:
     return ("store", one.key, value, index, memory)
 
 
-def _loaded(memory: Term, one: Instruction, place: Term) -> Term:
+def _load_term(memory: Term, one: Instruction, place: Term) -> Term:
     """What is read: what was stored there last, seen through stores that surely went elsewhere."""
     while memory[0] == "store":
         value, there = memory[2], memory[3]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from windtunnel.errors import InputError
 from windtunnel.measure.stats import Estimate
 from windtunnel.systems.kernels.cases import FITNESS, HELD_OUT, Case
-from windtunnel.systems.kernels.edits import Edit, Individual, apply, ordered, to_json
-from windtunnel.systems.kernels.fuzz import fuzzed
+from windtunnel.systems.kernels.edits import Edit, Individual, apply, sort_edits, to_json
+from windtunnel.systems.kernels.fuzz import fuzz_cases
 from windtunnel.systems.kernels.ir import Function
 from windtunnel.systems.kernels.model import Candidate, Kernel
-from windtunnel.systems.kernels.post import Ladder, ladder, minimized
+from windtunnel.systems.kernels.post import Ladder, ladder, minimize_edits
 from windtunnel.systems.kernels.run import Bench
 from windtunnel.systems.kernels.validation import is_same
 from windtunnel.systems.kernels.words import describe
@@ -120,7 +120,7 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
     held_out = list(kernel.cases(HELD_OUT))
     every = [*held_out, *kernel.cases(FITNESS)]
     small = [case for case in every if case.size_bytes <= _MOST_FUZZED_BYTES] or every[:1]
-    sampled = fuzzed(small, _FUZZ_SEED, max(_FUZZ_EACH, 72 // len(small)))
+    sampled = fuzz_cases(small, _FUZZ_SEED, max(_FUZZ_EACH, 72 // len(small)))
     reasons: list[str] = []
     with ExitStack() as stack:
         judges = _Judges(
@@ -129,7 +129,7 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
             stack.enter_context(_bench(kernel, small[:1], sampled, 0.0)),
         )
         for candidate in [item for item in candidates if item.edits][:_MOST_JUDGED]:
-            edits = minimized(candidate.edits, lambda sets: bench.again(sets, _PAIRS_AGAIN))
+            edits = minimize_edits(candidate.edits, lambda sets: bench.again(sets, _PAIRS_AGAIN))
             if not edits:
                 continue
             result = _verdict(judges, bench, edits, len(candidate.edits), reasons, is_faithful=is_faithful)
@@ -175,14 +175,14 @@ def _verdict(
     is_proven = is_exact and not reorders and is_same(kernel.function, apply(kernel.function, edits))
     return Verdict(
         edits, num_raw, timed.speedup, "exact" if is_proven else "exact on tests" if is_exact else "approximate",
-        max(unseen.error, timed.evaluation.error), tuple(_gene(judges, edit) for edit in ordered(edits)),
+        max(unseen.error, timed.evaluation.error), tuple(_gene(judges, edit) for edit in sort_edits(edits)),
         ladder(edits, lambda sets: bench.again(sets, _PAIRS_AGAIN)),
     )  # fmt: skip
 
 
 def _faithful_part(judges: _Judges, edits: Individual) -> Individual:
     """Those edits that drawn inputs find nothing wrong with, where others are wrong."""
-    every = ordered(edits)
+    every = sort_edits(edits)
     result = judges.drawn.evaluate([frozenset([edit]) for edit in every])
     kept = frozenset(edit for edit, reported in zip(every, result, strict=True) if reported.kind == "ok")
     return kept if kept != edits else frozenset()

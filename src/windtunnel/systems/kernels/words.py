@@ -46,28 +46,30 @@ def describe(function: Function, edit: Edit) -> str:
     names = text.split(",")
     first = _of(function, names[0])
     if op == "-c":
-        return _deleted(function, first, edit)
+        return _describe_deletion(function, first, edit)
     if op == "-p":
         slot, value = names
         uid, _, index = slot.rpartition(".OP")
-        return f"gives {_named(_of(function, uid), uid)} {_value(function, value)} as operand {int(index) + 1}"
+        return (
+            f"gives {_instruction_name(_of(function, uid), uid)} {_value(function, value)} as operand {int(index) + 1}"
+        )
     if op == "-x":
-        return f"reads past the nearest cache at {_named(first, names[0])}"
-    second = _named(_of(function, names[1]), names[1])
-    one = _named(first, names[0])
+        return f"reads past the nearest cache at {_instruction_name(first, names[0])}"
+    second = _instruction_name(_of(function, names[1]), names[1])
+    one = _instruction_name(first, names[0])
     return {"-i": f"does {one} once more before {second}", "-m": f"moves {one} before {second}",
             "-r": f"puts a copy of {one} in place of {second}", "-s": f"exchanges {one} and {second}"}[op]  # fmt: skip
 
 
-def _deleted(function: Function, one: Instruction | None, edit: Edit) -> str:
+def _describe_deletion(function: Function, one: Instruction | None, edit: Edit) -> str:
     uid = edit[0][1]
     values = {text.split(",")[1] for op, text in edit[1:] if op == "-p"}
     users = [_of(function, text.split(".OP")[0]) for op, text in edit[1:] if op == "-p"]
     if one is not None and one.type == "i1" and values == {"C1"}:
         branches = [user for user in users if user is not None and user.opcode == "br"]
         what = "the branch" if branches else "it"
-        return f"takes {_named(one, uid)} as always true" + (f", so {what} has one way" if branches else "")
-    words = f"drops {_named(one, uid)}"
+        return f"takes {_instruction_name(one, uid)} as always true" + (f", so {what} has one way" if branches else "")
+    words = f"drops {_instruction_name(one, uid)}"
     return f"{words}, and uses {_value(function, next(iter(values)))} instead" if values else words
 
 
@@ -75,7 +77,7 @@ def _of(function: Function, uid: str) -> Instruction | None:
     return function.find(uid) or function.find(re.split(r"\.[imrsdn]\d*$", uid)[0].split(".")[0])
 
 
-def _named(one: Instruction | None, uid: str) -> str:
+def _instruction_name(one: Instruction | None, uid: str) -> str:
     if one is None:
         return uid
     name = _NAMES.get(one.opcode, one.opcode)
@@ -90,7 +92,7 @@ def _value(function: Function, value: str) -> str:
         return "1 (or true, or null)"
     if value.startswith("A"):
         return f"argument {value[1:]}"
-    return _named(_of(function, value), value)
+    return _instruction_name(_of(function, value), value)
 
 
 def _hint(function: Function, text: str) -> str:
@@ -107,7 +109,7 @@ def _promise(function: Function, text: str) -> str:
             "noalias": f"promises that argument {uid[1:]} overlaps no other",
             "align=64": f"promises that argument {uid[1:]} begins at a multiple of 64 bytes",
         }.get(what, f"promises that argument {uid[1:]} is {what}")
-    where = "everywhere" if uid == "F" else f"at {_named(_of(function, uid), uid)}"
+    where = "everywhere" if uid == "F" else f"at {_instruction_name(_of(function, uid), uid)}"
     if what == "narrow":
         return f"computes with floats instead of doubles {where}"
     meaning = {"contract": "products and sums may be fused", "reassoc": "sums may be taken in another order",

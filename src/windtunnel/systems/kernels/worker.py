@@ -49,7 +49,7 @@ class Order:
 def main(place: Place) -> int:
     """Prepare the original, then answer until there are no orders."""
     setup: Setup = _bearable(place.config)
-    ending = contained(partial(_tried, setup), setup.limits)
+    ending = contained(partial(_try_original, setup), setup.limits)
     if ending.kind != "done":
         place.tell(InputError(
             f"the original fails its own tests: {ending.kind}, {ending.detail}", where=setup.function.name,
@@ -79,7 +79,7 @@ def _bearable(setup: Setup) -> Setup:
 
 
 def _bears(setup: Setup, case: Case) -> bool:
-    ending = contained(partial(_tried, replace(setup, cases=(), checks=(case,))), setup.limits)
+    ending = contained(partial(_try_original, replace(setup, cases=(), checks=(case,))), setup.limits)
     return ending.kind == "done" and isinstance(pickle.loads(ending.answer), str)
 
 
@@ -88,7 +88,7 @@ def _origin(setup: Setup) -> Origin:
     return golden(setup.function, setup.raw, setup.cases, setup.checks, engine)
 
 
-def _tried(setup: Setup, _: Lock) -> bytes:
+def _try_original(setup: Setup, _: Lock) -> bytes:
     """The original runs apart once before it runs in this process: its digest, or why it cannot."""
     try:
         return pickle.dumps(_origin(setup).digest)

@@ -62,7 +62,7 @@ def block_circulant(program: LiveProgram, *, k: int = 64, layer: str = "") -> It
 
 def _layers(program: LiveProgram, model: torch.nn.Module, k: int, layer: str) -> list[Any]:
     """Layers that are large enough and share nothing; one that is named and does is refused."""
-    from windtunnel.systems.layers.nn.circulant.modules import can_be, unshared
+    from windtunnel.systems.layers.nn.circulant.modules import can_be, check_unshared
 
     names = {id(module): name for name, module in model.named_modules()}
     modules = matching(program, model, layer) if layer else paths_of(program, model)
@@ -72,7 +72,7 @@ def _layers(program: LiveProgram, model: torch.nn.Module, k: int, layer: str) ->
         if not can_be(module) or min(module.weight.shape[:2]) < k:
             continue
         try:
-            unshared(model, names[id(module)], module)
+            check_unshared(model, names[id(module)], module)
         except InputError as error:
             if layer:
                 raise FlightError(f"{path}: {error.message}", where=error.where, fix=error.fix) from error

@@ -60,7 +60,7 @@ def structured_dropout(
 
 def _behind_dropout(dropouts: list[Any], linear: list[Any], settings: Settings) -> list[Undo]:
     """A dropout notes on what it gives which units it kept; a linear layer that reads this multiplies with them."""
-    from windtunnel.systems.layers.nn.dropout.feedforward import dropped_units, multiply_kept
+    from windtunnel.systems.layers.nn.dropout.feedforward import drop_units, multiply_kept
     from windtunnel.systems.layers.nn.dropout.recurrent import lay_out
 
     feeding: set[int] = set()
@@ -73,7 +73,7 @@ def _behind_dropout(dropouts: list[Any], linear: list[Any], settings: Settings) 
                 return plain(x)  # type: ignore[no-any-return]
             kept = None
             if id(module) in feeding:
-                given, kept = dropped_units(x, settings)
+                given, kept = drop_units(x, settings)
             else:
                 given = plain(x)
             setattr(given, _NOTE, (id(module), kept))

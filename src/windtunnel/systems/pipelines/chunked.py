@@ -67,7 +67,7 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> S
     total = num_microbatches * num_chunks
     rows, most = [], []
     for rank in range(num_ranks):
-        forward = [_interleaved(i, num_ranks, num_chunks) for i in range(total)]
+        forward = [_chunk_and_microbatch(i, num_ranks, num_chunks) for i in range(total)]
         ahead = 2 * (num_ranks - 1 - rank) + (num_chunks - 1) * num_ranks
         # with one round only, whatever comes back comes after all has gone
         ahead = total if num_microbatches == num_ranks else min(ahead, total)
@@ -83,7 +83,7 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> S
     return Schedule("interleaved", tuple(rows), ranks, num_microbatches, most_in_flight=tuple(most))
 
 
-def _interleaved(place: int, num_ranks: int, num_chunks: int) -> tuple[int, int]:
+def _chunk_and_microbatch(place: int, num_ranks: int, num_chunks: int) -> tuple[int, int]:
     """Chunk and microbatch of the so manieth pass forward."""
     rounds, within = divmod(place, num_ranks * num_chunks)
     chunk, index = divmod(within, num_ranks)

@@ -18,7 +18,7 @@ from windtunnel.systems.pipelines.schedules import (
     one_forward_one_backward,
     pipedream,
     pipedream_2bw,
-    repeated,
+    repeat_schedule,
 )
 
 __all__ = ["NEVER_EMPTIED", "SCHEDULES", "generate"]
@@ -61,11 +61,11 @@ def generate(
     if name not in SCHEDULES:
         raise InputError(f"no schedule is called {name!r}", where="schedule", fix=", ".join(SCHEDULES))
     if num_chunks is not None and name == "interleaved":
-        return repeated(interleaved(num_ranks, num_microbatches, num_chunks), num_batches)
+        return repeat_schedule(interleaved(num_ranks, num_microbatches, num_chunks), num_batches)
     if name in _NEVER_EMPTIED:
         schedule = _NEVER_EMPTIED[name](num_ranks, num_microbatches, num_batches)
     else:
-        schedule = repeated(_EMPTIED[name](num_ranks, num_microbatches), num_batches)
+        schedule = repeat_schedule(_EMPTIED[name](num_ranks, num_microbatches), num_batches)
     if num_chunks is not None and num_chunks * num_ranks != schedule.num_stages:
         raise InputError(
             f"{num_chunks} chunks per rank", where=name, fix=f"{schedule.num_stages // num_ranks}, or interleaved"

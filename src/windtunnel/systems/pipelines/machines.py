@@ -129,7 +129,7 @@ def cheapest_machines(
         device = offer.instance.device
         if device.name not in known:
             known[device.name] = profiles(device) if profiles else profiles_of(graph, num_samples, sizes, device)
-        tried = _tried(offer, known[device.name], batch, batch / samples_per_s * 1e9, num_replayed)
+        tried = _plan_offer(offer, known[device.name], batch, batch / samples_per_s * 1e9, num_replayed)
         if tried.played is not None:
             return Rental(tried, tuple(cheaper))
         cheaper.append(tried)
@@ -140,7 +140,7 @@ def cheapest_machines(
     )  # fmt: skip
 
 
-def _tried(offer: Offer, profiles: Mapping[int, Blocks], batch: int, most_ns: float, num_replayed: int) -> Offer:
+def _plan_offer(offer: Offer, profiles: Mapping[int, Blocks], batch: int, most_ns: float, num_replayed: int) -> Offer:
     """The offer with a plan whose batch takes no longer, or with the reason why there is none."""
     busy_ns = min(_pass_ns(profile) * batch / size for size, profile in profiles.items()) / offer.num_devices
     if busy_ns > most_ns:

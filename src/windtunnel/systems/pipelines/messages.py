@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES"]
 
 
-def _buffered(line: Line, rank: int) -> None:
+def _run_buffered(line: Line, rank: int) -> None:
     """Receives are posted ahead, nobody waits for what it sent."""
     for index, action in enumerate(line.row(rank)):
         line.expect(action)
@@ -46,7 +46,7 @@ def _crossing(line: Line, rank: int) -> None:
         line.update(rank, index)
 
 
-def _exchanged(line: Line, rank: int) -> None:
+def _run_exchanged(line: Line, rank: int) -> None:
     """Several stages per rank: all messages are exchanged between two rounds, and everybody waits for its own."""
     row = line.row(rank)
     begins = [0, *(i + 1 for i in range(len(row)) if line.ends_batch(rank, i))]
@@ -81,7 +81,7 @@ def _all(messages_of: Callable[[Action], list[Message]], actions: Iterable[Actio
 
 
 RULES: dict[str, Callable[[Schedule], Callable[[Line, int], None]]] = {
-    "buffered": lambda _: _buffered,
-    "exchanged": lambda schedule: _exchanged if schedule.num_stages > schedule.num_ranks else _crossing,
+    "buffered": lambda _: _run_buffered,
+    "exchanged": lambda schedule: _run_exchanged if schedule.num_stages > schedule.num_ranks else _crossing,
 }
 """Rules by name, each for a schedule."""

@@ -20,15 +20,15 @@ from windtunnel.graph import Graph
 from windtunnel.search.placement.throughput import Plan, sync_ns
 from windtunnel.systems.pipelines.replayed import alike, beside, reads_of, side_by_side
 from windtunnel.systems.pipelines.schedules import Schedule, forward_only, gpipe, one_forward_one_backward
-from windtunnel.systems.pipelines.timed import StageTimes, scheduled
+from windtunnel.systems.pipelines.timed import StageTimes, build_schedule_graph
 
-__all__ = ["ScheduleName", "chained", "pipelined", "plan_schedule", "stage_order"]
+__all__ = ["ScheduleName", "build_pipeline_graph", "build_rank_graph", "plan_schedule", "stage_order"]
 
 ScheduleName = Literal["1f1b", "gpipe"]
 _SCHEDULES = {"1f1b": one_forward_one_backward, "gpipe": gpipe}
 
 
-def pipelined(
+def build_pipeline_graph(
     plan: Plan,
     num_samples: int,
     *,
@@ -79,10 +79,10 @@ def pipelined(
         for replica in range(num_replicas)
     ]
     reads = [{index[other] for other in before[device]} for device in order]
-    return scheduled(plan_schedule(plan, num_samples, schedule), times, reads=reads, names=names)
+    return build_schedule_graph(plan_schedule(plan, num_samples, schedule), times, reads=reads, names=names)
 
 
-def chained(
+def build_rank_graph(
     plan: Plan,
     schedule: Schedule,
     *,
@@ -148,7 +148,7 @@ def chained(
     names = None
     if schedule.num_ranks == len(order) and width == 1:
         names = [f"{plan.problem.types[int(plan.kind[index])].name} {index}" for index in order]
-    return scheduled(
+    return build_schedule_graph(
         side_by_side(schedule, width), beside(times, len(order), width),
         reads=reads_of(len(order), width), alike=alike(len(order), width), names=names,
     )  # fmt: skip

@@ -117,7 +117,7 @@ def read_piper(
     degrees = sorted({degree for cell in cells for degree, _ in cell})
     variants = tuple(dict.fromkeys(variant for cell in cells for _, variant in cell))
     time, weights, kept, fixed = _columns(cells, degrees, variants)
-    sync_in, sync_out = (_synced(cells, nodes, degrees, variants, edges, side) for side in ("Fw", "Bw"))
+    sync_in, sync_out = (_sync_times(cells, nodes, degrees, variants, edges, side) for side in ("Fw", "Bw"))
     limit = number_of(document, "maxMemoryPerDevice", where) if memory_bytes is None else memory_bytes
     return PiperProblem(
         tuple(str(node.get("name", node["id"])) for node in nodes),
@@ -195,7 +195,7 @@ def _columns(cells: Sequence[_Cells], degrees: list[int], variants: tuple[str, .
     return list(created)
 
 
-def _synced(
+def _sync_times(
     cells: Sequence[_Cells],
     nodes: Sequence[Mapping[str, Any]],
     degrees: list[int],

@@ -35,7 +35,7 @@ def plans_page(
     name = title or "pipeline"
     head = f"<h1>{escape(name)}: {format_duration(round(best.step_ns))} per batch by {escape(str(best.row))}</h1>"
     lead = f'<p class="lead">{len(table.feasible)} of {len(table.rows)} combinations fit. {escape(note)}</p>'
-    sections = [_memory(best.row), _fitting(table, played), _barred(table)]
+    sections = [_memory(best.row), _fitting(table, played), _infeasible_section(table)]
     return write_text(Path(path), _page(name, head + lead, sections), overwrite=overwrite)
 
 
@@ -68,7 +68,7 @@ def _fitting(table: PlanTable, played: Sequence[Played]) -> Section:
     return Section("fits", "what fits", f"{len(rows)} plans fit, ranked by their replay where there is one", body)
 
 
-def _barred(table: PlanTable) -> Section:
+def _infeasible_section(table: PlanTable) -> Section:
     rows = [row for row in table.rows if not row.is_feasible]
     body = render_table(["plan", "why not"], [[escape(str(row)), escape(row.reason)] for row in rows])
     return Section("barred", "what cannot be", f"{len(rows)} plans cannot be", body)

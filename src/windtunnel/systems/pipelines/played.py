@@ -17,7 +17,7 @@ import numpy as np
 from windtunnel.graph import Kind, Phase
 from windtunnel.simulate import Timeline, replay
 from windtunnel.systems.pipelines.schedules import Action, Schedule
-from windtunnel.systems.pipelines.timed import StageTimes, scheduled
+from windtunnel.systems.pipelines.timed import StageTimes, build_schedule_graph
 from windtunnel.systems.pipelines.verify import in_flight, require_valid, weight_versions
 
 __all__ = ["Pass", "PlayedSchedule", "play"]
@@ -98,4 +98,4 @@ def play(schedule: Schedule, times: StageTimes) -> PlayedSchedule:
         The schedule cannot run, or the times do not fit to it.
     """
     require_valid(schedule)
-    return PlayedSchedule(schedule, replay(scheduled(schedule, times)))
+    return PlayedSchedule(schedule, replay(build_schedule_graph(schedule, times)))

@@ -25,7 +25,7 @@ from windtunnel.search.blocks import Blocks, cut_evenly
 from windtunnel.simulate import replay
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.schedules import Action, Schedule
-from windtunnel.systems.pipelines.timed import StageTimes, scheduled
+from windtunnel.systems.pipelines.timed import StageTimes, build_schedule_graph
 from windtunnel.systems.pipelines.two_bw import Job, PlanRow
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "alike",
     "batch_ns",
     "beside",
-    "ranked_by_replay",
+    "rank_by_replay",
     "reads_of",
     "ring_ns_per_byte",
     "side_by_side",
@@ -54,7 +54,7 @@ class Played:
     step_ns: float
 
 
-def ranked_by_replay(
+def rank_by_replay(
     rows: Sequence[PlanRow], profiles: Mapping[int, Blocks], job: Job, *, progress: Progress | None = None
 ) -> list[Played]:
     """Rows with their replayed steps, the quickest first.
@@ -87,13 +87,15 @@ def batch_ns(
     """
     spent = step_ns or (lambda graph: float(replay(graph).makespan_ns))
 
-    def taken_ns(num_batches: int) -> float:
+    def batches_ns(num_batches: int) -> float:
         table = side_by_side(table_of(row, num_batches), width)
-        return spent(scheduled(table, times, reads=reads_of(row.depth, width), alike=alike(row.depth, width)))
+        return spent(
+            build_schedule_graph(table, times, reads=reads_of(row.depth, width), alike=alike(row.depth, width))
+        )
 
     if row.schedule != "2bw":
-        return taken_ns(1)
-    return (taken_ns(_LAST) - taken_ns(_FIRST)) / (_LAST - _FIRST)
+        return batches_ns(1)
+    return (batches_ns(_LAST) - batches_ns(_FIRST)) / (_LAST - _FIRST)
 
 
 def table_of(row: PlanRow, num_batches: int = 1) -> Schedule:
@@ -147,18 +149,20 @@ def side_by_side(schedule: Schedule, width: int) -> Schedule:
         return schedule
     num_ranks, num_stages, each = schedule.num_ranks, schedule.num_stages, range(width)
 
-    def moved(action: Action, which: int) -> Action:
+    def shift_stage(action: Action, which: int) -> Action:
         return action._replace(stage=action.stage + which * num_stages)
 
     return dataclasses.replace(
         schedule,
-        actions=tuple(tuple(item and moved(item, which) for item in row) for which in each for row in schedule.actions),
+        actions=tuple(
+            tuple(item and shift_stage(item, which) for item in row) for which in each for row in schedule.actions
+        ),
         rank_of=tuple(which * num_ranks + rank for which in each for rank in schedule.rank_of),
         replicas=tuple(
             tuple(which * num_ranks + rank for rank in ranks) for which in each for ranks in schedule.replicas
         ),
         most_in_flight=schedule.most_in_flight * width,
-        overlaps=frozenset(moved(overlap, which) for which in each for overlap in schedule.overlaps),
+        overlaps=frozenset(shift_stage(overlap, which) for which in each for overlap in schedule.overlaps),
     )
 
 
@@ -177,14 +181,14 @@ def beside(times: StageTimes, num_stages: int, width: int) -> StageTimes:
     if width == 1:
         return times
 
-    def tiled(values: ArrayLike | None, number: int, more: int = 0) -> Floats | None:
+    def tile_values(values: ArrayLike | None, number: int, more: int = 0) -> Floats | None:
         if values is None:
             return None
         one = np.append(np.broadcast_to(np.asarray(values, float), number), np.zeros(more))
         return np.tile(one, width)[: number * width + more * (width - 1)]
 
     of_stages: dict[str, Any] = {
-        name: tiled(getattr(times, name), num_stages)
+        name: tile_values(getattr(times, name), num_stages)
         for name in (
             "forward_ns",
             "backward_ns",
@@ -196,4 +200,4 @@ def beside(times: StageTimes, num_stages: int, width: int) -> StageTimes:
             "kept_bytes",
         )
     }
-    return dataclasses.replace(times, **of_stages, message_ns=tiled(times.message_ns, num_stages - 1, 1))
+    return dataclasses.replace(times, **of_stages, message_ns=tile_values(times.message_ns, num_stages - 1, 1))

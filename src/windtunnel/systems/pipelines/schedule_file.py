@@ -93,7 +93,7 @@ def schedule_of_csv(
     for rank, line in enumerate(cells):
         row: list[Action | None] = []
         for slot, cell in enumerate(line):
-            result = _parsed(cell.strip(), f"rank {rank}, slot {slot}", name)
+            result = _parse_cell(cell.strip(), f"rank {rank}, slot {slot}", name)
             overlaps.update(result[:1] if len(result) > 1 else ())
             row += result or [None]
         rows.append(tuple(row))
@@ -104,7 +104,7 @@ def _cell(shared: tuple[Action, ...]) -> str:
     return f"({shared[0]};{shared[1]})OVERLAP_F_B" if len(shared) > 1 else "".join(map(str, shared))
 
 
-def _parsed(cell: str, where: str, name: str) -> list[Action]:
+def _parse_cell(cell: str, where: str, name: str) -> list[Action]:
     both = _BOTH.fullmatch(cell)
     result = []
     for token in both.groups() if both else [cell] * bool(cell):

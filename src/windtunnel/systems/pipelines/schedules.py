@@ -27,7 +27,7 @@ __all__ = [
     "one_forward_one_backward",
     "pipedream",
     "pipedream_2bw",
-    "repeated",
+    "repeat_schedule",
     "require_some",
 ]
 
@@ -202,7 +202,7 @@ def pipedream_2bw(num_ranks: int, num_microbatches: int, num_batches: int) -> Sc
     return replace(pipedream(num_ranks, num_microbatches, num_batches), name="2bw", versions="2bw")
 
 
-def repeated(schedule: Schedule, num_batches: int) -> Schedule:
+def repeat_schedule(schedule: Schedule, num_batches: int) -> Schedule:
     """A schedule that is emptied, batch after batch.
 
     Raises

@@ -24,7 +24,7 @@ from windtunnel.systems.pipelines.messages import RULES
 from windtunnel.systems.pipelines.schedules import Action, Schedule
 from windtunnel.systems.pipelines.verify import parts
 
-__all__ = ["Line", "Message", "StageTimes", "scheduled", "working_ranks"]
+__all__ = ["Line", "Message", "StageTimes", "build_schedule_graph", "working_ranks"]
 
 _PARTS = {"F": "", "B": " backward", "I": " backward, input", "W": " backward, weights"}
 
@@ -78,7 +78,7 @@ class Message(NamedTuple):
     is_backward: bool
 
 
-def scheduled(
+def build_schedule_graph(
     schedule: Schedule,
     times: StageTimes,
     *,

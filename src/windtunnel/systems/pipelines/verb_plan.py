@@ -163,7 +163,7 @@ def _of_graph(path: Path, devices: str, samples: int, links: Fabric, asked: _Ask
     """A graph on devices of its own."""
     from windtunnel.search.placement.fleet import fleet_of
     from windtunnel.systems.pipelines.profiles import profiles_of, sizes_of
-    from windtunnel.systems.pipelines.replayed import ranked_by_replay
+    from windtunnel.systems.pipelines.replayed import rank_by_replay
     from windtunnel.whatifs.another_batch import batch_of
 
     graph = open_graph(path, progress=progress, needs_times=False)
@@ -175,7 +175,7 @@ def _of_graph(path: Path, devices: str, samples: int, links: Fabric, asked: _Ask
     )
     job = _job(types[0].count, types[0].memory_bytes, links, asked)
     table = _table(profiles, job, asked)
-    played = ranked_by_replay(table.feasible[: asked.num_replayed], profiles, job, progress=progress)
+    played = rank_by_replay(table.feasible[: asked.num_replayed], profiles, job, progress=progress)
     note = "times of other microbatches are in proportion to samples" if chips[0] is None else ""
     return _Found(table, played, next(iter(profiles.values())), note, {})
 
@@ -195,11 +195,11 @@ def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -
     selected = parse_step(target, kind="workload")
     number = int(devices)
     sizes = sizes_of(asked.batch, asked.microbatches)
-    profiles = profiled.captured_blocks(selected.name, selected.parameters, asked.batch, sizes, progress=progress)
+    profiles = profiled.capture_blocks(selected.name, selected.parameters, asked.batch, sizes, progress=progress)
     conditions = profiled.conditions_for(selected.name, selected.parameters, profiles, number, asked.batch)
     job = _job(number, math.inf, profiled.links_of(conditions, number), asked)
     table = _table(profiles, job, asked)
-    played = profiled.ranked_on_host(table.feasible[: asked.num_replayed], profiles, conditions, progress=progress)
+    played = profiled.rank_on_host(table.feasible[: asked.num_replayed], profiles, conditions, progress=progress)
     note = (
         f"processes of this host share its cores: messages {format_duration(round(conditions.latency_ns))} and "
         f"{format_rate(conditions.bandwidth_bytes_per_s)}, {conditions.slowdown[-1]:.2f} times slower all at once"

@@ -57,7 +57,7 @@ def run(
 
     Under torchrun it uses torchrun's processes: torchrun --nproc-per-node 2 -m windtunnel pipeline run mlp --ranks 2
     """
-    from windtunnel.systems.pipelines.training.job import planned_pipeline
+    from windtunnel.systems.pipelines.training.job import plan_pipeline
     from windtunnel.systems.pipelines.training.train import train_pipeline
 
     if resume and checkpoint is None:
@@ -84,7 +84,7 @@ def run(
                 return
             planned, trained = result
         else:
-            planned = known or planned_pipeline(spec, progress=progress)
+            planned = known or plan_pipeline(spec, progress=progress)
             orders = planned.orders(num_alone=0 if memory else 3, **more)
             trained = train_pipeline(orders, progress=progress)
     receipt = None
@@ -128,9 +128,9 @@ def _spec(
 
 
 def _kept(spec: PipelineSpec, checkpoint: Path | None) -> PlannedPipeline | None:
-    from windtunnel.systems.pipelines.training.job import kept_pipeline
+    from windtunnel.systems.pipelines.training.job import read_saved_pipeline
 
-    return None if checkpoint is None else kept_pipeline(spec, checkpoint)
+    return None if checkpoint is None else read_saved_pipeline(spec, checkpoint)
 
 
 def _read(plan: Path, target: str, own: list[str], *, max_norm: float) -> PlannedPipeline:

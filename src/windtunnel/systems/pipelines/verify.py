@@ -132,7 +132,7 @@ class _Table:
                 self._require_here(item, rank, index)
                 for part in parts(item):
                     if part in self.place:
-                        before = self.said(part)
+                        before = self.describe(part)
                         raise self.wrong(self.where(rank, index), f"{item} comes twice: {before}", "leave one of them")
                     self.place[part] = (rank, index)
 
@@ -148,7 +148,7 @@ class _Table:
         """As users count: slots that are waited in count as well, actions that overlap share one."""
         return f"rank {rank}, slot {self._slot[rank][at]}"
 
-    def said(self, part: Action) -> str:
+    def describe(self, part: Action) -> str:
         """The action that does this part, with its place."""
         rank, index = self.place[part]
         return f"{self.rows[rank][index]} ({self.where(rank, index)})"
@@ -183,7 +183,7 @@ def _require_all(table: _Table) -> None:
             raise table.wrong(table.gap(missing[0]), f"{name} is missing", "every microbatch passes every stage once")
 
 
-def _wanted(table: _Table) -> Iterator[tuple[Action, Action]]:
+def _dependencies(table: _Table) -> Iterator[tuple[Action, Action]]:
     """Every part with each that it needs."""
     for part in table.place:
         for other in needs(part, table.schedule.num_stages):
@@ -191,11 +191,12 @@ def _wanted(table: _Table) -> Iterator[tuple[Action, Action]]:
 
 
 def _require_order(table: _Table) -> None:
-    for part, other in _wanted(table):
+    for part, other in _dependencies(table):
         (rank, index), (other_rank, other_at) = table.place[part], table.place[other]
         if rank == other_rank and index < other_at:
             raise table.wrong(
-                table.where(rank, index), f"{table.rows[rank][index]} comes before {table.said(other)}, which it needs"
+                table.where(rank, index),
+                f"{table.rows[rank][index]} comes before {table.describe(other)}, which it needs",
             )
 
 
@@ -214,7 +215,7 @@ def _require_progress(table: _Table) -> None:
                 if next_at[rank] >= len(table.rows[rank]):
                     del waits[rank]
         if not moved:
-            raise _stuck(table, next_at, done, min(waits))
+            raise _deadlock_error(table, next_at, done, min(waits))
 
 
 def _missing(table: _Table, rank: int, at: int, done: set[Action]) -> list[Action]:
@@ -225,7 +226,7 @@ def _missing(table: _Table, rank: int, at: int, done: set[Action]) -> list[Actio
     return [item for item in requested if item not in done and item not in own]
 
 
-def _stuck(table: _Table, next_at: list[int], done: set[Action], rank: int) -> InputError:
+def _deadlock_error(table: _Table, next_at: list[int], done: set[Action], rank: int) -> InputError:
     """Ranks that wait for each other, one after the other until the first comes again."""
     seen: list[int] = []
     while rank not in seen:
@@ -237,7 +238,7 @@ def _stuck(table: _Table, next_at: list[int], done: set[Action], rank: int) -> I
     for item in ring:
         missing = _missing(table, item, next_at[item], done)[0]
         says.append(
-            f"{table.where(item, next_at[item])}: {table.rows[item][next_at[item]]} waits for {table.said(missing)}"
+            f"{table.where(item, next_at[item])}: {table.rows[item][next_at[item]]} waits for {table.describe(missing)}"
         )
     return table.wrong("; ".join(says), "so that these ranks wait for each other")
 
@@ -245,7 +246,7 @@ def _stuck(table: _Table, next_at: list[int], done: set[Action], rank: int) -> I
 def _require_pairs(table: _Table) -> None:
     """Messages of one direction between two ranks are asked for as they are sent."""
     sent: dict[tuple[int, int, str], list[tuple[int, int, Action, Action]]] = defaultdict(list)
-    for part, other in _wanted(table):
+    for part, other in _dependencies(table):
         (rank, index), (sender, sent_at) = table.place[part], table.place[other]
         if part.stage != other.stage and rank != sender:
             sent[sender, rank, part.kind].append((index, sent_at, part, other))
@@ -255,8 +256,8 @@ def _require_pairs(table: _Table) -> None:
             if first > second:
                 raise table.wrong(
                     table.where(rank, index),
-                    f"{table.rows[rank][index]} receives from {table.said(need)} before {table.said(later)} does from "
-                    f"{table.said(later_need)}: messages would cross",
+                    f"{table.rows[rank][index]} receives from {table.describe(need)} before "
+                    f"{table.describe(later)} does from {table.describe(later_need)}: messages would cross",
                 )
 
 

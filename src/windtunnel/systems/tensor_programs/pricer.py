@@ -26,7 +26,7 @@ from windtunnel.cost.pricer import Prices, exact_prices
 from windtunnel.cost.work import Work
 from windtunnel.hardware import Device
 from windtunnel.systems.tensor_programs.model.context import bound_of
-from windtunnel.systems.tensor_programs.model.shipped import predictor_of, shipped_programs
+from windtunnel.systems.tensor_programs.model.shipped import load_shipped_programs, predictor_of
 from windtunnel.systems.tensor_programs.model.traffic import CACHE_BYTES
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
 from windtunnel.systems.tensor_programs.run.captured import task_of_call
@@ -114,7 +114,7 @@ class AstPricer:
         parts = np.split(seconds, np.cumsum([len(row) for row in rows])[:-1])
         kept = float(self.predictor.header.get("shrinkage", 1.0))
         return {
-            name: (int(row[part.argmin()]), _expected_least(part, kept))
+            name: (int(row[part.argmin()]), _expected_min_s(part, kept))
             for name, row, part in zip(names, rows, parts, strict=True)
         }
 
@@ -148,7 +148,7 @@ def cold_s(task: Task, sheet: Mapping[str, Any], step_bytes: float, step_s: floa
     if step_bytes <= own_bytes:
         return 0.0
     between_bytes = step_bytes + step_s * (sheet.get("others_bandwidth_bytes_per_s") or 0.0)
-    kept, kept_alone = _kept(sheet, between_bytes), _kept(sheet, task.size_bytes)
+    kept, kept_alone = _cached_fraction(sheet, between_bytes), _cached_fraction(sheet, task.size_bytes)
     short, rest = min(task.size_bytes, own_bytes), max(0.0, task.size_bytes - own_bytes)
     stream_s = _seconds_per_byte(sheet, "bandwidth_bytes_per_s", kept)
     page_s = _seconds_per_byte(sheet, "page_bandwidth_bytes_per_s", kept) or stream_s
@@ -168,7 +168,7 @@ def _with_cold(
     return seconds
 
 
-def _kept(sheet: Mapping[str, Any], num_bytes: float) -> float:
+def _cached_fraction(sheet: Mapping[str, Any], num_bytes: float) -> float:
     """The share that is still in the shared cache when so many bytes were put into it since; which stay is chance."""
     reach = sheet.get("last_cache_bytes") if sheet.get("cache_bandwidth_bytes_per_s") else None
     return min(1.0, float(reach or 0) / max(num_bytes, 1.0))
@@ -180,7 +180,7 @@ def _seconds_per_byte(sheet: Mapping[str, Any], name: str, kept: float) -> float
     return (1 - kept) / far + kept / (near or far) if far else 0.0
 
 
-def _expected_least(seconds: NDArray[np.float64], kept: float) -> float:
+def _expected_min_s(seconds: NDArray[np.float64], kept: float) -> float:
     """What the program of the least prediction takes, when so much of its gain over the others' mean is one."""
     logs = np.log(seconds)
     mean = float(logs.mean())
@@ -195,4 +195,4 @@ def _all_of(programs: ProgramSet) -> NDArray[np.int64]:
 @registry.cost_model("ast", source="Hu et al., CDMPP, EuroSys 2024")
 def ast(checkpoint: str = "") -> AstPricer:
     """Operators as compiled tensor programs, by the shipped predictor or a file of ``models train programs``."""
-    return AstPricer(predictor_of(checkpoint), shipped_programs())
+    return AstPricer(predictor_of(checkpoint), load_shipped_programs())

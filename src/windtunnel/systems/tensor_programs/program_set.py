@@ -202,15 +202,15 @@ class ProgramSet:
         if -1 in rows:
             raise InputError(f"program {rows.index(-1)} of the other set is not in this one", where="programs")
 
-        def joined(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> NDArray[np.float32]:
+        def join_columns(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> NDArray[np.float32]:
             added = np.full((self.num_programs, len(other.devices)), np.nan, np.float32)
             added[rows] = theirs
             return np.concatenate([mine, added], axis=1)
 
         return replace(
             self,
-            mean_s=joined(self.mean_s, other.mean_s),
-            std_s=joined(self.std_s, other.std_s),
+            mean_s=join_columns(self.mean_s, other.mean_s),
+            std_s=join_columns(self.std_s, other.std_s),
             devices=self.devices + other.devices,
             meta=self.meta | {"beside": [*self.meta.get("beside", []), other.meta]},
         )

@@ -30,10 +30,10 @@ __all__ = [
     "build_candidates",
     "draw_candidates",
     "in_turn",
-    "ranked",
+    "rank_candidates",
     "search",
     "sheet_of",
-    "unmeasured",
+    "unmeasured_programs",
 ]
 
 NUM_CANDIDATES, NUM_MEASURED = 64, 8
@@ -97,15 +97,19 @@ def draw_candidates(worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, 
     return list(result.values())
 
 
-def unmeasured(tasks: Sequence[Task], programs: Sequence[tuple[int, Drawn]]) -> ProgramSet:
+def unmeasured_programs(tasks: Sequence[Task], programs: Sequence[tuple[int, Drawn]]) -> ProgramSet:
     """Programs (row of their task, what was drawn) as a set without times, for one device that is to be named."""
     members = [(Member(key, task, 0), sampled) for key, (task, sampled) in enumerate(programs)]
     return Measured(members, [[None] for _ in members]).to_set(tasks, [], {})
 
 
-def ranked(predictor: Prices, task: Task, candidates: Sequence[Candidate], sheet: Mapping[str, Any]) -> list[Candidate]:
+def rank_candidates(
+    predictor: Prices, task: Task, candidates: Sequence[Candidate], sheet: Mapping[str, Any]
+) -> list[Candidate]:
     """Candidates with predicted times on a device of this sheet, the fastest first."""
-    programs = replace(unmeasured([task], [(0, candidate.drawn) for candidate in candidates]), devices=(dict(sheet),))
+    programs = replace(
+        unmeasured_programs([task], [(0, candidate.drawn) for candidate in candidates]), devices=(dict(sheet),)
+    )
     samples = np.column_stack([np.arange(len(candidates)), np.zeros(len(candidates), np.int64)])
     seconds = predictor.predict(programs, samples).tolist()
     priced = [
@@ -161,7 +165,7 @@ def search(
     list of Candidate
         Those that were measured, the fastest first, then all others as the model ranks them.
     """
-    order = ranked(predictor, task, draw_candidates(worker, task, num_candidates, seed=seed), sheet)
+    order = rank_candidates(predictor, task, draw_candidates(worker, task, num_candidates, seed=seed), sheet)
     built = build_candidates(worker, task, order, target.isa, num_measured, progress)
     if not built:
         raise FlightError("no schedule of the task could be built", where=task.name)

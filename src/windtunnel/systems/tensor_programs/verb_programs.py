@@ -61,7 +61,7 @@ def sample(
     from windtunnel.systems.tensor_programs.model.sampling import rows_to_measure
     from windtunnel.systems.tensor_programs.program_set import parts_of
     from windtunnel.systems.tensor_programs.run.build import parse_target, require_targets, targets_here
-    from windtunnel.systems.tensor_programs.run.description import named_after_host
+    from windtunnel.systems.tensor_programs.run.description import name_after_host
     from windtunnel.systems.tensor_programs.run.generate import Plan, sample_programs
     from windtunnel.systems.tensor_programs.run.tasks import read_tasks
     from windtunnel.units import parse_duration
@@ -76,7 +76,7 @@ def sample(
     if of is not None:
         known = _set_of(of)
         rows = rows_to_measure(known, profile, per_task, seed)[:programs]
-        plan = Plan.of_known(known, rows.tolist(), selected, **options)
+        plan = Plan.of_programs(known, rows.tolist(), selected, **options)
     else:
         plan = Plan(read_tasks(tasks), selected, programs or NUM_PROGRAMS, **options)
     with Progress("measuring programs") as progress:
@@ -88,7 +88,7 @@ def sample(
             budget_s=parse_duration(budget) / 1e9 if budget else None,
             progress=progress,
         )
-    host = parts_of(named_after_host(selected[0].name))[1]
+    host = parts_of(name_after_host(selected[0].name))[1]
     more = "" if of is None else f" --from shipped --device @{host}"
     _print(sampled, plan.num_programs, path, f"windtunnel models train programs --data {path}{more}", as_json=as_json)
 
@@ -105,10 +105,10 @@ def _require_sense(of: Path | None, needing: dict[str, object], excluding: dict[
 
 def _set_of(path: Path) -> ProgramSet:
     """The set of a file, or the shipped one by that word."""
-    from windtunnel.systems.tensor_programs.model.shipped import shipped_programs
+    from windtunnel.systems.tensor_programs.model.shipped import load_shipped_programs
     from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
-    shipped = shipped_programs() if str(path) == "shipped" else None
+    shipped = load_shipped_programs() if str(path) == "shipped" else None
     return ProgramSet.load(path) if shipped is None else shipped
 
 

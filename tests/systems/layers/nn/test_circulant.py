@@ -193,7 +193,7 @@ def test_an_adapter_begins_as_its_base_and_can_be_merged():
     torch.testing.assert_close(adapter(x), base(x))
     assert ["update.weight"] == [name for name, one in adapter.named_parameters() if one.requires_grad]
     torch.nn.init.normal_(adapter.update.weight)
-    torch.testing.assert_close(adapter.merged()(x), adapter(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(adapter.to_linear()(x), adapter(x), rtol=1e-4, atol=1e-5)
 
 
 def test_only_layers_that_are_measured_quicker_are_replaced_where_rows_are_said(monkeypatch):

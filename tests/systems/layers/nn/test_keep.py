@@ -7,14 +7,14 @@ from windtunnel.errors import InputError
 
 torch = pytest.importorskip("torch")
 
-from windtunnel.systems.layers.nn.dropout.keep import draw, kept_units, spans  # noqa: E402
+from windtunnel.systems.layers.nn.dropout.keep import count_groups, draw, spans  # noqa: E402
 
 SEEDS, UNITS, SHARES = integers(0, 2**62), integers(1, 80), floats(0, 1)
 
 
 @given(SEEDS, UNITS, SHARES)
 def test_a_set_has_the_size_that_the_share_gives_and_no_unit_twice(seed, num_units, dropout):
-    _, kept = kept_units(num_units, dropout)
+    _, kept = count_groups(num_units, dropout)
 
     for keep in draw(num_units, dropout, range(3), seed=seed):
         units = keep.index.tolist()
@@ -69,13 +69,13 @@ def test_nothing_and_everything_can_be_dropped():
 
 
 def test_short_of_all_at_least_one_unit_is_kept():
-    assert (3, 1) == kept_units(3, 0.99)
+    assert (3, 1) == count_groups(3, 0.99)
 
 
 @pytest.mark.parametrize(("dropout", "group", "said"), [(1.5, 1, "1.5"), (-0.1, 1, "-0.1"), (0.5, 32, "groups of 32")])
 def test_what_is_no_share_or_no_group_is_refused(dropout, group, said):
     with pytest.raises(InputError, match=said):
-        kept_units(20, dropout, group)
+        count_groups(20, dropout, group)
 
 
 def test_a_span_has_the_rows_of_its_steps():

@@ -15,7 +15,7 @@ from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.hardware import Fabric
 from windtunnel.search.blocks import cut_evenly
 from windtunnel.systems.pipelines.profiles import profiles_of
-from windtunnel.systems.pipelines.replayed import ranked_by_replay
+from windtunnel.systems.pipelines.replayed import rank_by_replay
 from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline
 from windtunnel.systems.pipelines.training.plan_file import PLAN_SCHEMA, plan_fields, read_plan
 from windtunnel.systems.pipelines.training.profiled import pipeline_of
@@ -89,7 +89,7 @@ def test_a_planned_row_runs_with_its_own_cut():
     """Stages, replicas, microbatches, schedule and recomputing are those of the row; the cut is the planner's."""
     profiles = profiles_of(block_graph(4, 1_000_000), 4, [2, 4])
     job = Job(4, float("inf"), 16, Fabric.of_rates(1e9, 1e9, 5))
-    for one in ranked_by_replay(plan_2bw(profiles, job).feasible, profiles, job):
+    for one in rank_by_replay(plan_2bw(profiles, job).feasible, profiles, job):
         row, blocks = one.row, profiles[one.row.microbatch]
         found = pipeline_of(one, profiles, "mlp", {"width": 8}, 16)
         ends = cut_evenly(blocks.num_blocks, row.depth)

@@ -28,7 +28,7 @@ from windtunnel.systems.pipelines.training import run as pipelines
 from windtunnel.systems.pipelines.training.model import (
     HostConditions,
     on_cores,
-    predicted_ns,
+    predict_duration_ns,
     stage_of_modules,
     step_ns,
     whole_ns,
@@ -66,18 +66,18 @@ def test_a_prediction_follows_the_plan_and_the_host_conditions(job):
     bare_ns = problem.time_ns.sum() - job.layers.update_ns.sum() / 4
 
     for schedule in ("1f1b", "gpipe"):
-        found_ns = predicted_ns(job, best, quick, schedule)
+        found_ns = predict_duration_ns(job, best, quick, schedule)
         assert 4 * bare_ns / 2 <= found_ns <= 4 * bare_ns + job.layers.update_ns.sum()
         slow = replace(quick, slowdown=(1.0, 2.0))
-        assert found_ns < predicted_ns(job, best, slow, schedule) <= 2 * found_ns
-        assert predicted_ns(job, best, replace(quick, latency_ns=1e6), schedule) > found_ns + 2e6
+        assert found_ns < predict_duration_ns(job, best, slow, schedule) <= 2 * found_ns
+        assert predict_duration_ns(job, best, replace(quick, latency_ns=1e6), schedule) > found_ns + 2e6
         narrow = replace(
             quick, bandwidth_bytes_per_s=problem.cost_ns.max() * job.conditions.bandwidth_bytes_per_s / 1e6
         )
-        assert predicted_ns(job, best, narrow, schedule) > found_ns + 2e6  # the largest message takes a ms
-        assert predicted_ns(job, best, replace(quick, overhead_ns=1e6), schedule) >= found_ns + 4e6
+        assert predict_duration_ns(job, best, narrow, schedule) > found_ns + 2e6  # the largest message takes a ms
+        assert predict_duration_ns(job, best, replace(quick, overhead_ns=1e6), schedule) >= found_ns + 4e6
     with pytest.raises(NotApplicableError, match="one device only"):
-        predicted_ns(job, single(problem), quick, "1f1b")
+        predict_duration_ns(job, single(problem), quick, "1f1b")
 
 
 @given(
@@ -116,7 +116,7 @@ def test_a_process_alone_varies_as_one_of_many_does(job):
     plan = even(job.layers.problem)
     alone, together = (
         [taken(conditions) for conditions in (calm, shaken)]
-        for taken in (lambda one: whole_ns(job, one), lambda one: predicted_ns(job, plan, one, "1f1b"))
+        for taken in (lambda one: whole_ns(job, one), lambda one: predict_duration_ns(job, plan, one, "1f1b"))
     )
 
     # the spread's mean is 1.5; of a job with few long operators few draws decide
@@ -144,7 +144,7 @@ def test_replicas_beside_each_other_share_what_they_stand_on(job, monkeypatch):
     plan, fast = place(problem), HostConditions(1e15, 0.0, (1.0, 1.0, 1.0, 1.0))
 
     def taken(conditions, **more):
-        return predicted_ns(job, plan, conditions, "1f1b", **more)
+        return predict_duration_ns(job, plan, conditions, "1f1b", **more)
 
     monkeypatch.setattr(model, "allowed_cores", lambda: [0, 1, 2, 3])
     assert taken(fast) == pytest.approx(taken(fast, num_replicas=2), abs=10)
@@ -159,7 +159,9 @@ def test_a_plan_settles_on_the_cores_that_stages_share(job):
     start = even(job.layers.problem)
     found = improve(job, start)
 
-    assert predicted_ns(job, found, job.conditions, "1f1b") <= predicted_ns(job, start, job.conditions, "1f1b")
+    assert predict_duration_ns(job, found, job.conditions, "1f1b") <= predict_duration_ns(
+        job, start, job.conditions, "1f1b"
+    )
     assert len(found.kind) == len(start.kind)
 
 
@@ -184,7 +186,7 @@ def test_what_cannot_be_flown(job):
     with pytest.raises(InputError, match="4 microbatches for 1 stages"):
         job_of("mlp", PARAMETERS, 1, 4)
     with pytest.raises(InputError, match="the plan has 2 stages, the schedule 4"):
-        predicted_ns(job, even(job.layers.problem), job.conditions, generate("zbv", 2, 4))
+        predict_duration_ns(job, even(job.layers.problem), job.conditions, generate("zbv", 2, 4))
     with pytest.raises(NotApplicableError, match="one device only"):
         fly_pipelines(job, [single(job.layers.problem)])
     with pytest.raises(InputError, match="different numbers of stages"):
@@ -205,7 +207,7 @@ def test_times_of_a_round_are_from_the_first_begin_to_the_last_end():
                  (Item("idle", 8), 70)]  # fmt: skip
         return [Span(turn, item, at, at + length, length // 2 + rank) for turn in (0, 1) for item, length in items]
 
-    flown = pipelines._sorted([spans(0), spans(1)])
+    flown = pipelines._sort_spans([spans(0), spans(1)])
     assert ([50], {0: [110]}, {8: [90 / 2 / 4]}, {2: [[40.0, 40.0]]}, [[35.0, 36.0]]) == (
         flown.step_ns, flown.split_ns, flown.message_ns, flown.beside_ns, flown.idle_ns,
     )  # fmt: skip
@@ -239,11 +241,13 @@ def test_predictions_know_parts_and_copies_of_weights(job):
     two, quick = even(job.layers.problem), HostConditions(1e12, 0.0, (1.0, 1.0))
     split, going_on = generate("zb-h1", 2, 4), generate("2bw", 2, 4, num_batches=8)
 
-    assert predicted_ns(job, two, quick, split) <= predicted_ns(job, two, quick, "1f1b")
-    assert predicted_ns(job, two, quick, split) < predicted_ns(job, two, replace(quick, part_ratios=(1.0, 1.0)), split)
+    assert predict_duration_ns(job, two, quick, split) <= predict_duration_ns(job, two, quick, "1f1b")
+    assert predict_duration_ns(job, two, quick, split) < predict_duration_ns(
+        job, two, replace(quick, part_ratios=(1.0, 1.0)), split
+    )
     slow = replace(quick, copy_bytes_per_s=1e6)
-    assert predicted_ns(job, two, quick, going_on) < predicted_ns(job, two, slow, going_on)
-    assert predicted_ns(job, two, quick, split) == predicted_ns(job, two, slow, split)
+    assert predict_duration_ns(job, two, quick, going_on) < predict_duration_ns(job, two, slow, going_on)
+    assert predict_duration_ns(job, two, quick, split) == predict_duration_ns(job, two, slow, split)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.schedules import Action, Schedule, pipedream
 from windtunnel.systems.pipelines.training import train
 from windtunnel.systems.pipelines.training.runtime import PipelineRank
-from windtunnel.systems.pipelines.training.train import orders_of, train_pipeline, trained_of
+from windtunnel.systems.pipelines.training.train import merge_reports, orders_of, train_pipeline
 from windtunnel.systems.pipelines.training.trainer import train_rank
 from windtunnel.systems.pipelines.verify import require_valid
 
@@ -43,7 +43,7 @@ def weights_of(trained):
 
 def in_one_process(orders):
     """All stages in this process, in an order in which the ranks of the table could run them."""
-    return trained_of(orders, [train_rank(orders, 0, lambda _: None)])
+    return merge_reports(orders, [train_rank(orders, 0, lambda _: None)])
 
 
 def orders_for(name, parameters, places, num_microbatches, num_batches, *, num_ranks=4, is_one=True, **more):

@@ -15,7 +15,7 @@ from windtunnel.measure.workers import WorkerError
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
 from windtunnel.systems.tensor_programs.run.batch import Bench, Member
 from windtunnel.systems.tensor_programs.run.build import parse_target, require_targets
-from windtunnel.systems.tensor_programs.run.description import named_after_host
+from windtunnel.systems.tensor_programs.run.description import name_after_host
 from windtunnel.systems.tensor_programs.run.generate import Plan, sample_programs
 from windtunnel.systems.tensor_programs.run.measure import Canary
 from windtunnel.systems.tensor_programs.run.worker import Worker
@@ -92,7 +92,7 @@ def test_programs_of_another_host_are_measured_here_and_its_devices_join(tmp_pat
     sample_programs(Plan(SMALL[:2], (BASE,), 4, seed=1, batch_size=2, **NOISY), path)
     there = ProgramSet.load(path)
     there = replace(there, meta=there.meta | {"fingerprint": "of another host"}, mean_s=2 * there.mean_s)
-    plan = Plan.of_known(there, [3, 0, 2], (BASE,), batch_size=2, **NOISY)
+    plan = Plan.of_programs(there, [3, 0, 2], (BASE,), batch_size=2, **NOISY)
 
     begun = sample_programs(plan, tmp_path / "both.npz", budget_s=0.0)
     done = sample_programs(plan, tmp_path / "both.npz", resume=True)
@@ -101,12 +101,12 @@ def test_programs_of_another_host_are_measured_here_and_its_devices_join(tmp_pat
     assert (None, 3) == (begun.path, done.num_programs)
     assert (4, "sse4.2-1") == (both.num_programs, both.device_names[0])
     assert both.device_names[1].startswith("sse4.2-1@")
-    assert named_after_host(BASE.name) == both.device_names[1]
+    assert name_after_host(BASE.name) == both.device_names[1]
     assert both.devices[1]["peak_flops_per_s"] > 0
     assert [True, False, True, True] == np.isfinite(both.mean_s[:, 1]).tolist()
     np.testing.assert_array_equal(both.mean_s[:, 0], there.mean_s[:, 0])
     with pytest.raises(InputError, match="was measured on this host"):
-        sample_programs(Plan.of_known(both, [0], (BASE,)), tmp_path / "again.npz")
+        sample_programs(Plan.of_programs(both, [0], (BASE,)), tmp_path / "again.npz")
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert [SMALL[task].flops for task in programs.task] == programs.flops.tolist()
     assert 1 == programs.meta["seed"]
     with pytest.raises(InputError, match="was measured on this host"):
-        sample_programs(Plan.of_known(programs, [0], (BASE,)), tmp_path / "again.npz")
+        sample_programs(Plan.of_programs(programs, [0], (BASE,)), tmp_path / "again.npz")
     shards = sorted((tmp_path / "set.npz.parts").glob("batch-*.npz"))
     stamps = [shard.stat().st_mtime_ns for shard in shards]
     sample_programs(plan, output, resume=True, overwrite=True)

@@ -39,8 +39,8 @@ def test_what_a_shared_cache_keeps_is_seen_in_how_larger_sets_are_read():
     near_s, far_s, kept_bytes = 1e-11, 8e-11, 14 * 2**20
     times = {size: near_s + max(0.0, 1 - kept_bytes / size) * (far_s - near_s) for size in pages.SHARED_BYTES}
 
-    assert pages.kept(times, near_s, far_s) == pytest.approx(kept_bytes)
-    assert pages.kept(dict.fromkeys(pages.SHARED_BYTES, near_s), near_s, far_s) == pages.SHARED_BYTES[-1]
+    assert pages.resident_bytes(times, near_s, far_s) == pytest.approx(kept_bytes)
+    assert pages.resident_bytes(dict.fromkeys(pages.SHARED_BYTES, near_s), near_s, far_s) == pages.SHARED_BYTES[-1]
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e9, 5e9, 5e11])

@@ -14,7 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.run.build import parse_target
 from windtunnel.systems.tensor_programs.run.tasks import Task
 from windtunnel.systems.tensor_programs.run.worker import Worker
-from windtunnel.systems.tensor_programs.search import draw_candidates, in_turn, ranked, search
+from windtunnel.systems.tensor_programs.search import draw_candidates, in_turn, rank_candidates, search
 
 pytest.importorskip("tvm")
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_the_best_of_the_ranking_are_measured(worker):
     assert len(found) == 10
     assert [one.timing is not None for one in found] == [True] * 3 + [False] * 7
     assert [one.timing.mean_s for one in timed] == sorted(one.timing.mean_s for one in timed)
-    expected = ranked(ByLeaves(), TASK, draw_candidates(worker, TASK, 10), SHEET)
+    expected = rank_candidates(ByLeaves(), TASK, draw_candidates(worker, TASK, 10), SHEET)
     assert {one.key for one in timed} == {one.key for one in expected[:3]}
     assert [one.predicted_s for one in expected] == sorted(one.predicted_s for one in expected)
 

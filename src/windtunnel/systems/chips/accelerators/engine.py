@@ -198,7 +198,7 @@ def _cycles(products: Gemms, machines: Machines, mode: str) -> Floats:
     if mode == "compute":
         return compute
     if mode == "stream":
-        return _streamed(m, n, k, count, compute, machines)
+        return _streamed_cycles(m, n, k, count, compute, machines)
     moved = moved_words(m, n, k, machines)
     cycles_per_word = machines.word_bytes / machines.bytes_per_cycle
     ends = (moved.first + moved.last) * cycles_per_word
@@ -206,10 +206,10 @@ def _cycles(products: Gemms, machines: Machines, mode: str) -> Floats:
     tiled = np.maximum(compute, hidden) + ends
     if machines.operand_bytes is None:
         return np.asarray(tiled, dtype=np.float64)
-    return np.asarray(np.minimum(tiled, _streamed(m, n, k, count, compute, machines)), dtype=np.float64)
+    return np.asarray(np.minimum(tiled, _streamed_cycles(m, n, k, count, compute, machines)), dtype=np.float64)
 
 
-def _streamed(m: Ints, n: Ints, k: Ints, count: Ints, compute: Floats, machines: Machines) -> Floats:
+def _streamed_cycles(m: Ints, n: Ints, k: Ints, count: Ints, compute: Floats, machines: Machines) -> Floats:
     """Each operand over a port of its own: twice for each pass over it, where it does not fit; what fits is there.
 
     Loads before the first cycle and stores behind the last are not counted, as in SCALE-Sim's user-bandwidth mode.

@@ -14,7 +14,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.systems.kernels.cases import FITNESS, Case, Cases, Value
-from windtunnel.systems.kernels.from_numba import flattened, module_of
+from windtunnel.systems.kernels.from_numba import flatten_arguments, module_of
 from windtunnel.systems.kernels.ir import parse
 from windtunnel.systems.kernels.model import Kernel
 from windtunnel.systems.kernels.shelf import dense, distances, layers, stencils, tables
@@ -93,6 +93,6 @@ def kernel_from(function: Callable[..., Any], inputs: Inputs, name: str = "") ->
 
 def _flat(inputs: Inputs) -> Cases:
     def cases(split: str) -> Sequence[Case]:
-        return [Case(f"{split} {name}", flattened(values)) for name, values in inputs(split).items()]
+        return [Case(f"{split} {name}", flatten_arguments(values)) for name, values in inputs(split).items()]
 
     return cases

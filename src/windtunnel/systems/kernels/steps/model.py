@@ -19,7 +19,7 @@ from windtunnel.measure.sandbox import Limits
 from windtunnel.sources.targets import build_workload
 from windtunnel.systems.kernels.ir import Argument, Block, Function, Instruction, Operand
 
-__all__ = ["Order", "Setup", "Step", "inputs_of", "predicted_ratio", "step_of"]
+__all__ = ["Order", "Setup", "Step", "inputs_of", "predict_time_ratio", "step_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Step:
         graph.lint()
         return fx.GraphModule(self.module, graph)
 
-    def used(self, function: Function) -> list[str]:
+    def needed_instructions(self, function: Function) -> list[str]:
         """Instructions of the original that an edited function still needs, a copy as often as it is there."""
         needed: set[str] = set()
         kept = []
@@ -214,7 +214,7 @@ def _kind(node: Any, uid: str) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}[{','.join(str(int(item)) for item in value.shape)}]"
 
 
-def predicted_ratio(step: Step, function: Function, costs_ns: dict[str, float]) -> float:
+def predict_time_ratio(step: Step, function: Function, costs_ns: dict[str, float]) -> float:
     """Time of an edited step over the original's, from what each operator takes alone."""
     whole = sum(costs_ns.values())
-    return sum(costs_ns.get(uid, 0.0) for uid in step.used(function)) / whole if whole else 1.0
+    return sum(costs_ns.get(uid, 0.0) for uid in step.needed_instructions(function)) / whole if whole else 1.0

@@ -21,12 +21,12 @@ from windtunnel.measure.rounds import quiet
 from windtunnel.measure.sandbox import Limits
 from windtunnel.measure.stats import Estimate, estimate_speedup
 from windtunnel.measure.workers import Workers
-from windtunnel.systems.kernels.edits import Edit, Individual, apply, key, ordered
+from windtunnel.systems.kernels.edits import Edit, Individual, apply, key, sort_edits
 from windtunnel.systems.kernels.flow import is_target
 from windtunnel.systems.kernels.ir import Function
 from windtunnel.systems.kernels.model import Evaluation
 from windtunnel.systems.kernels.search import Options, evolve
-from windtunnel.systems.kernels.steps.model import Order, Setup, Step, predicted_ratio, step_of
+from windtunnel.systems.kernels.steps.model import Order, Setup, Step, predict_time_ratio, step_of
 
 __all__ = ["OPERATORS", "StepResult", "evolve_step"]
 
@@ -75,7 +75,7 @@ class StepResult:
         """As one document."""
         return {
             "schema": "windtunnel.evolve-step/1", "step": self.name, "edits": [[list(p) for p in item] for item in
-            ordered(self.edits)], "predicted": self.predicted, "measured": self.measured.value,
+            sort_edits(self.edits)], "predicted": self.predicted, "measured": self.measured.value,
             "measured_low": self.measured.low, "measured_high": self.measured.high, "error_ratio": self.error_ratio,
             "num_operators": self.num_operators, "num_left": self.num_left, "words": list(self.words),
             "counts": self.counts,
@@ -190,8 +190,8 @@ def evolve_step(
         costs, counts = bench.costs_ns, dict(bench.counts)
     # a step's operators gain less each than a few timings tell apart: the flight decides among what is predicted best
     ranked = sorted((item for item in result.population if item.edits),
-                    key=lambda one: predicted_ratio(step, apply(step.function, one.edits), costs))  # fmt: skip
-    shortened = [_shortened(step, item.edits, costs) for item in ranked[:_MOST_JUDGED]]
+                    key=lambda one: predict_time_ratio(step, apply(step.function, one.edits), costs))  # fmt: skip
+    shortened = [_drop_useless_edits(step, item.edits, costs) for item in ranked[:_MOST_JUDGED]]
     nothing = StepResult(name, frozenset(), 1.0, Estimate(1.0, 1.0, 1.0), len(costs), len(costs), (), counts)
     with _StepBench(Setup(name, given, _UNSEEN, limits), tolerance, 1) as fresh:
         for edits in filter(None, shortened):
@@ -201,9 +201,9 @@ def evolve_step(
             measured = estimate_speedup(pairs[:, 0], pairs[:, 1], confidence=0.95)
             if measured.low > 1:
                 changed = apply(step.function, edits)
-                left = [uid for uid in step.used(changed) if uid in costs]
-                words = tuple(_words(step.nodes, edit) for edit in ordered(edits))
-                return StepResult(name, edits, 1 / predicted_ratio(step, changed, costs), measured, len(costs),
+                left = [uid for uid in step.needed_instructions(changed) if uid in costs]
+                words = tuple(_words(step.nodes, edit) for edit in sort_edits(edits))
+                return StepResult(name, edits, 1 / predict_time_ratio(step, changed, costs), measured, len(costs),
                                   len(left), words, counts)  # fmt: skip
     return nothing
 
@@ -241,13 +241,13 @@ def _skip(function: Function, uid: str, source: str) -> Edit:
     return (("-c", uid), *uses)
 
 
-def _shortened(step: Step, edits: Individual, costs: dict[str, float]) -> Individual:
+def _drop_useless_edits(step: Step, edits: Individual, costs: dict[str, float]) -> Individual:
     """Without the edits that take no operator away."""
     kept = edits
-    best = predicted_ratio(step, apply(step.function, kept), costs)
-    for edit in ordered(edits):
+    best = predict_time_ratio(step, apply(step.function, kept), costs)
+    for edit in sort_edits(edits):
         try:
-            ratio = predicted_ratio(step, apply(step.function, kept - {edit}), costs)
+            ratio = predict_time_ratio(step, apply(step.function, kept - {edit}), costs)
         except InputError:
             continue
         if ratio <= best:

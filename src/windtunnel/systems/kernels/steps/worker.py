@@ -49,7 +49,7 @@ def main(place: Place) -> int:
             order: Order = place.order()
         except EOFError:
             return 0
-        ending = contained(partial(_evaluated, state, order), setup.limits)
+        ending = contained(partial(_evaluate_order, state, order), setup.limits)
         result = (ending.kind, math.inf, False, ending.detail, ())
         place.tell(pickle.loads(ending.answer) if ending.kind == "done" else result)
 
@@ -80,7 +80,7 @@ def _costs(state: _State) -> dict[str, float]:
     return {uid: quiet(times) for uid, times in used.items()}
 
 
-def _evaluated(state: _State, order: Order, lock: Lock) -> bytes:
+def _evaluate_order(state: _State, order: Order, lock: Lock) -> bytes:
     del lock  # operators of torch are known
     try:
         program = state.step.program(order.function)

@@ -46,12 +46,15 @@ def _quicker(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Sizes are powers of two."""
     del threads
-    a, b = _filled(rows, inner, is_row_major=layout[0]), _filled(inner, columns, is_row_major=layout[1])
+    a, b = (
+        _constant_matrix(rows, inner, is_row_major=layout[0]),
+        _constant_matrix(inner, columns, is_row_major=layout[1]),
+    )
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"torch": torch.mm, "onednn": _onednn}
     return ways[quickest({name: partial(way, a, b) for name, way in ways.items()}, plain="torch", budget_s=0.05)]
 
 
-def _filled(rows: int, columns: int, *, is_row_major: bool) -> Tensor:
+def _constant_matrix(rows: int, columns: int, *, is_row_major: bool) -> Tensor:
     return torch.full((rows, columns), 0.01) if is_row_major else torch.full((columns, rows), 0.01).t()
 
 

@@ -18,7 +18,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.systems.layers.nn.circulant.convolution import BlockCirculantConv2d
 from windtunnel.systems.layers.nn.circulant.layers import BlockCirculantLinear, CirculantProduct
-from windtunnel.systems.layers.nn.dropout.feedforward import drop_and_multiply, dropped_units
+from windtunnel.systems.layers.nn.dropout.feedforward import drop_and_multiply, drop_units
 from windtunnel.systems.layers.nn.dropout.native import lay_by_unit
 from windtunnel.systems.layers.nn.dropout.recurrent import Settings, run_layers
 
@@ -63,7 +63,7 @@ def structured_dropout(
     """
     settings = settings_of(p, place, period, group)
     if operator == "aten::dropout":
-        return Replacement(lambda x, *_: dropped_units(x, settings)[0])
+        return Replacement(lambda x, *_: drop_units(x, settings)[0])
     if operator == "aten::linear":
         lay_by_unit(arguments[1:2])
         return Replacement(lambda x, weight, bias=None: drop_and_multiply(x, weight, bias, settings))

@@ -15,7 +15,7 @@ from windtunnel.base.documents import json_text
 from windtunnel.base.outputs import whole
 from windtunnel.errors import InputError
 
-__all__ = ["finish_checkpoint", "kept_plan", "last_checkpoint", "read_rank", "write_rank"]
+__all__ = ["finish_checkpoint", "last_checkpoint", "read_rank", "read_saved_plan", "write_rank"]
 
 _SCHEMA = "windtunnel.pipeline-checkpoint/1"
 _NAME = "pipeline.json"
@@ -41,7 +41,7 @@ def last_checkpoint(folder: Path, identity: dict[str, Any]) -> int:
     return batch
 
 
-def kept_plan(folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
+def read_saved_plan(folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
     """The stage of each module of the pipeline that has left a checkpoint, and what it was predicted to take.
 
     Both are empty where there is none.

@@ -16,8 +16,8 @@ from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.workers import die_with
-from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline, planned_pipeline
-from windtunnel.systems.pipelines.training.train import Trained, trained_of
+from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline, plan_pipeline
+from windtunnel.systems.pipelines.training.train import Trained, merge_reports
 from windtunnel.systems.pipelines.training.trainer import PATIENCE, RankReport, train_rank
 
 __all__ = ["train_elastic"]
@@ -53,7 +53,7 @@ def train_elastic(
                 f"{size} processes for {spec.num_replicas} pipelines of {spec.num_ranks} ranks", where="torchrun",
                 fix=f"--nproc-per-node {spec.num_ranks * spec.num_replicas}",
             )  # fmt: skip
-        reported: list[Any] = [known or planned_pipeline(spec, progress=progress) if rank == 0 else None]
+        reported: list[Any] = [known or plan_pipeline(spec, progress=progress) if rank == 0 else None]
         dist.broadcast_object_list(reported)
         planned: PlannedPipeline = reported[0]
         orders = planned.orders(**more)
@@ -62,6 +62,6 @@ def train_elastic(
         dist.gather_object(report, gathered if rank == 0 else None)
         if rank:
             return None
-        return planned, trained_of(orders, [item for item in gathered if item is not None])
+        return planned, merge_reports(orders, [item for item in gathered if item is not None])
     finally:
         dist.destroy_process_group()

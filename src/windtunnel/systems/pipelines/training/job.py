@@ -18,7 +18,7 @@ from windtunnel.search.placement.baselines import even
 from windtunnel.search.placement.search import place
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.schedules import Schedule
-from windtunnel.systems.pipelines.training.checkpoints import kept_plan
+from windtunnel.systems.pipelines.training.checkpoints import read_saved_plan
 from windtunnel.systems.pipelines.training.model import PipelineJob, stage_of_modules, step_ns, whole_ns
 from windtunnel.systems.pipelines.training.run import job_of
 from windtunnel.systems.pipelines.training.search import improve
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from windtunnel.search.placement.throughput import Plan
     from windtunnel.systems.pipelines.training.trainer import TrainOrders
 
-__all__ = ["PipelineSpec", "PlannedPipeline", "kept_pipeline", "planned_pipeline"]
+__all__ = ["PipelineSpec", "PlannedPipeline", "plan_pipeline", "read_saved_pipeline"]
 
 _PREDICTED = ("step_ns", "one_process_ns")
 
@@ -108,7 +108,7 @@ class PlannedPipeline:
         )  # fmt: skip
 
 
-def kept_pipeline(spec: PipelineSpec, folder: Path) -> PlannedPipeline | None:
+def read_saved_pipeline(spec: PipelineSpec, folder: Path) -> PlannedPipeline | None:
     """The pipeline that has left a checkpoint, with what was predicted for this host; None where there is none.
 
     Raises
@@ -116,14 +116,14 @@ def kept_pipeline(spec: PipelineSpec, folder: Path) -> PlannedPipeline | None:
     InputError
         The checkpoint cannot be read.
     """
-    stage_of, known = kept_plan(folder)
+    stage_of, known = read_saved_plan(folder)
     if not stage_of:
         return None
     is_here = known.get("hardware") == machine()
     return PlannedPipeline(spec, stage_of, *(known.get(name) if is_here else None for name in _PREDICTED))
 
 
-def planned_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) -> PlannedPipeline:
+def plan_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) -> PlannedPipeline:
     """Capture a microbatch of a workload, cut its layers into stages, predict the step.
 
     Raises
@@ -140,14 +140,14 @@ def planned_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) ->
         spec.workload, spec.parameters, table.num_stages, spec.num_microbatches, table=table,
         num_replicas=spec.num_replicas, progress=progress,
     )  # fmt: skip
-    plan = _cut(job, table)
+    plan = _cut_stages(job, table)
     known_ns = step_ns(
         job, plan, job.conditions, spec.table, recomputes=spec.recomputes, num_replicas=spec.num_replicas
     )
     return PlannedPipeline(spec, stage_of_modules(job, plan), known_ns, whole_ns(job, job.conditions))
 
 
-def _cut(job: PipelineJob, table: Schedule) -> Plan:
+def _cut_stages(job: PipelineJob, table: Schedule) -> Plan:
     """As many stages as the schedule has, the busiest as light as can be."""
     plan = place(job.layers.problem)
     if len(set(plan.device.tolist())) != table.num_stages:

@@ -13,10 +13,10 @@ from windtunnel.sources.memory.profile import CATEGORIES
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.systems.pipelines.training.runtime import StageRun
 
-__all__ = ["watched"]
+__all__ = ["measure_stage_memory"]
 
 
-def watched(train: Callable[[], None], stages: Sequence[StageRun]) -> dict[str, int]:
+def measure_stage_memory(train: Callable[[], None], stages: Sequence[StageRun]) -> dict[str, int]:
     """Bytes of these stages while ``train`` runs: ``peak``, ``base``, and by category."""
     watch = Watch()
     optimizers = [stage.weights.optimizer for stage in stages if stage.weights.optimizer is not None]

@@ -95,7 +95,7 @@ class Mail:
         works, values = self._asked.pop(way)
         source = self._from(way)
         for work in works:
-            self._waited(work, source, "sends nothing")
+            self._wait_for(work, source, "sends nothing")
         self._ask(_AHEAD)
         self._forget(source, self._made[way])
         return values
@@ -134,12 +134,12 @@ class Mail:
         for item in self._sent.get(place, ()):
             if item.consumed_at < row:
                 for work in item.works:
-                    self._waited(work, place, "takes nothing")
+                    self._wait_for(work, place, "takes nothing")
             else:
                 kept.append(item)
         self._sent[place] = kept
 
-    def _waited(self, work: Any, place: int, what: str) -> None:
+    def _wait_for(self, work: Any, place: int, what: str) -> None:
         try:
             work.wait()
         except RuntimeError as error:

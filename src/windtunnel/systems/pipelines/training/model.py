@@ -25,7 +25,7 @@ from windtunnel.hardware.cores import allowed_cores
 from windtunnel.search.placement.from_graph import Layers
 from windtunnel.search.placement.throughput import Plan
 from windtunnel.simulate import Timeline, replay, replay_many
-from windtunnel.systems.pipelines.model import ScheduleName, chained, plan_schedule, stage_order
+from windtunnel.systems.pipelines.model import ScheduleName, build_rank_graph, plan_schedule, stage_order
 from windtunnel.systems.pipelines.replayed import ring_ns_per_byte
 from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.systems.pipelines.timed import working_ranks
@@ -35,7 +35,7 @@ __all__ = [
     "PipelineJob",
     "median_ns",
     "on_cores",
-    "predicted_ns",
+    "predict_duration_ns",
     "require_stages",
     "stage_of_modules",
     "step_ns",
@@ -125,7 +125,7 @@ def stage_of_modules(job: PipelineJob, plan: Plan) -> dict[str, int]:
     return {name: index[int(plan.device[node])] for name, node in job.layers.node_of.items()}
 
 
-def predicted_ns(
+def predict_duration_ns(
     job: PipelineJob,
     plan: Plan,
     conditions: HostConditions,
@@ -163,7 +163,7 @@ def predicted_ns(
         updates_D += weights_D / conditions.copy_bytes_per_s * 1e9
     num_holders = num_replicas * max((len(ranks) for ranks in table.replicas), default=1)
     exchange_D = weights_D * ring_ns_per_byte(num_holders, conditions.bandwidth_bytes_per_s)
-    graph = chained(
+    graph = build_rank_graph(
         dataclasses.replace(plan, problem=bare), table,
         update_ns=updates_D, latency_ns=round(conditions.latency_ns), overhead_ns=conditions.overhead_ns,
         recomputes=recomputes, part_ratios=conditions.part_ratios, width=num_replicas,
@@ -192,10 +192,12 @@ def step_ns(
     make_table : callable
         A schedule of so many batches.
     how
-        As of ``predicted_ns``.
+        As of ``predict_duration_ns``.
     """
     first, more = (1, 0) if make_table(1).versions == "flush" else (_FILLED, _FILLED)
-    times_ns = [predicted_ns(job, plan, conditions, make_table(number), **how) for number in (first, first + more)]
+    times_ns = [
+        predict_duration_ns(job, plan, conditions, make_table(number), **how) for number in (first, first + more)
+    ]
     return (times_ns[1] - times_ns[0]) / more if more else float(times_ns[0])
 
 
@@ -230,14 +232,16 @@ def _beside_each_other(graph: Graph, core_T: NDArray[np.int64], slowdown: NDArra
     for _ in range(_TURNS if slowdown[-1] > 1 else 0):
         timeline = replay(slowed)
         # half of the way: a pass that ends later has less beside it, and would jump to and fro
-        before, factor_T = factor_T, np.sqrt(factor_T * _stretched(timeline, core_T, slowdown))
+        before, factor_T = factor_T, np.sqrt(factor_T * _task_slowdowns(timeline, core_T, slowdown))
         slowed = graph.scale(computes, factor_T[computes])
         if np.abs(factor_T - before)[computes].max(initial=0.0) < _SETTLED:
             break
     return slowed
 
 
-def _stretched(timeline: Timeline, core_T: NDArray[np.int64], slowdown: NDArray[np.float64]) -> NDArray[np.float64]:
+def _task_slowdowns(
+    timeline: Timeline, core_T: NDArray[np.int64], slowdown: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """How many times longer each task takes by what all cores do while it runs, float64 [T]."""
     time_I, place = np.unique(np.concatenate([timeline.start_ns, timeline.finish_ns]), return_inverse=True)
     begins_T, ends_T = np.split(place, 2)

@@ -125,7 +125,7 @@ class Batches:
         for _ in range(skip):
             self._draw()
         self._next = skip
-        self.example: tuple[torch.Tensor, ...] = self._cut()[0][0]
+        self.example: tuple[torch.Tensor, ...] = self._draw_batch()[0][0]
         """A microbatch of the first batch to come."""
 
     def inputs(self, batch: int, part: int) -> tuple[torch.Tensor, ...]:
@@ -140,14 +140,14 @@ class Batches:
 
     def _read(self, which: int, batch: int, part: int) -> Any:
         while self._next <= batch:
-            self._cut()
+            self._draw_batch()
         sampled = self._drawn[which][batch]
         sampled[1] -= 1
         if not sampled[1]:
             del self._drawn[which][batch]
         return sampled[0][part]
 
-    def _cut(self) -> tuple[list[Any], list[Any]]:
+    def _draw_batch(self) -> tuple[list[Any], list[Any]]:
         """Draw the next batch, keep what is read of it."""
         inputs, target = self._draw()
         parts = (

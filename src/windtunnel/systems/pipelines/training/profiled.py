@@ -23,15 +23,15 @@ from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.replayed import Played, batch_ns, beside, stage_of_modules, stage_times, table_of
 from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline
 from windtunnel.systems.pipelines.training.model import HostConditions, median_ns, on_cores
-from windtunnel.systems.pipelines.training.run import captured_microbatch, conditions_of
+from windtunnel.systems.pipelines.training.run import capture_microbatch, conditions_of
 from windtunnel.systems.pipelines.two_bw import PlanRow
 
-__all__ = ["captured_blocks", "conditions_for", "links_of", "pipeline_of", "ranked_on_host"]
+__all__ = ["capture_blocks", "conditions_for", "links_of", "pipeline_of", "rank_on_host"]
 
 _LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16
 
 
-def captured_blocks(
+def capture_blocks(
     workload: str, parameters: Mapping[str, Any], batch: int, sizes: Sequence[int], *, progress: Progress | None = None
 ) -> dict[int, Blocks]:
     """Blocks by samples of a microbatch, each size captured by itself.
@@ -47,7 +47,7 @@ def captured_blocks(
     for done, size in enumerate(sizes):
         if progress is not None:
             progress("capturing microbatches", done, len(sizes))
-        graph, _ = captured_microbatch(workload, {**parameters, "batch_size": batch}, batch // size)
+        graph, _ = capture_microbatch(workload, {**parameters, "batch_size": batch}, batch // size)
         result[size] = blocks_of(graph, size, num_held=batch)
     return result
 
@@ -78,7 +78,7 @@ def links_of(conditions: HostConditions, num_ranks: int) -> Fabric:
     return Fabric.of_rates(conditions.bandwidth_bytes_per_s, conditions.bandwidth_bytes_per_s, num_ranks + 1)
 
 
-def ranked_on_host(
+def rank_on_host(
     rows: Sequence[PlanRow],
     profiles: Mapping[int, Blocks],
     conditions: HostConditions,
@@ -100,10 +100,10 @@ def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:
     more: dict[str, Any] = {name: np.asarray(getattr(one, name), float) + own for name in ("forward_ns", "backward_ns")}
     times = beside(dataclasses.replace(one, **more), row.depth, row.width)
 
-    def taken_ns(graph: Graph) -> float:
+    def median_step_ns(graph: Graph) -> float:
         return float(median_ns(on_cores(graph, conditions, row.num_workers), conditions))
 
-    return batch_ns(row, times, taken_ns, width=row.width)
+    return batch_ns(row, times, median_step_ns, width=row.width)
 
 
 def pipeline_of(

@@ -22,7 +22,7 @@ from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.workers import Place
 from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.systems.pipelines.training.parts import RestingBatch, build_parts, optimizer_like
-from windtunnel.systems.pipelines.training.runtime import Loss, MakeOptimizer, pipeline_rank, taken_apart
+from windtunnel.systems.pipelines.training.runtime import Loss, MakeOptimizer, microbatch_passes, pipeline_rank
 from windtunnel.systems.pipelines.training.stages import cut_stages, split_model
 
 if TYPE_CHECKING:
@@ -150,18 +150,18 @@ def _rounds(orders: Orders, place: Place) -> list[Span]:
         actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
     if orders.parts:
         pipe = split_model(whole.model, whole.microbatch, orders.parts)
-        for number, action in enumerate(taken_apart(cut_stages(pipe), whole.loss, whole.feed)):
+        for number, action in enumerate(microbatch_passes(cut_stages(pipe), whole.loss, whole.feed)):
             actions[Item("parts", number)] = action if rank == 0 else _nothing
     if orders.table.versions != "flush":
-        size_bytes, copied = _copy(whole.model)
-        actions[Item("copy", size_bytes)] = copied if rank == 0 else _nothing
+        size_bytes, copy_pairs = _copy(whole.model)
+        actions[Item("copy", size_bytes)] = copy_pairs if rank == 0 else _nothing
     for number, stage_of in enumerate(orders.splits):
         actions[Item("split", number)] = _pipeline(orders, whole, stage_of, rank) if runs else _nothing
-        _told(place, "splits", number + 1, len(orders.splits))
-    return _timed(orders, actions, place)
+        _report_progress(place, "splits", number + 1, len(orders.splits))
+    return _time_items(orders, actions, place)
 
 
-def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], place: Place) -> list[Span]:
+def _time_items(orders: Orders, actions: dict[Item, Callable[[], None]], place: Place) -> list[Span]:
     spans: list[Span] = []
     items = sorted(actions)
     random = np.random.default_rng(orders.seed)
@@ -179,7 +179,7 @@ def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], place: Place
             end_ns, computed_ns = time.perf_counter_ns(), time.process_time_ns() - computed_ns
             spans.append(Span(number, items[which], begin_ns, end_ns, computed_ns))
         gc.collect()
-        _told(place, "rounds", number, orders.rounds)
+        _report_progress(place, "rounds", number, orders.rounds)
     return spans
 
 
@@ -244,11 +244,11 @@ def _copy(model: torch.nn.Module) -> tuple[int, Callable[[], None]]:
     """All weights into another version of them, and their bytes."""
     pairs = [(parameter.detach(), parameter.detach().clone()) for parameter in model.parameters()]
 
-    def copied() -> None:
+    def copy_pairs() -> None:
         for item, other in pairs:
             other.copy_(item)
 
-    return sum(item.nbytes for item, _ in pairs), copied
+    return sum(item.nbytes for item, _ in pairs), copy_pairs
 
 
 def _exchange(rank: int, size_bytes: int) -> Callable[[], None]:
@@ -266,6 +266,6 @@ def _nothing() -> None:
     """This rank waits for the others."""
 
 
-def _told(place: Place, what: str, done: int, total: int) -> None:
+def _report_progress(place: Place, what: str, done: int, total: int) -> None:
     if place.rank == 0:
         place.tell((what, done, total))

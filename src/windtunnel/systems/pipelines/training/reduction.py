@@ -63,17 +63,17 @@ class Reduction:
         """
         there = [gradient for gradient in gradients if gradient is not None]
         if stage not in self._holders or not there:
-            return _done
+            return _do_nothing
         flat = torch.cat([item.reshape(-1) for item in there])
         work = dist.all_reduce(flat, group=self._holders[stage], async_op=True)
 
-        def put() -> None:
+        def copy_mean() -> None:
             work.wait()
             flat.div_(self._num_replicas)
             for item, part in zip(there, flat.split([entry.numel() for entry in there]), strict=True):
                 item.copy_(part.view_as(item))
 
-        return put
+        return copy_mean
 
     def clip(self, gradients: Iterable[Gradients]) -> None:
         """Scale all gradients of a rank, in place; all ranks call this once per batch."""
@@ -98,7 +98,7 @@ class Reduction:
         self._coming = (torch.tensor([norm * norm], dtype=torch.float64), None)
 
 
-def _done() -> None:
+def _do_nothing() -> None:
     """Nobody else holds it."""
 
 

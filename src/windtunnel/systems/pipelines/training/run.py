@@ -36,7 +36,7 @@ from windtunnel.systems.pipelines.schedules import Schedule, has_parts
 from windtunnel.systems.pipelines.training.model import (
     HostConditions,
     PipelineJob,
-    predicted_ns,
+    predict_duration_ns,
     require_stages,
     stage_of_modules,
     whole_ns,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from windtunnel.graph import Graph
     from windtunnel.systems.pipelines.training.rank import Item, Span
 
-__all__ = ["Cut", "PipelineRun", "captured_microbatch", "conditions_of", "job_of", "run_pipelines"]
+__all__ = ["Cut", "PipelineRun", "capture_microbatch", "conditions_of", "job_of", "run_pipelines"]
 
 _LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16  # of messages; the second where a job sends less
 _CAPTURED = 12
@@ -161,7 +161,7 @@ def job_of(
             f"{num_microbatches} microbatches for {num_stages} stages on {table.num_ranks} process", where="devices",
             fix="two processes or more",
         )  # fmt: skip
-    graph, paths = captured_microbatch(workload, parameters, num_microbatches * num_replicas, progress=progress)
+    graph, paths = capture_microbatch(workload, parameters, num_microbatches * num_replicas, progress=progress)
     types, _ = fleet_of(f"{num_stages}xhere")
 
     def layers(bandwidth_bytes_per_s: float) -> Layers:
@@ -173,12 +173,12 @@ def job_of(
         workload, dict(parameters), num_microbatches, graph, rough, HostConditions(1e9, 0.0, (1.0,)), message_bytes,
         num_replicas,
     )  # fmt: skip
-    cut = _cut(job, even(rough.problem), table)
+    cut = _stage_cut(job, even(rough.problem), table)
     conditions = conditions_of(workload, parameters, table, message_bytes, cut, num_replicas=num_replicas)
     return dataclasses.replace(job, layers=layers(conditions.bandwidth_bytes_per_s), conditions=conditions)
 
 
-def captured_microbatch(
+def capture_microbatch(
     workload: str, parameters: Mapping[str, Any], num_microbatches: int, *, progress: Progress | None = None
 ) -> tuple[Graph, set[str]]:
     """One of so many microbatches of a workload's batch forward and backward on one thread, and an update.
@@ -214,7 +214,7 @@ class Cut(NamedTuple):
     first_ratio: float
 
 
-def _cut(job: PipelineJob, plan: Plan, table: Schedule) -> Cut | None:
+def _stage_cut(job: PipelineJob, plan: Plan, table: Schedule) -> Cut | None:
     """Stages to take backward passes apart with, if a table does."""
     if not has_parts(table):
         return None
@@ -241,7 +241,7 @@ def conditions_of(
     FlightError
         A process failed.
     """
-    flown = _flown(
+    flown = _measure(
         workload, parameters, (), table, message_bytes, _CONDITIONS_ROUNDS, 60.0, None, cut=cut,
         num_replicas=num_replicas,
     )  # fmt: skip
@@ -311,15 +311,15 @@ def run_pipelines(
     require_stages(plans[0])
     splits = [stage_of_modules(job, plan) for plan in plans]
     table = plan_schedule(plans[0], job.num_microbatches, schedule) if isinstance(schedule, str) else schedule
-    cut = _cut(job, plans[0], table)
-    conditions, flown = _flown(
+    cut = _stage_cut(job, plans[0], table)
+    conditions, flown = _measure(
         job.workload, job.parameters, splits, table, job.message_bytes, rounds, time_limit_s, progress, recomputes, cut
     )
     baseline_ns = whole_ns(job, conditions)
     runs = []
     for number, plan in enumerate(plans):
         split_ns = flown.split_ns[number]
-        known_ns = predicted_ns(job, plan, conditions, table, recomputes=recomputes)
+        known_ns = predict_duration_ns(job, plan, conditions, table, recomputes=recomputes)
         runs.append(
             PipelineRun(
                 plan, baseline_ns, known_ns, estimate_median(flown.step_ns), estimate_median(split_ns),
@@ -329,7 +329,7 @@ def run_pipelines(
     return runs
 
 
-def _flown(
+def _measure(
     workload: str,
     parameters: Mapping[str, Any],
     splits: Sequence[dict[str, int]],
@@ -358,11 +358,11 @@ def _flown(
         num_replicas,
     )
     with pipeline_workers("windtunnel.systems.pipelines.training.rank", orders, orders.num_ranks) as ranks:
-        flown = _sorted(ranks.gather(None if progress is None else lambda said: progress(*said)))
+        flown = _sort_spans(ranks.gather(None if progress is None else lambda said: progress(*said)))
     return flown.conditions(table, 0.0 if cut is None else cut.first_ratio), flown
 
 
-def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
+def _sort_spans(spans: Sequence[Sequence[Span]]) -> _Flown:
     """From when the first began until the last has ended; of processes beside each other, each by itself."""
     from windtunnel.systems.pipelines.training.rank import NUM_EXCHANGES
 

@@ -28,7 +28,7 @@ from windtunnel.systems.pipelines.training.weights import MakeOptimizer, StageWe
 if TYPE_CHECKING:
     from windtunnel.systems.pipelines.training.stages import CutStage
 
-__all__ = ["Feed", "Loss", "MakeOptimizer", "PipelineRank", "StageRun", "pipeline_rank", "taken_apart"]
+__all__ = ["Feed", "Loss", "MakeOptimizer", "PipelineRank", "StageRun", "microbatch_passes", "pipeline_rank"]
 
 Tensors = list[torch.Tensor]
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -307,7 +307,7 @@ def pipeline_rank(
     )
 
 
-def taken_apart(cut: Sequence[CutStage], loss: Loss, feed: Feed) -> list[Callable[[], None]]:
+def microbatch_passes(cut: Sequence[CutStage], loss: Loss, feed: Feed) -> list[Callable[[], None]]:
     """A microbatch through all stages of one process: forward; and whole backward; or the first part; or both parts."""
 
     def through(kinds: str) -> None:

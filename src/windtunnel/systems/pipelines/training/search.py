@@ -10,7 +10,7 @@ from windtunnel.search.placement.baselines import random_cut
 from windtunnel.search.placement.local_search import search_locally
 from windtunnel.search.placement.throughput import Plan
 from windtunnel.systems.pipelines.model import ScheduleName
-from windtunnel.systems.pipelines.training.model import PipelineJob, predicted_ns
+from windtunnel.systems.pipelines.training.model import PipelineJob, predict_duration_ns
 
 __all__ = ["improve"]
 
@@ -29,4 +29,4 @@ def improve(job: PipelineJob, plan: Plan, schedule: ScheduleName = "1f1b") -> Pl
     """
     cuts = [random_cut(plan.problem, seed) for seed in _STARTS]
     starts = [cut for cut in cuts if len(cut.kind) == len(plan.kind) and cut.loads.is_allowed]
-    return search_locally(plan, lambda one: predicted_ns(job, one, job.conditions, schedule), starts)
+    return search_locally(plan, lambda one: predict_duration_ns(job, one, job.conditions, schedule), starts)

@@ -143,9 +143,9 @@ class _Cut:
         schema = getattr(node.target, "_schema", None)
         if read and schema is not None and schema.is_mutable:
             return max(read)
-        return max([*read, self._wanted(node)])
+        return max([*read, self._stage_of_node(node)])
 
-    def _wanted(self, node: fx.Node) -> int:
+    def _stage_of_node(self, node: fx.Node) -> int:
         stack = node.meta.get("nn_module_stack") or {}
         path = list(stack.values())[-1][0] if stack else ""
         while True:

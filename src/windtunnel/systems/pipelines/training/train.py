@@ -26,7 +26,7 @@ from windtunnel.systems.pipelines.verify import require_shared
 if TYPE_CHECKING:
     from windtunnel.systems.pipelines.training.trainer import RankReport, TrainOrders
 
-__all__ = ["Trained", "orders_of", "pipeline_workers", "train_pipeline", "trained_of"]
+__all__ = ["Trained", "merge_reports", "orders_of", "pipeline_workers", "train_pipeline"]
 
 MakeTable = Callable[[int], Schedule]
 _MODULE = "windtunnel.systems.pipelines.training.trainer"
@@ -143,7 +143,7 @@ def train_pipeline(orders: TrainOrders, *, progress: Progress | None = None) -> 
     """
     with pipeline_workers(_MODULE, orders, orders.table.num_ranks * orders.num_replicas) as ranks:
         reports = ranks.gather(None if progress is None else lambda said: progress(*said))
-    return trained_of(orders, reports)
+    return merge_reports(orders, reports)
 
 
 def pipeline_workers(module: str, config: Any, num_ranks: int) -> Workers:
@@ -154,7 +154,7 @@ def pipeline_workers(module: str, config: Any, num_ranks: int) -> Workers:
     return Workers(module, config, num_ranks=num_ranks, title="pipeline", cores=own, environment=one_thread)
 
 
-def trained_of(orders: TrainOrders, reports: list[RankReport]) -> Trained:
+def merge_reports(orders: TrainOrders, reports: list[RankReport]) -> Trained:
     """What all ranks say together."""
     batches = range(orders.first_batch, orders.first_batch + sum(orders.segments))
     losses = tuple(sum(report.losses.get(batch, 0.0) for report in reports) / orders.num_replicas for batch in batches)

@@ -25,7 +25,7 @@ from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.workers import Place
 from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.systems.pipelines.training.checkpoints import finish_checkpoint, read_rank, write_rank
-from windtunnel.systems.pipelines.training.memory import watched
+from windtunnel.systems.pipelines.training.memory import measure_stage_memory
 from windtunnel.systems.pipelines.training.parts import Batches, build_parts, optimizer_like
 from windtunnel.systems.pipelines.training.rank import WholeModel
 from windtunnel.systems.pipelines.training.reduction import Reduction
@@ -168,15 +168,15 @@ def train_rank(orders: TrainOrders, rank: int, tell: Callable[[Any], None]) -> R
     report = RankReport()
     total = orders.first_batch + sum(orders.segments)
 
-    def updated(batch: int) -> None:
+    def record_update(batch: int) -> None:
         report.updated_ns[batch] = time.perf_counter_ns()
         if rank == 0:
             tell(("steps", batch + 1, total))
 
-    runs = _pipeline_rank(orders, rank, updated)
+    runs = _pipeline_rank(orders, rank, record_update)
     gc.collect()  # the other stages' weights
     if orders.watches_memory:
-        report.memory = watched(lambda: _segments(orders, rank, runs), list(runs.stages.values()))
+        report.memory = measure_stage_memory(lambda: _segments(orders, rank, runs), list(runs.stages.values()))
     else:
         _segments(orders, rank, runs)
     report.losses = {key: float(torch.stack(parts).sum()) for key, parts in runs.losses.items()}
@@ -206,7 +206,7 @@ def _segment(runs: PipelineRank, tables: dict[int, Schedule], batch: int, length
         runs.run(tables[1], index)
 
 
-def _pipeline_rank(orders: TrainOrders, rank: int, updated: Callable[[int], None]) -> PipelineRank:
+def _pipeline_rank(orders: TrainOrders, rank: int, on_update: Callable[[int], None]) -> PipelineRank:
     table, num_replicas = orders.table, orders.num_replicas
     replica, index = divmod(rank, table.num_ranks)
     built = build_parts(orders.workload, orders.parameters, table.num_microbatches * num_replicas, orders.home)
@@ -223,7 +223,7 @@ def _pipeline_rank(orders: TrainOrders, rank: int, updated: Callable[[int], None
     )
     runs = pipeline_rank(
         cut, table, index, built.supervised.loss, feed, partial(optimizer_like, built.optimizer),
-        replica=replica, recomputes=orders.recomputes, reduction=reduction, on_update=updated,
+        replica=replica, recomputes=orders.recomputes, reduction=reduction, on_update=on_update,
     )  # fmt: skip
     if orders.first_batch and orders.folder is not None:
         _restore(read_rank(orders.folder, orders.first_batch, rank), runs)

@@ -158,9 +158,9 @@ class _Body:
 
     def times(self, variables: frozenset[str]) -> float:
         """How often it is done in all, when what does not change has left its loops."""
-        return self.num_runs * self.copies(variables) / self.kept(variables)
+        return self.num_runs * self.copies(variables) / self.num_invariant_runs(variables)
 
-    def kept(self, variables: frozenset[str]) -> int:
+    def num_invariant_runs(self, variables: frozenset[str]) -> int:
         """Over how many runs of the copied code what depends on some variables does not change: loops it leaves."""
         steps = 1
         for index in range(self.first - 1, -1, -1):
@@ -193,7 +193,13 @@ def _row(statement: Statement, bits: int, moved: list[float]) -> list[float]:
     total = _total(body) + sum(moved)
     target = statement.accesses[0]
     divides = target.num_divisions > 0 and body.copies(target.variables) > 1
-    flags = (body.is_automatic, body.kept(target.variables) > 1, divides, statement.num_beside, statement.reads_sum)
+    flags = (
+        body.is_automatic,
+        body.num_invariant_runs(target.variables) > 1,
+        divides,
+        statement.num_beside,
+        statement.reads_sum,
+    )
     return [*body.cycles.values(), *moved, total, math.log2(body.num_copies), float(body.live), *map(float, flags)]
 
 
@@ -203,7 +209,7 @@ def _body(statement: Statement, lanes: int) -> _Body:
     patterns = [Pattern.SAME] * len(statement.accesses)
     if vector is not None and not statement.is_scalarized:
         length, patterns = vector.extent, _patterns(statement, vector.variable, vector.extent)
-    first = _first_copied(statement, patterns, length, lanes)
+    first = _first_unrolled_loop(statement, patterns, length, lanes)
     body = _Body(statement, lanes, loops, [loop.extent for loop in loops], first, length, patterns)
     if length == 1 and not statement.operations["call"]:
         _vectorize(body)
@@ -240,8 +246,8 @@ def _count_arithmetic(body: _Body, bits: int) -> None:
     adds, products = operations["add"], operations["multiply"]
     fused = max(adds, products) if bits >= FUSED_FROM_BITS else adds + products
     runs = body.num_runs * body.num_copies
-    if body.kept(body.statement.accesses[0].variables) == 1:
-        runs //= body.kept(body.statement.variables)
+    if body.num_invariant_runs(body.statement.accesses[0].variables) == 1:
+        runs //= body.num_invariant_runs(body.statement.variables)
     cycles["arithmetic"] = (fused + operations["compare"]) * body.registers * runs / 2
     cycles["iterations"] = float(body.num_runs)
     cycles["entries"] = ENTRY_CYCLES * body.num_runs / body.trip
@@ -283,7 +289,11 @@ def _count_accesses(body: _Body, bits: int) -> None:
 def _count_store(body: _Body) -> None:
     """The store and, of a sum, the load before it and the chain through it."""
     target, pattern, cycles = body.statement.accesses[0], body.patterns[0], body.cycles
-    kept, copies, times = body.kept(target.variables), body.copies(target.variables), body.times(target.variables)
+    kept, copies, times = (
+        body.num_invariant_runs(target.variables),
+        body.copies(target.variables),
+        body.times(target.variables),
+    )
     if body.statement.is_update:
         if kept > 1:
             body.live += copies * body.registers
@@ -310,7 +320,7 @@ def _count_store(body: _Body) -> None:
 
 def _count_load(body: _Body, access: Access, pattern: Pattern) -> None:
     cycles, times = body.cycles, body.times(access.variables)
-    if body.kept(access.variables) > 1:
+    if body.num_invariant_runs(access.variables) > 1:
         body.live += body.copies(access.variables) * (1 if pattern is Pattern.SAME else body.registers)
         if body.is_odd and pattern is Pattern.NEXT:
             cycles["odd_row"] += body.length * times
@@ -345,7 +355,7 @@ def _total(body: _Body) -> float:
     return busiest + alone + 0.3 * (cycles["memory_chain"] + cycles["iterations"] + cycles["entries"])
 
 
-def _first_copied(statement: Statement, patterns: list[Pattern], length: int, lanes: int) -> int:
+def _first_unrolled_loop(statement: Statement, patterns: list[Pattern], length: int, lanes: int) -> int:
     """From which loop on steps are copied out, innermost first.
 
     What does not change has left the loop by then, so only what varies with it counts as its body.

@@ -64,7 +64,7 @@ class ResidualTransfer:
         A program that no source has measured keeps the predictor's price, shifted by the level.
         """
         _require_device(samples, self.column)
-        missed = _missed(self.predictor, programs, samples[:, 0], self.sources)
+        missed = _log_residuals(self.predictor, programs, samples[:, 0], self.sources)
         price_s: np.ndarray = self.predictor.predict(programs, samples) * np.exp(missed @ self.weights + self.level)
         return price_s
 
@@ -102,7 +102,7 @@ def fit_residual_transfer(
     if profiled is None or not len(profiled):
         return ResidualTransfer(predictor, column, sources, mean)
     _require_device(profiled, column)
-    missed = _missed(predictor, programs, profiled[:, 0], sources)
+    missed = _log_residuals(predictor, programs, profiled[:, 0], sources)
     requested = np.log(labels_of(programs, profiled) / predictor.predict(programs, profiled)) - missed @ mean
     moved = _ridge(np.column_stack([missed, np.full(len(profiled), LEVEL)]), requested)
     return ResidualTransfer(predictor, column, sources, mean + moved[:-1], LEVEL * float(moved[-1]))
@@ -118,7 +118,9 @@ def _require_device(samples: np.ndarray, column: int) -> None:
         )
 
 
-def _missed(predictor: Predictor, programs: ProgramSet, rows: np.ndarray, sources: tuple[int, ...]) -> np.ndarray:
+def _log_residuals(
+    predictor: Predictor, programs: ProgramSet, rows: np.ndarray, sources: tuple[int, ...]
+) -> np.ndarray:
     """Logarithm of measured over predicted seconds [M, S]; what was not measured is the program's mean, or 0."""
     measured = programs.mean_s[rows][:, sources].astype(np.float64)
     samples = np.stack([np.repeat(rows, len(sources)), np.tile(sources, len(rows))], axis=1)

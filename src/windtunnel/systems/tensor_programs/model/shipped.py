@@ -16,14 +16,14 @@ from windtunnel.systems.tensor_programs.program_set import ProgramSet
 if TYPE_CHECKING:
     from windtunnel.systems.tensor_programs.model.predictor import Predictor
 
-__all__ = ["DATA_SHEET", "PREDICTOR", "PROGRAMS", "predictor_of", "shipped_programs"]
+__all__ = ["DATA_SHEET", "PREDICTOR", "PROGRAMS", "load_shipped_programs", "predictor_of"]
 
 FOLDER = Path(__file__).parent / "shipped_files"
 PROGRAMS, PREDICTOR, DATA_SHEET = FOLDER / "programs.npz", FOLDER / "cdmpp.safetensors", FOLDER / "DATASHEET.md"
 
 
 @functools.cache
-def shipped_programs() -> ProgramSet | None:
+def load_shipped_programs() -> ProgramSet | None:
     """Programs measured on six targets of two CPUs; None where the package was built without them."""
     return ProgramSet.load(PROGRAMS) if PROGRAMS.is_file() else None
 

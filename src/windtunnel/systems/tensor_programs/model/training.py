@@ -160,11 +160,11 @@ def _average(model: Any, config: TrainingConfig) -> Any:
     if not config.average_decay:
         return None
 
-    def drawn(average: Any, current: Any, count: Any) -> Any:
+    def average_weights(average: Any, current: Any, count: Any) -> Any:
         decay = min(config.average_decay, (1 + float(count)) / (10 + float(count)))  # first weights are soon forgotten
         return torch.lerp(average, current, 1 - decay)
 
-    return torch.optim.swa_utils.AveragedModel(model, avg_fn=drawn, use_buffers=True)
+    return torch.optim.swa_utils.AveragedModel(model, avg_fn=average_weights, use_buffers=True)
 
 
 def _step(model: Any, loss: Any, optimizer: Any, rate: float, clip_norm: float) -> float:

@@ -59,7 +59,7 @@ def task_of_call(operator: str, shapes: str, strides: str, arguments: str) -> Ta
     try:
         if operator.startswith(TENSOR):
             return Task.from_dict(json.loads(arguments))
-        name, given = _as_called(operator.removeprefix("aten::"), _arguments(shapes, strides, arguments))
+        name, given = _canonical_call(operator.removeprefix("aten::"), _arguments(shapes, strides, arguments))
         start = START.get(name)
         result = None if start is None else _result(name, given)
         results = None if start is None or result is None else start(given, result)
@@ -80,7 +80,7 @@ def _argument(value: Any, shape: Any, stride: Any) -> Any:
     return None if is_identity or value == "<None>" else value
 
 
-def _as_called(name: str, given: list[Any]) -> tuple[str, list[Any]]:
+def _canonical_call(name: str, given: list[Any]) -> tuple[str, list[Any]]:
     """Kernels of one library under the name and the arguments of what they compute."""
     if name == "mkldnn_convolution":
         x, weight, bias, padding, stride, dilation, groups = given

@@ -110,7 +110,7 @@ def _bmm(te: Any, shape: Mapping[str, int], a: Any, b: Any) -> Any:
     return te.compute(extents, lambda o, i, j: te.sum(a[o, i, k] * b[o, k, j], axis=k), name="main")
 
 
-def _padded(te: Any, x: Any, pad_h: int, pad_w: int, value: float = 0.0) -> Any:
+def _pad(te: Any, x: Any, pad_h: int, pad_w: int, value: float = 0.0) -> Any:
     if not (pad_h or pad_w):
         return x
     n, c, h, w = (int(extent) for extent in x.shape)
@@ -123,7 +123,7 @@ def _padded(te: Any, x: Any, pad_h: int, pad_w: int, value: float = 0.0) -> Any:
 
 
 def _conv2d(te: Any, shape: Mapping[str, int], x: Any, weights: Any) -> Any:
-    padded, stride = _padded(te, x, shape["pad_h"], shape["pad_w"]), shape["stride"]
+    padded, stride = _pad(te, x, shape["pad_h"], shape["pad_w"]), shape["stride"]
     per_group, outputs_per_group = shape["ci"] // shape["groups"], shape["co"] // shape["groups"]
     rc, ry, rx = (
         te.reduce_axis((0, size), name=name)
@@ -138,7 +138,7 @@ def _conv2d(te: Any, shape: Mapping[str, int], x: Any, weights: Any) -> Any:
 
 
 def _depthwise(te: Any, shape: Mapping[str, int], x: Any, weights: Any) -> Any:
-    padded, stride = _padded(te, x, shape["pad_h"], shape["pad_w"]), shape["stride"]
+    padded, stride = _pad(te, x, shape["pad_h"], shape["pad_w"]), shape["stride"]
     ry, rx = (te.reduce_axis((0, shape[name]), name=f"r{name}") for name in ("kh", "kw"))
     return te.compute(
         Task("depthwise_conv2d", shape).output_shape,
@@ -148,7 +148,7 @@ def _depthwise(te: Any, shape: Mapping[str, int], x: Any, weights: Any) -> Any:
 
 
 def _pool2d(te: Any, shape: Mapping[str, int], x: Any, *, is_max: bool) -> Any:
-    padded = _padded(te, x, shape["pad_h"], shape["pad_h"], -3.4e38 if is_max else 0.0)
+    padded = _pad(te, x, shape["pad_h"], shape["pad_h"], -3.4e38 if is_max else 0.0)
     stride, share = shape["stride"], 1.0 / shape["kh"] ** 2
     ry, rx = (te.reduce_axis((0, shape["kh"]), name=name) for name in ("ry", "rx"))
 

@@ -20,7 +20,7 @@ from windtunnel.systems.tensor_programs.run.worker import (
     MAX_TEMPORARY_BYTES,
 )
 
-__all__ = ["describe_device", "describe_run", "named_after_host"]
+__all__ = ["describe_device", "describe_run", "name_after_host"]
 
 _SIMD_BITS = {"sse4.2": 128, "avx2": 256, "avx512": 512}
 _VERSIONS = ("windtunnel", "apache-tvm", "numpy")
@@ -44,7 +44,7 @@ def describe_device(target: Target, rates: Mapping[str, float]) -> dict[str, Any
     }
 
 
-def named_after_host(name: str) -> str:
+def name_after_host(name: str) -> str:
     """A target as a device among those of other hosts, such as ``avx2-1@amd-epyc``: by its processor."""
     from windtunnel import hardware
 

@@ -23,7 +23,7 @@ from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
 from windtunnel.systems.tensor_programs.run.batch import Bench, Member
 from windtunnel.systems.tensor_programs.run.build import Target
-from windtunnel.systems.tensor_programs.run.description import describe_device, describe_run, named_after_host
+from windtunnel.systems.tensor_programs.run.description import describe_device, describe_run, name_after_host
 from windtunnel.systems.tensor_programs.run.measure import MAX_MOVE, MAX_SPREAD, Canary
 from windtunnel.systems.tensor_programs.run.parts import Parts, open_parts
 from windtunnel.systems.tensor_programs.run.tasks import Task
@@ -70,7 +70,7 @@ class Plan:
     rows: tuple[int, ...] = ()
 
     @classmethod
-    def of_known(cls, known: ProgramSet, rows: Sequence[int], targets: tuple[Target, ...], **options: Any) -> Plan:
+    def of_programs(cls, known: ProgramSet, rows: Sequence[int], targets: tuple[Target, ...], **options: Any) -> Plan:
         """The plan that measures some programs of a set."""
         tasks = tuple(Task.from_dict(task) for task in known.tasks)
         return cls(tasks, targets, len(rows), known=known, rows=tuple(map(int, rows)), **options)
@@ -168,7 +168,7 @@ def sample_programs(
     sampled = Sampled()
     canary = Canary(plan.canary_tolerance, parts.usual_s())
     with Bench(plan.tasks, plan.targets, canary, plan.max_spread) as bench:
-        bench.known |= parts.known()
+        bench.known |= parts.sampled_schedules()
         for batch in _batches(plan, parts, sampled):
             if budget_s is not None and time.monotonic() - began > budget_s:
                 break
@@ -178,10 +178,10 @@ def sample_programs(
             parts.drop_outdated(canary)
         if plan.is_done(parts):
             whole = _assemble(plan, parts, bench.rates())
-            whole = whole if plan.known is None else plan.known.beside(_named_here(whole))
+            whole = whole if plan.known is None else plan.known.beside(_name_devices_after_host(whole))
             sampled.path = whole.save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
-    sampled.dropped = parts.dropped()
+    sampled.dropped = parts.count_dropped()
     sampled.elapsed_s = time.monotonic() - began
     return sampled
 
@@ -218,9 +218,9 @@ def _measure_batch(plan: Plan, bench: Bench, parts: Parts, batch: int, sampled: 
         parts.empty.add(batch)
 
 
-def _named_here(measured: ProgramSet) -> ProgramSet:
+def _name_devices_after_host(measured: ProgramSet) -> ProgramSet:
     """What was measured here, its devices named after the host."""
-    names = [named_after_host(name) for name in measured.device_names]
+    names = [name_after_host(name) for name in measured.device_names]
     return replace(
         measured, devices=tuple(device | {"name": name} for device, name in zip(measured.devices, names, strict=True))
     )
@@ -228,7 +228,7 @@ def _named_here(measured: ProgramSet) -> ProgramSet:
 
 def _require_new(plan: Plan, known: ProgramSet) -> None:
     """Whether this host is none of a set's."""
-    names = [named_after_host(target.name) for target in plan.targets]
+    names = [name_after_host(target.name) for target in plan.targets]
     if known.meta.get("fingerprint") == describe_run(plan.seed)["fingerprint"] or set(names) & set(known.device_names):
         raise InputError("the set was measured on this host", where="of", fix="measure it on another one")
 
@@ -241,7 +241,7 @@ def _assemble(plan: Plan, parts: Parts, rates: Sequence[dict[str, float]]) -> Pr
     dates = [part.meta["date"] for part in ordered]
     meta = describe_run(plan.seed) | {
         "dates": [min(dates), max(dates)],
-        "dropped": dict(parts.dropped()),
+        "dropped": dict(parts.count_dropped()),
         "canary_usual_s": parts.usual_s(),
         "canary_tolerance": plan.canary_tolerance,
         "max_std_over_mean": plan.max_spread,

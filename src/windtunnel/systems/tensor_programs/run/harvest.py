@@ -218,7 +218,7 @@ def _recorder(torch: Any) -> Any:
                 if source is not None and name in _SAME_VALUES and id(source) in self._open:
                     self._open[id(result)] = self._open[id(source)]
                 return
-            if self._extended(name, args, result):
+            if self._extend_task(name, args, result):
                 return
             results = START[name](args, result) if name in START else None
             if results is None:
@@ -228,7 +228,7 @@ def _recorder(torch: Any) -> Any:
             if results.kind not in _CLOSED:
                 self._open[id(result)] = results
 
-        def _extended(self, name: str, args: Any, result: Any) -> bool:
+        def _extend_task(self, name: str, args: Any, result: Any) -> bool:
             """Whether the operator goes with the task whose result it changes."""
             tensors = [value for value in args[:2] if isinstance(value, torch.Tensor)]
             owner = next((self._open[id(value)] for value in tensors if id(value) in self._open), None)

@@ -187,7 +187,7 @@ class _Reader:
         """A value as nested tuples."""
         kind = type(value).__name__
         if kind in _BINARY:
-            return _folded(_BINARY[kind], self.expression(value.a, scope), self.expression(value.b, scope))
+            return _fold_constants(_BINARY[kind], self.expression(value.a, scope), self.expression(value.b, scope))
         read = _EXPRESSIONS.get(kind)
         if read is None:
             raise InputError(f"a nest cannot hold an expression {kind}", where=self._name)
@@ -206,7 +206,7 @@ class _Reader:
         return ("load", self.buffer(value.source), *(self.expression(index, scope) for index in value.indices))
 
 
-def _folded(operation: str, left: Expression, right: Expression) -> Expression:
+def _fold_constants(operation: str, left: Expression, right: Expression) -> Expression:
     """What a loop of one step leaves behind of an index: ``0 * 8 + i`` is ``i``."""
     if isinstance(left, int) and isinstance(right, int) and operation in ("add", "sub", "mul"):
         return {"add": left + right, "sub": left - right, "mul": left * right}[operation]

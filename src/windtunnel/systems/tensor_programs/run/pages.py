@@ -20,7 +20,7 @@ import numpy as np
 from windtunnel.base.extras import require
 from windtunnel.systems.tensor_programs.run.build import build, use_threads
 
-__all__ = ["OTHERS", "RATES", "kept", "others_rate", "page_rates", "reader"]
+__all__ = ["OTHERS", "RATES", "others_rate", "page_rates", "reader", "resident_bytes"]
 
 PAGE_ELEMENTS = 1024  # 4 KiB: how much a processor fetches ahead, and the least that memory is mapped by
 LANES = 16
@@ -56,14 +56,14 @@ def page_rates(isa: str, num_threads: int) -> dict[str, float]:
             break
     near = [seconds for seconds in times.values() if STILL_CACHED * seconds <= times[SHARED_BYTES[0]]]
     near_s = sum(near) / len(near)
-    kept_bytes = kept(times, near_s, far_s)
+    kept_bytes = resident_bytes(times, near_s, far_s)
     own_s = own.seconds_per_byte()
     others = _others_of(_Pages(isa, num_threads, int(kept_bytes / 2)), own, kept_bytes, far_s)
     rates = (_rate(near_s - own_s), _rate(max(far_s, near_s) - own_s), kept_bytes, others)
     return dict(zip(RATES, rates, strict=True))
 
 
-def kept(times: Mapping[int, float], near_s: float, far_s: float) -> float:
+def resident_bytes(times: Mapping[int, float], near_s: float, far_s: float) -> float:
     """Bytes that stay in the shared cache, of sets of pages by their bytes and the seconds that one of these took.
 
     Who reads a larger set over and over finds them at random: the rest comes from memory. Where no set is clearly too

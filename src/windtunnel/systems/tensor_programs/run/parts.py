@@ -79,7 +79,7 @@ class Parts:
         part.save(self.folder / _file(batch), overwrite=True)
         self.sets[batch] = part
 
-    def known(self) -> set[tuple[int, bytes]]:
+    def sampled_schedules(self) -> set[tuple[int, bytes]]:
         """Tasks and schedules that need not be drawn again."""
         return {
             (int(task), sched.tobytes())
@@ -99,7 +99,7 @@ class Parts:
             (self.folder / _file(batch)).unlink()
             del self.sets[batch]
 
-    def dropped(self) -> Counter[str]:
+    def count_dropped(self) -> Counter[str]:
         """Programs that are not in the batches, by reason."""
         total: Counter[str] = Counter()
         for part in self.sets.values():

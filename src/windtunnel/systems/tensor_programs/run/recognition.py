@@ -90,7 +90,7 @@ def _single(name: str) -> Callable[[Any, Any], Found | None]:
     return start
 
 
-def _normalized(args: Any, result: Any) -> Found:
+def _normalization(args: Any, result: Any) -> Found:
     del args
     return Found("elementwise", _elements(result), ["scale", "bias"])
 
@@ -117,7 +117,7 @@ def _product(args: Any, result: Any) -> Found:
     return Found(kind, {"m": m, "n": n, "k": k}, ["bias"] if len(args) >= 3 else [])
 
 
-def _batched(args: Any, result: Any) -> Found:
+def _batched_matmul(args: Any, result: Any) -> Found:
     b, m, n = (int(extent) for extent in result.shape)
     return Found("bmm", {"b": b, "m": m, "n": n, "k": int(args[-2].shape[2])})
 
@@ -135,7 +135,7 @@ def _pool(kind: str) -> Callable[[Any, Any], Found | None]:
     return start
 
 
-def _reduced(args: Any, result: Any) -> Found | None:
+def _reduction(args: Any, result: Any) -> Found | None:
     """A sum or mean over neighboring dimensions; over the last two of an image it is a global pooling."""
     del result
     x, rank = args[0], args[0].dim()
@@ -164,7 +164,7 @@ def _row_wise(kind: str) -> Callable[[Any, Any], Found | None]:
     return start
 
 
-def _moved(args: Any, result: Any) -> Found | None:
+def _transpose(args: Any, result: Any) -> Found | None:
     """A copy that exchanges two neighboring groups of dimensions."""
     source = args[0]
     if source.is_contiguous() or source.dim() < 2 or 0 in source.stride():
@@ -185,15 +185,15 @@ START: Mapping[str, Callable[[Any, Any], Found | None]] = {
     "convolution": _convolution,
     "addmm": _product,
     "mm": _product,
-    "bmm": _batched,
+    "bmm": _batched_matmul,
     "max_pool2d_with_indices": _pool("max_pool2d"),
     "avg_pool2d": _pool("avg_pool2d"),
-    "mean": _reduced,
-    "sum": _reduced,
+    "mean": _reduction,
+    "sum": _reduction,
     "_softmax": _row_wise("softmax"),
     "_safe_softmax": _row_wise("softmax"),
     "native_layer_norm": _row_wise("layer_norm"),
-    "native_batch_norm": _normalized,
-    "clone": _moved,
+    "native_batch_norm": _normalization,
+    "clone": _transpose,
     **{name: _single(name) for name in (*_UNARY, *_BINARY, "pow")},
 }

@@ -39,7 +39,7 @@ ROWS = ("softmax", "layer_norm")
 
 def sample(task: Task, seed: int) -> Scheduled:
     """Draw a schedule."""
-    return Draw(Scheduled.of(task), np.random.default_rng(seed)).whole()
+    return Draw(Scheduled.of(task), np.random.default_rng(seed)).sample()
 
 
 class Draw:
@@ -53,15 +53,15 @@ class Draw:
         self.after = [f"op{index}" for index in range(len(task.ops))]
         self.has_pad = task.shape.get("pad_h", 0) + task.shape.get("pad_w", 0) > 0
 
-    def whole(self) -> Scheduled:
+    def sample(self) -> Scheduled:
         """All choices, by what kind of task it is."""
         kind = self.scheduled.task.kind
         if kind in ROWS:
-            self.rows()
+            self.sample_rows()
         elif kind in TILED:
-            self.tiled()
+            self.sample_tiled()
         else:
-            self.elements()
+            self.sample_elements()
         return self.scheduled
 
     def chance(self, probability: float) -> bool:
@@ -93,14 +93,14 @@ class Draw:
         divisors = [factor for factor in range(1, bound + 1) if extent % factor == 0]
         return self.pick(*([factor for factor in divisors if factor >= MIN_VECTOR] or divisors[-1:]))
 
-    def tiled(self) -> None:
+    def sample_tiled(self) -> None:
         """A reduction with all that stands before and behind it."""
         final = self.inline_all_but_last(self.after)
         if self.has_pad and self.chance(0.3):
             self.has_pad = not self.do("inline", "pad")
         if final is None and self.chance(0.5) and self.do("cache", "main"):
             final = "main_global"
-        if self._is_row_like() and self.chance(0.5) and self._rfactored(final):
+        if self._is_row_like() and self.chance(0.5) and self._split_reduction(final):
             return
         num_outer = self._tile_main()
         num_fused = self._parallel_outer("main", num_outer)
@@ -113,7 +113,7 @@ class Draw:
         self._unroll("main")
         self._decompose("main", outer)
 
-    def rows(self) -> None:
+    def sample_rows(self) -> None:
         """Several reductions over each row, then the result."""
         names = (
             ["row_max", "row_exp", "row_sum"] if self.scheduled.task.kind == "softmax" else ["row_sum", "row_square"]
@@ -133,7 +133,7 @@ class Draw:
             self._place_producer(name, final, num_outer)
         self._unroll(final)
 
-    def elements(self) -> None:
+    def sample_elements(self) -> None:
         """No reduction: every element by itself, or moved."""
         names = (["main"] if self.scheduled.task.kind == "transpose" else []) + self.after
         final = self.inline_all_but_last(names) or "main"
@@ -162,7 +162,7 @@ class Draw:
             return False
         return self.do("rfactor", block, num_spatial + 1, num_spatial)
 
-    def _rfactored(self, final: str | None) -> bool:
+    def _split_reduction(self, final: str | None) -> bool:
         """Split the reduction of the main block in two blocks; the rest is as for rows."""
         if not self._rfactor("main", 2):
             return False

@@ -23,7 +23,7 @@ from windtunnel.hardware.engines import CHUNK, SparseGrid
 from windtunnel.systems.chips.accelerators.sparse.shape import ConvShape
 from windtunnel.systems.chips.accelerators.sparse.tiles import MODES, PIXELS_OF_WEIGHTS, tile_sides
 
-__all__ = ["Densities", "estimated_cycles"]
+__all__ = ["Densities", "estimate_cycles"]
 
 _LAST_OUTPUTS = 1.3  # by how many outputs the last of those that share work ends behind the even share
 
@@ -47,7 +47,7 @@ class Densities:
         return cls(float(found["density"]), tuple(found["of_channels"]), tuple(found["of_pixels"]))
 
 
-def estimated_cycles(
+def estimate_cycles(
     shape: ConvShape, inputs: Densities, gradients: Densities, grid: SparseGrid, *, is_masked: bool, is_first: bool
 ) -> dict[str, dict[str, float]]:
     """Cycles by pass and mode.
@@ -98,7 +98,7 @@ def _weights(shape: ConvShape, inputs: Densities, gradients: Densities, grid: Sp
     total = dict.fromkeys(MODES, 0.0)
     for begin in range(0, pixels, PIXELS_OF_WEIGHTS):
         num = min(PIXELS_OF_WEIGHTS, pixels - begin)
-        dense = -(-num // CHUNK) * _ceiled(min(num, CHUNK), inside, grid.lanes)[0]
+        dense = -(-num // CHUNK) * _chunk_mean_and_variance(min(num, CHUNK), inside, grid.lanes)[0]
         pairs = [_chunks(num, inside * of_channel * gradients.overall, grid.lanes) for of_channel in inputs.of_channels]
         by_chance = _chunks(num, inside * inputs.overall * gradients.overall, grid.lanes, is_variance=True)
         for mode, cycles in _modes(rows, shape.filters, dense, pairs, None, grid, by_chance, is_alike=False).items():
@@ -158,12 +158,12 @@ def _chunks(num: float, density: float, lanes: int, *, is_variance: bool = False
     """Cycles of so many operands, or their variance."""
     whole, rest = divmod(num, CHUNK)
     index = int(is_variance)
-    last = _ceiled(max(round(rest), 1), density, lanes)[index] if rest > 0 else 0.0
-    return whole * _ceiled(CHUNK, density, lanes)[index] + last
+    last = _chunk_mean_and_variance(max(round(rest), 1), density, lanes)[index] if rest > 0 else 0.0
+    return whole * _chunk_mean_and_variance(CHUNK, density, lanes)[index] + last
 
 
 @cache
-def _ceiled(num: int, density: float, lanes: int) -> tuple[float, float]:
+def _chunk_mean_and_variance(num: int, density: float, lanes: int) -> tuple[float, float]:
     """Cycles of a chunk whose operands are zero by chance, and their variance."""
     chances = [math.comb(num, index) * density**index * (1 - density) ** (num - index) for index in range(num + 1)]
     mean, square = (

@@ -27,7 +27,7 @@ Tensor = NDArray[Any]
 def forward(inputs: Tensor, weight: Tensor, shape: ConvShape) -> tuple[Tensor, int]:
     """Y [N, F, P, Q] of X [N, C, H, W] and filters [F, C / groups, R, S], and multiplications that were done."""
     kernels = weight.reshape(shape.groups, shape.filters // shape.groups, shape.channels // shape.groups, -1)
-    result, macs = _patched(inputs, kernels.transpose(0, 3, 2, 1), shape.taps("forward"), None)  # [G, T, C, F]
+    result, macs = _multiply_patches(inputs, kernels.transpose(0, 3, 2, 1), shape.taps("forward"), None)  # [G, T, C, F]
     return _images(result, shape.images, shape.output), macs
 
 
@@ -43,7 +43,9 @@ def backward(gradient: Tensor, weight: Tensor, shape: ConvShape, inputs: Tensor 
         X, where a ReLU made it: where it is zero the gradient is masked, and not computed.
     """
     kernels = weight.reshape(shape.groups, shape.filters // shape.groups, shape.channels // shape.groups, -1)
-    result, macs = _patched(gradient, kernels.transpose(0, 3, 1, 2), shape.taps("backward"), inputs)  # [G, T, F, C]
+    result, macs = _multiply_patches(
+        gradient, kernels.transpose(0, 3, 1, 2), shape.taps("backward"), inputs
+    )  # [G, T, F, C]
     return _images(result, shape.images, (shape.height, shape.width)), macs
 
 
@@ -62,8 +64,8 @@ def multiplications_agree(zeros: LayerZeros, cycles: LayerCycles, seed: int) -> 
     The same numbers are computed once more with nothing skipped but masked results, and have to be equal.
     """
     shape, draw = zeros.shape, np.random.default_rng(seed)
-    inputs = _drawn(unpack(zeros.inputs, shape.channels), (shape.height, shape.width), draw)
-    gradient = _drawn(unpack(zeros.gradients, shape.filters), shape.output, draw)
+    inputs = _draw_integers(unpack(zeros.inputs, shape.channels), (shape.height, shape.width), draw)
+    gradient = _draw_integers(unpack(zeros.gradients, shape.filters), shape.output, draw)
     weight = draw.integers(1, 90, (shape.filters, shape.channels // shape.groups, *shape.kernel), dtype=np.int16)
     result, dense = {"forward": forward(inputs, weight, shape)}, {"forward": "in"}
     result["weights"], dense["weights"] = weight_gradient(inputs, gradient, shape), "in"
@@ -78,7 +80,7 @@ def multiplications_agree(zeros: LayerZeros, cycles: LayerCycles, seed: int) -> 
     return is_right and all(cycles.passes[phase].macs[dense[phase]] == macs for phase, macs in counts.items())
 
 
-def _drawn(bits: NDArray[np.bool_], sides: tuple[int, int], draw: np.random.Generator) -> Tensor:
+def _draw_integers(bits: NDArray[np.bool_], sides: tuple[int, int], draw: np.random.Generator) -> Tensor:
     """Integers where there are bits: images of those sides."""
     values = bits * draw.integers(1, 90, bits.shape, dtype=np.int16)
     return np.ascontiguousarray(_images(values, len(bits) // (sides[0] * sides[1]), sides))
@@ -98,7 +100,7 @@ def _images(found: Tensor, images: int, sides: tuple[int, int]) -> Tensor:
     return np.moveaxis(found.reshape(images, *sides, -1), -1, 1)
 
 
-def _patched(operands: Tensor, kernels: Tensor, taps_PT: Any, masked_by: Tensor | None) -> tuple[Tensor, int]:
+def _multiply_patches(operands: Tensor, kernels: Tensor, taps_PT: Any, masked_by: Tensor | None) -> tuple[Tensor, int]:
     """Outputs [N P, groups x outputs] of operands and kernels [G, T, operand channels, outputs]."""
     groups, _, each, outputs = kernels.shape
     result = np.zeros((len(operands) * len(taps_PT), groups, outputs), _sum_type(operands))

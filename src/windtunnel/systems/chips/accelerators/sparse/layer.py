@@ -155,8 +155,8 @@ def _pass(zeros: LayerZeros, grid: SparseGrid, phase: str) -> PassCycles:
     cycles, work, macs, num_outputs = _weights(zeros, grid) if phase == "weights" else _patches(zeros, grid, phase)
     is_scanned = phase == "backward" and zeros.is_masked
     scan = -(-num_outputs // grid.scan_bits) if is_scanned else 0
-    moved = _moved_bytes(zeros, grid, phase)
-    streamed = _streamed_bytes(zeros, grid, phase)
+    moved = _memory_bytes(zeros, grid, phase)
+    streamed = _buffer_bytes(zeros, grid, phase)
     tiles = cycles.shape[1]
     steps, energy = {}, {}
     for row, mode in enumerate(MODES):
@@ -234,7 +234,7 @@ def _along_pixels(zeros: LayerZeros) -> tuple[Words, Words, Words]:
     return inputs, inside, packed_along(unpack(zeros.gradients, one.filters).T)
 
 
-def _moved_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, int]:
+def _memory_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, int]:
     """Bytes between memory and chip: dense modes move words, others non-zero words and bits.
 
     Of the two operands the smaller stays on the chip; where half of the buffer does not hold it, it is read once for
@@ -268,7 +268,7 @@ def _moved_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, i
     return result
 
 
-def _streamed_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, int]:
+def _buffer_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, int]:
     """Bytes between the buffer and the elements: patches along rows for each column of tiles, weights the other way."""
     one, word = zeros.shape, grid.word_bytes
     if phase == "weights":

@@ -127,11 +127,11 @@ def nearest(matrix: Tensor, blocks: Blocks) -> Tensor:
     rows, columns = blocks.padding
     lead = matrix.shape[:-2]
 
-    def summed(whole: Tensor) -> Tensor:
+    def sum_blocks(whole: Tensor) -> Tensor:
         cut = torch.nn.functional.pad(whole, (0, columns, 0, rows))
         cut = cut.reshape(*whole.shape[:-2], p, k, q, k).transpose(-3, -2).reshape(*whole.shape[:-2], p, q, k * k)
         index = _offsets(k, matrix.device).reshape(-1).expand(cut.shape)
         return cut.new_zeros(*whole.shape[:-2], p, q, k).scatter_add_(-1, index, cut)
 
-    count = summed(torch.ones_like(matrix[(0,) * len(lead)]))
-    return summed(matrix) / count.clamp(min=1)
+    count = sum_blocks(torch.ones_like(matrix[(0,) * len(lead)]))
+    return sum_blocks(matrix) / count.clamp(min=1)

@@ -18,7 +18,7 @@ import torch
 from windtunnel.errors import InputError
 from windtunnel.systems.layers.nn.circulant import algebra
 from windtunnel.systems.layers.nn.circulant.algebra import Blocks, nearest
-from windtunnel.systems.layers.nn.circulant.layers import CirculantProduct, checked_dtype
+from windtunnel.systems.layers.nn.circulant.layers import CirculantProduct, check_dtype
 from windtunnel.systems.layers.nn.circulant.products import AUTOMATIC
 
 __all__ = ["BlockCirculantConv2d"]
@@ -117,7 +117,7 @@ class BlockCirculantConv2d(CirculantProduct):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] to [B, P, H', W']."""
-        checked_dtype(self.weight.dtype)
+        check_dtype(self.weight.dtype)
         # channels of a block are transformed once per pixel; per frequency this is a convolution of q to p channels
         if self.way in ("fft", "dft"):
             return self._by_frequency(x)
@@ -133,11 +133,11 @@ class BlockCirculantConv2d(CirculantProduct):
         real, imaginary = (part.transpose(1, 2).flatten(1, 2) for part in (frequencies.real, frequencies.imag))
         w_real, w_imaginary = (part.flatten(0, 1) for part in (weight.real, weight.imag))
 
-        def convolved(one: Tensor, kernel: Tensor) -> Tensor:
+        def convolve(one: Tensor, kernel: Tensor) -> Tensor:
             return torch.nn.functional.conv2d(one, kernel, groups=count, **self.how)
 
-        y_real = convolved(real, w_real) - convolved(imaginary, w_imaginary)
-        y_imaginary = convolved(real, w_imaginary) + convolved(imaginary, w_real)
+        y_real = convolve(real, w_real) - convolve(imaginary, w_imaginary)
+        y_imaginary = convolve(real, w_imaginary) + convolve(imaginary, w_real)
         y = torch.complex(y_real, y_imaginary).unflatten(1, (count, p))  # [B, F, p, H, W]
         whole: Tensor = torch.fft.irfft(y.transpose(1, 2), n=k, dim=2)
         channels = whole.flatten(1, 2)[:, : self.blocks.num_outputs]

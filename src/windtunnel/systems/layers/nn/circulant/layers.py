@@ -23,21 +23,21 @@ from windtunnel.systems.layers.nn.circulant import algebra
 from windtunnel.systems.layers.nn.circulant.algebra import Blocks, nearest
 from windtunnel.systems.layers.nn.circulant.products import (
     AUTOMATIC,
-    checked_way,
+    check_way,
     multiply,
     multiply_prepared,
-    prepared,
+    prepare_weight,
     way_for,
 )
 
-__all__ = ["BlockCirculantLinear", "CirculantAdapter", "CirculantProduct", "checked_dtype", "is_quicker"]
+__all__ = ["BlockCirculantLinear", "CirculantAdapter", "CirculantProduct", "check_dtype", "is_quicker"]
 
 Tensor = torch.Tensor
 _IN_A_ROW = 8
 _DTYPES = (torch.float32, torch.float64)
 
 
-def checked_dtype(dtype: torch.dtype) -> None:
+def check_dtype(dtype: torch.dtype) -> None:
     """Refuse what has no Fourier transform.
 
     Raises
@@ -58,13 +58,13 @@ class CirculantProduct(torch.nn.Module):
     def __init__(self, blocks: Blocks, lead: tuple[int, ...], way: str, dtype: Any, device: Any) -> None:
         super().__init__()
         blocks.warn()
-        self.blocks, self.way = blocks, checked_way(way)
+        self.blocks, self.way = blocks, check_way(way)
         self.weight = torch.nn.Parameter(torch.empty(*lead, *blocks.shape, dtype=dtype, device=device))
         self._kept: tuple[int, Tensor] | None = None
 
     def product(self, x: Tensor) -> Tensor:
         """``x W'``."""
-        checked_dtype(self.weight.dtype)
+        check_dtype(self.weight.dtype)
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return multiply(x, self.weight, self.blocks, "dense" if self.way == "dense" else "fft")
         trains = torch.is_grad_enabled() and (self.weight.requires_grad or x.requires_grad)
@@ -73,14 +73,14 @@ class CirculantProduct(torch.nn.Module):
             way = way_for(self.blocks, x.shape[:-1].numel(), x.dtype, x.device.type, trains=trains)
         if trains:
             return multiply(x, self.weight, self.blocks, way)
-        return multiply_prepared(x, self._made(way), self.blocks, way)
+        return multiply_prepared(x, self._prepared_weight(way), self.blocks, way)
 
-    def _made(self, way: str) -> Tensor:
+    def _prepared_weight(self, way: str) -> Tensor:
         """What the way multiplies with, kept until the weight changes."""
         version = hash((self.weight._version, self.weight.data_ptr(), way))
         if self._kept is None or self._kept[0] != version:
             with torch.no_grad():
-                self._kept = version, prepared(self.weight, self.blocks, way)
+                self._kept = version, prepare_weight(self.weight, self.blocks, way)
         return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class CirculantAdapter(torch.nn.Module):
         y: Tensor = self.base(x) + self.scale * self.update(x)
         return y
 
-    def merged(self) -> torch.nn.Linear:
+    def to_linear(self) -> torch.nn.Linear:
         """One dense layer that gives the same."""
         created = torch.nn.Linear(
             self.base.in_features,

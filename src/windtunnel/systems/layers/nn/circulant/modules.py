@@ -17,7 +17,7 @@ from windtunnel.systems.layers.nn.circulant.convolution import BlockCirculantCon
 from windtunnel.systems.layers.nn.circulant.layers import BlockCirculantLinear, is_quicker
 from windtunnel.systems.layers.nn.circulant.lstm import BlockCirculantLSTM
 
-__all__ = ["can_be", "circulant_of", "named_modules", "project", "unshared"]
+__all__ = ["can_be", "check_unshared", "circulant_of", "find_modules", "project"]
 
 Module = torch.nn.Module
 
@@ -46,7 +46,7 @@ def circulant_of(module: Module, k: int, *, way: str = "auto") -> Module | None:
     return None
 
 
-def named_modules(model: Module, names: list[str]) -> dict[str, Module]:
+def find_modules(model: Module, names: list[str]) -> dict[str, Module]:
     """Modules by their paths.
 
     Raises
@@ -61,7 +61,7 @@ def named_modules(model: Module, names: list[str]) -> dict[str, Module]:
     return {name: known[name] for name in names}
 
 
-def unshared(model: Module, path: str, module: Module) -> None:
+def check_unshared(model: Module, path: str, module: Module) -> None:
     """Refuse a module that others use too, and one whose weights are those of another.
 
     Raises
@@ -119,8 +119,8 @@ def project(model: Module, k: int | Mapping[str, int], *, rows: int = 0) -> Modu
         sizes = {name: k for name, module in large.items() if not rows or _pays(module, k, rows)}
     else:
         sizes = dict(k)
-    for name, module in named_modules(model, list(sizes)).items():
-        unshared(model, name, module)
+    for name, module in find_modules(model, list(sizes)).items():
+        check_unshared(model, name, module)
         created = circulant_of(module, sizes[name])
         if created is None:
             raise InputError(

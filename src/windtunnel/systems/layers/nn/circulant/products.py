@@ -27,7 +27,7 @@ from windtunnel.errors import InputError
 from windtunnel.systems.layers.nn.choice import coarse, quickest
 from windtunnel.systems.layers.nn.circulant.algebra import Blocks, dense
 
-__all__ = ["AUTOMATIC", "WAYS", "checked_way", "multiply", "multiply_prepared", "prepared", "way_for"]
+__all__ = ["AUTOMATIC", "WAYS", "check_way", "multiply", "multiply_prepared", "prepare_weight", "way_for"]
 
 Tensor = torch.Tensor
 Prepare = Callable[[Tensor, Blocks], Tensor]
@@ -35,7 +35,7 @@ Apply = Callable[[Tensor, Tensor, Blocks], Tensor]
 AUTOMATIC = "auto"
 
 
-def _cut(x: Tensor, blocks: Blocks) -> Tensor:
+def _split_into_blocks(x: Tensor, blocks: Blocks) -> Tensor:
     """Rows [R, n] as blocks [R, q, k], padded with zeros."""
     _, q, k = blocks.shape
     columns = blocks.padding[1]
@@ -43,7 +43,7 @@ def _cut(x: Tensor, blocks: Blocks) -> Tensor:
     return padded.reshape(-1, q, k)
 
 
-def _joined(y: Tensor, blocks: Blocks) -> Tensor:
+def _join_blocks(y: Tensor, blocks: Blocks) -> Tensor:
     """Blocks [R, p, k] as rows [R, m]."""
     return y.reshape(len(y), -1)[:, : blocks.num_outputs]
 
@@ -55,9 +55,9 @@ def _spectrum(weight: Tensor) -> Tensor:
 
 
 def _by_spectrum(x: Tensor, made: Tensor, blocks: Blocks) -> Tensor:
-    frequencies = torch.fft.rfft(_cut(x, blocks)).permute(2, 0, 1)  # [F, R, q]
+    frequencies = torch.fft.rfft(_split_into_blocks(x, blocks)).permute(2, 0, 1)  # [F, R, q]
     product = torch.bmm(frequencies, made)  # [F, R, p]
-    return _joined(torch.fft.irfft(product.permute(1, 2, 0), n=blocks.size), blocks)
+    return _join_blocks(torch.fft.irfft(product.permute(1, 2, 0), n=blocks.size), blocks)
 
 
 @cache
@@ -86,12 +86,12 @@ def _by_real_spectrum(x: Tensor, made: Tensor, blocks: Blocks) -> Tensor:
     p, q, k = blocks.shape
     num_frequencies = k // 2 + 1
     ahead, back = _transform(k, x.dtype, x.device.type)
-    cut = _cut(x, blocks)
+    cut = _split_into_blocks(x, blocks)
     # frequencies first: what is copied lies in rows of q and of p
     parts = (ahead.t() @ cut.reshape(-1, k).t()).view(2, num_frequencies, len(cut), q)
     product = torch.bmm(parts.permute(1, 2, 0, 3).reshape(num_frequencies, len(cut), 2 * q), made)  # [F, R, 2 p]
     both = product.view(num_frequencies, len(cut), 2, p).permute(2, 0, 1, 3).reshape(2 * num_frequencies, -1)
-    return _joined((both.t() @ back).view(len(cut), p, k), blocks)
+    return _join_blocks((both.t() @ back).view(len(cut), p, k), blocks)
 
 
 WAYS: dict[str, tuple[Prepare, Apply]] = {
@@ -102,7 +102,7 @@ WAYS: dict[str, tuple[Prepare, Apply]] = {
 """What is made of the weights, which may be kept while they do not change, and the product of rows with it."""
 
 
-def checked_way(name: str) -> str:
+def check_way(name: str) -> str:
     """The name, if it is that of a way.
 
     Raises
@@ -128,16 +128,16 @@ def multiply(x: Tensor, weight: Tensor, blocks: Blocks, way: str = "fft") -> Ten
     blocks : Blocks
     way : str
     """
-    return multiply_prepared(x, prepared(weight, blocks, way), blocks, way)
+    return multiply_prepared(x, prepare_weight(weight, blocks, way), blocks, way)
 
 
-def prepared(weight: Tensor, blocks: Blocks, way: str) -> Tensor:
+def prepare_weight(weight: Tensor, blocks: Blocks, way: str) -> Tensor:
     """What the way multiplies with."""
     return WAYS[way][0](weight, blocks)
 
 
 def multiply_prepared(x: Tensor, made: Tensor, blocks: Blocks, way: str) -> Tensor:
-    """The product with what ``prepared`` gave."""
+    """The product with what ``prepare_weight`` gave."""
     rows = WAYS[way][1](x.reshape(-1, x.shape[-1]), made, blocks)
     return rows.reshape(*x.shape[:-1], blocks.num_outputs)
 
@@ -153,12 +153,14 @@ def _quickest(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, tr
     x = torch.full((num_rows, blocks.num_inputs), 0.01, dtype=dtype, device=device, requires_grad=trains)
     weight = torch.full(blocks.shape, 0.01, dtype=dtype, device=device, requires_grad=trains)
     if trains:
-        return quickest({name: partial(_trained, name, x, weight, blocks) for name in WAYS}, plain="dense")
+        return quickest({name: partial(_run_training_pass, name, x, weight, blocks) for name in WAYS}, plain="dense")
     with torch.no_grad():
-        ways = {name: partial(multiply_prepared, x, prepared(weight, blocks, name), blocks, name) for name in WAYS}
+        ways = {
+            name: partial(multiply_prepared, x, prepare_weight(weight, blocks, name), blocks, name) for name in WAYS
+        }
         return quickest(ways, plain="dense")
 
 
-def _trained(way: str, x: Tensor, weight: Tensor, blocks: Blocks) -> None:
+def _run_training_pass(way: str, x: Tensor, weight: Tensor, blocks: Blocks) -> None:
     with torch.enable_grad():
         torch.autograd.grad(multiply(x, weight, blocks, way).sum(), [x, weight])

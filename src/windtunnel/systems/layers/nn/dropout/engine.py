@@ -14,7 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 
-__all__ = ["add_forward", "add_weight", "padded", "set_input"]
+__all__ = ["add_forward", "add_weight", "pad_sets", "set_input"]
 
 _TILE = 256
 _UNITS, _ROWS, _FEW_ROWS = 8, 10, 4  # at once: a sum is read and written as often less
@@ -197,7 +197,7 @@ def add_weight(x: Any, dy: Any, kept: Any, counts: Any, firsts: Any, lasts: Any,
                 row += 1
 
 
-def padded(sets: list[Any]) -> tuple[Any, Any]:
+def pad_sets(sets: list[Any]) -> tuple[Any, Any]:
     """Sets of any sizes as rows of one array, int64 [S, most], and how many each has."""
     counts = np.array([len(one) for one in sets], dtype=np.int64)
     kept = np.zeros((len(sets), int(counts.max(initial=0))), dtype=np.int64)

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from windtunnel.systems.layers.nn.dropout.keep import Keep, Span, draw, kept_units, spans
+from windtunnel.systems.layers.nn.dropout.keep import Keep, Span, count_groups, draw, spans
 from windtunnel.systems.layers.nn.dropout.recurrent import Settings, check_layer, seed_of
 from windtunnel.systems.layers.nn.dropout.sequence import Dropped, product
 from windtunnel.systems.layers.nn.dropout.ways import AUTOMATIC
 
-__all__ = ["StructuredFeedForward", "StructuredLinear", "drop_and_multiply", "dropped_units", "multiply_kept"]
+__all__ = ["StructuredFeedForward", "StructuredLinear", "drop_and_multiply", "drop_units", "multiply_kept"]
 
 Tensor = torch.Tensor
 
@@ -63,7 +63,7 @@ def drop_and_multiply(
     return y if step_dim is None else y.movedim(0, step_dim)
 
 
-def dropped_units(x: Tensor, settings: Settings) -> tuple[Tensor, Keep]:
+def drop_units(x: Tensor, settings: Settings) -> tuple[Tensor, Keep]:
     """A tensor [..., D] with units dropped, the same ones everywhere, and which are kept."""
     (keep,) = draw(
         x.shape[-1], settings.input, [0], seed=seed_of(settings, 0), group=min(settings.group, x.shape[-1]),
@@ -73,7 +73,7 @@ def dropped_units(x: Tensor, settings: Settings) -> tuple[Tensor, Keep]:
 
 
 def multiply_kept(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Keep, settings: Settings) -> Tensor:
-    """A linear layer on what :func:`dropped_units` gave: [..., D] to [..., G], without the units that are 0."""
+    """A linear layer on what :func:`drop_units` gave: [..., D] to [..., G], without the units that are 0."""
     rows = x.reshape(-1, x.shape[-1])
     scaled = replace(keep, scale=1.0)  # x is scaled already
     dropped = Dropped((Span(0, len(rows), scaled),), min(settings.group, x.shape[-1]), settings.way)
@@ -118,7 +118,7 @@ class StructuredLinear(torch.nn.Linear):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.settings = Settings(input=dropout, period=period, group=group, seed=seed, way=way)
-        kept_units(self.in_features, dropout, group)
+        count_groups(self.in_features, dropout, group)
         self.step_dim = step_dim
         self.num_calls = 0
         with torch.no_grad():
@@ -190,7 +190,7 @@ class StructuredFeedForward(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.settings = Settings(input=dropout, group=group, seed=seed)
-        kept_units(hidden_features, dropout, group)
+        count_groups(hidden_features, dropout, group)
         self.expand = torch.nn.Linear(in_features, hidden_features, bias=bias)
         self.reduce = torch.nn.Linear(hidden_features, out_features, bias=bias)
         self.activation = activation

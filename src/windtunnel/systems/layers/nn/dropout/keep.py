@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["Keep", "Span", "checked_share", "draw", "factors_of", "kept_units", "spans"]
+__all__ = ["Keep", "Span", "check_dropout", "count_groups", "draw", "factors_of", "spans"]
 
 _WORD = (1 << 64) - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -73,7 +73,7 @@ class Span:
     keep: Keep
 
 
-def checked_share(dropout: float, *, what: str = "dropout") -> float:
+def check_dropout(dropout: float, *, what: str = "dropout") -> float:
     """The share to drop.
 
     Raises
@@ -86,7 +86,7 @@ def checked_share(dropout: float, *, what: str = "dropout") -> float:
     return float(dropout)
 
 
-def kept_units(num_units: int, dropout: float, group: int = 1) -> tuple[int, int]:
+def count_groups(num_units: int, dropout: float, group: int = 1) -> tuple[int, int]:
     """Groups in all and groups kept: round((1 - p) groups), at least one unless all are dropped.
 
     Raises
@@ -106,7 +106,7 @@ def kept_units(num_units: int, dropout: float, group: int = 1) -> tuple[int, int
             fix=f"take a group from 1 to {num_units}",
         )
     num_groups = -(-num_units // group)
-    kept = round((1.0 - checked_share(dropout)) * num_groups)
+    kept = round((1.0 - check_dropout(dropout)) * num_groups)
     return num_groups, kept if dropout >= 1.0 else max(kept, 1)
 
 
@@ -144,7 +144,7 @@ def draw(
     ... ]
     True
     """
-    num_groups, num_kept = kept_units(num_units, dropout, group)
+    num_groups, num_kept = count_groups(num_units, dropout, group)
     scale = num_groups / num_kept if num_kept else 0.0
     selected = _smallest(_numbers(seed, layer, place, steps, num_groups), num_kept)  # [S, kept] ascending
     units = selected if group == 1 else (selected[:, :, None] * group + np.arange(group)).reshape(len(selected), -1)
@@ -163,12 +163,12 @@ def _numbers(seed: int, layer: int, place: int, steps: Sequence[int], count: int
     """A number for every unit at every step, uint64 [S, count]."""
     key = seed & _WORD
     for part in (layer, place):
-        key = int(_mixed(np.array([(key + _STEP * (part + 1)) & _WORD], dtype=np.uint64))[0])
-    step = _mixed(np.array([(key + _STEP * (item + 1)) & _WORD for item in steps], dtype=np.uint64))
-    return _mixed(step[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP))
+        key = int(_mix_bits(np.array([(key + _STEP * (part + 1)) & _WORD], dtype=np.uint64))[0])
+    step = _mix_bits(np.array([(key + _STEP * (item + 1)) & _WORD for item in steps], dtype=np.uint64))
+    return _mix_bits(step[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP))
 
 
-def _mixed(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix_bits(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
     word = (word ^ (word >> np.uint64(30))) * np.uint64(_FIRST)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(_SECOND)
     return word ^ (word >> np.uint64(31))

@@ -147,18 +147,18 @@ def _shape_of(given: Direction, x: Tensor, steps: Steps, dropped: Dropped) -> _S
 def _is_native_quicker(shape: _Shape) -> bool:
     gates = (4 if shape.is_lstm else 3) * shape.num_hidden
 
-    def filled(*size: int, is_by_unit: bool = False) -> Tensor:
+    def constant_tensor(*size: int, is_by_unit: bool = False) -> Tensor:
         created = torch.full(size[::-1] if is_by_unit else size, 0.01, dtype=shape.dtype, device=shape.device)
         return (created.t() if is_by_unit else created).requires_grad_(shape.trains)
 
-    biases = [filled(gates)] * 2 * shape.has_bias
-    states = tuple(filled(shape.batch_size, shape.num_hidden) for _ in range(2 if shape.is_lstm else 1))
+    biases = [constant_tensor(gates)] * 2 * shape.has_bias
+    states = tuple(constant_tensor(shape.batch_size, shape.num_hidden) for _ in range(2 if shape.is_lstm else 1))
     sides = shape.num_units, shape.num_hidden
     plain, by_unit = (
-        Direction((*(filled(gates, side, is_by_unit=item) for side in sides), *biases), states)
+        Direction((*(constant_tensor(gates, side, is_by_unit=item) for side in sides), *biases), states)
         for item in (False, True)
     )
-    x = filled(shape.num_steps * shape.batch_size, shape.num_units)
+    x = constant_tensor(shape.num_steps * shape.batch_size, shape.num_units)
     sizes = [shape.batch_size] * shape.num_steps
     result: Dropped = Dropped()
     if shape.num_kept < shape.num_units:
@@ -170,13 +170,13 @@ def _is_native_quicker(shape: _Shape) -> bool:
     steps = Steps(tuple(sizes))
 
     def once(given: Direction, run: Callable[..., Sequence[Tensor]], *more: Any) -> Callable[[], None]:
-        def timed() -> None:
+        def run_once() -> None:
             with torch.set_grad_enabled(shape.trains):
                 output = run(given, x, steps, result, *more)[0]
                 if shape.trains:
                     torch.autograd.grad(output.sum(), [x, *given.weights[:2]])
 
-        return timed
+        return run_once
 
     ways = {"native": once(plain, _native), "own": once(by_unit, _own, Dropped())}
     return quickest(ways, plain="native") == "native"

@@ -141,7 +141,7 @@ def _runs_to_weight(x: Tensor, dy: Tensor, spans: Spans) -> Tensor:
 
 def _run(kernel: Callable[..., None], first: Tensor, second: Tensor, spans: Spans, result: Tensor) -> None:
     first, second = first.detach(), second.detach()
-    kept, counts = engine.padded([span.keep.index.numpy() for span in spans])
+    kept, counts = engine.pad_sets([span.keep.index.numpy() for span in spans])
     firsts = np.array([span.first for span in spans])
     lasts = np.array([span.last for span in spans])
     scale = first.numpy().dtype.type(spans[0].keep.scale)
@@ -149,16 +149,16 @@ def _run(kernel: Callable[..., None], first: Tensor, second: Tensor, spans: Span
         kernel(first.numpy(), second.numpy(), kept, counts, firsts, lasts, scale, result.numpy())
 
 
-def _fused_forward(x: Tensor, weight: Tensor, spans: Spans, out: Tensor) -> None:
+def _engine_forward(x: Tensor, weight: Tensor, spans: Spans, out: Tensor) -> None:
     _run(engine.add_forward, x, weight, spans, out)
 
 
-def _fused_to_input(dy: Tensor, weight: Tensor, spans: Spans, dx: Tensor) -> None:
+def _engine_input_gradient(dy: Tensor, weight: Tensor, spans: Spans, dx: Tensor) -> None:
     dx[_rows(spans)].zero_()
     _run(engine.set_input, dy, weight, spans, dx)
 
 
-def _fused_to_weight(x: Tensor, dy: Tensor, spans: Spans) -> Tensor:
+def _engine_weight_gradient(x: Tensor, dy: Tensor, spans: Spans) -> Tensor:
     dweight = x.new_zeros(x.shape[1], dy.shape[1])
     _run(engine.add_weight, x, dy, spans, dweight)
     return dweight
@@ -168,5 +168,5 @@ WAYS = {
     "dense": Way(_dense_forward, _dense_to_input, _dense_to_weight),
     "gather": Way(_gather_forward, _gather_to_input, _gather_to_weight),
     "runs": Way(_runs_forward, _runs_to_input, _runs_to_weight),
-    "fused": Way(_fused_forward, _fused_to_input, _fused_to_weight),
+    "fused": Way(_engine_forward, _engine_input_gradient, _engine_weight_gradient),
 }

@@ -19,10 +19,10 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from windtunnel.errors import InputError
-from windtunnel.systems.layers.nn.dropout.keep import checked_share, draw, kept_units, spans
+from windtunnel.systems.layers.nn.dropout.keep import check_dropout, count_groups, draw, spans
 from windtunnel.systems.layers.nn.dropout.native import Direction, lay_by_unit, run_direction
 from windtunnel.systems.layers.nn.dropout.sequence import Dropped, Steps
-from windtunnel.systems.layers.nn.dropout.ways import AUTOMATIC, checked_way
+from windtunnel.systems.layers.nn.dropout.ways import AUTOMATIC, check_way
 
 __all__ = ["Settings", "StructuredGRU", "StructuredLSTM", "check_layer", "lay_out", "run_layers", "seed_of"]
 
@@ -64,10 +64,10 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse what cannot be done."""
         for what, share in (("dropout", self.between), ("input_dropout", self.input), ("recurrent", self.recurrent)):
-            checked_share(share, what=what)
+            check_dropout(share, what=what)
         if self.period < 1:
             raise InputError(f"a set cannot be kept for {self.period} steps", where=f"period={self.period}")
-        checked_way(self.way)
+        check_way(self.way)
 
     @property
     def drops(self) -> bool:
@@ -99,8 +99,8 @@ class _Structured:
                 f"structured dropout has no projections, and proj_size is {self.proj_size}",
                 fix="use torch.nn.LSTM where the state is projected",
             )
-        kept_units(self.hidden_size, settings.recurrent, settings.group)
-        kept_units(self.input_size, settings.input, min(settings.group, self.input_size))
+        count_groups(self.hidden_size, settings.recurrent, settings.group)
+        count_groups(self.input_size, settings.input, min(settings.group, self.input_size))
         self.settings = settings
         self.num_calls = 0
         lay_out(self)
@@ -182,14 +182,14 @@ def run_layers(
         The weights have half precision, or a layer with a seed of its own is computed again in a backward pass.
     """
     check_layer(next(layer.parameters()).dtype, settings)
-    data, batch_sizes, order, restore = _packed(layer, given)
+    data, batch_sizes, order, restore = _as_rows(layer, given)
     states = _initial(layer, hx, data, batch_sizes[0], order, is_single=_is_single(given))
     seed = seed_of(settings, num_calls)
     results: list[tuple[Tensor, ...]] = []
     num_directions = 2 if layer.bidirectional else 1
     for depth in range(layer.num_layers):
         share = settings.between if depth else settings.input
-        dropped = _dropped(settings, seed, depth, _INPUT, share, data, batch_sizes, settings.period)
+        dropped = _draw_spans(settings, seed, depth, _INPUT, share, data, batch_sizes, settings.period)
         outputs = []
         for direction in range(num_directions):
             index = depth * num_directions + direction
@@ -220,11 +220,11 @@ def _one(
     names += [f"bias_{kind}{suffix}" for kind in ("ih", "hh")] if layer.bias else []
     given = Direction(tuple(getattr(layer, name) for name in names), tuple(states))
     steps = Steps(tuple(batch_sizes), bool(direction))
-    again = _dropped(settings, seed, place, _RECURRENT, settings.recurrent, states[0], batch_sizes, 1)
+    again = _draw_spans(settings, seed, place, _RECURRENT, settings.recurrent, states[0], batch_sizes, 1)
     return run_direction(given, data, steps, dropped, again)
 
 
-def _dropped(
+def _draw_spans(
     settings: Settings,
     seed: int,
     layer: int,
@@ -283,7 +283,7 @@ def _is_single(given: Any) -> bool:
     return isinstance(given, Tensor) and given.dim() == 2
 
 
-def _packed(layer: torch.nn.RNNBase, given: Any) -> tuple[Tensor, list[int], Tensor | None, Any]:
+def _as_rows(layer: torch.nn.RNNBase, given: Any) -> tuple[Tensor, list[int], Tensor | None, Any]:
     """Rows, batch sizes, the order of a packed batch, and the way back."""
     if isinstance(given, PackedSequence):
 

@@ -19,7 +19,7 @@ from windtunnel.systems.layers.nn.choice import coarse, quickest
 from windtunnel.systems.layers.nn.dropout.keep import Span, draw, spans
 from windtunnel.systems.layers.nn.dropout.products import WAYS, Way
 
-__all__ = ["AUTOMATIC", "Shape", "checked_way", "shape_of", "way_for"]
+__all__ = ["AUTOMATIC", "Shape", "check_way", "shape_of", "way_for"]
 
 AUTOMATIC = "auto"
 FORWARD, TO_INPUT, TO_WEIGHT = "forward", "to_input", "to_weight"
@@ -40,7 +40,7 @@ class Shape:
     threads: int
 
 
-def checked_way(name: str) -> str:
+def check_way(name: str) -> str:
     """The name, if it is that of a way.
 
     Raises
