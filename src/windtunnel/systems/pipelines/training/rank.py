@@ -62,8 +62,8 @@ class Item(msgspec.Struct, frozen=True, order=True):
     """One thing of a round.
 
     ``message`` of so many bytes, ``step`` of one process, ``beside``: so many of them, ``split``, and ``idle``: stages
-    that only pass their input on, which is of so many bytes. One process alone does ``parts``, as ``taken_apart`` has
-    them, and a ``copy`` of all weights, of so many bytes.
+    that only pass their input on, which is of so many bytes. One process alone does ``parts``, as
+    ``microbatch_passes`` has them, and a ``copy`` of all weights, of so many bytes.
     """
 
     what: str

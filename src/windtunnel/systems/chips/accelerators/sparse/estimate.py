@@ -55,7 +55,7 @@ def estimate_cycles(
     Examples
     --------
     >>> shape, half = ConvShape(1, 256, 16, 16, 256), Densities.even(0.5)
-    >>> found = estimated_cycles(shape, half, half, SparseGrid(), is_masked=True, is_first=False)
+    >>> found = estimate_cycles(shape, half, half, SparseGrid(), is_masked=True, is_first=False)
     >>> {mode: round(cycles) for mode, cycles in found["backward"].items()}
     {'dc': 4096, 'in': 3246, 'out': 3067, 'in+out': 2235, 'in+out+wr': 1647}
     """

@@ -96,7 +96,7 @@ def count_groups(num_units: int, dropout: float, group: int = 1) -> tuple[int, i
 
     Examples
     --------
-    >>> kept_units(650, 0.5), kept_units(1500, 0.65, group=32)
+    >>> count_groups(650, 0.5), count_groups(1500, 0.65, group=32)
     ((650, 325), (47, 16))
     """
     if group < 1 or group > num_units:
