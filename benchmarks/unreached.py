@@ -226,7 +226,7 @@ def _shown() -> Iterator[tuple[str, str]]:
     for page in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]:
         for number, text in enumerate(FENCE.findall(page.read_text(encoding="utf-8"))):
             yield f"{page}.{number}.py", text
-    for path in ROOT.glob("examples/*.py"):
+    for path in ROOT.glob("examples/**/*.py"):
         yield str(path), path.read_text(encoding="utf-8")
 
 

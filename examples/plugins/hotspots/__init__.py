@@ -1,0 +1,1 @@
+"""Hotspots: the operators that take most of a step. ``README.md`` has the files in reading order."""
