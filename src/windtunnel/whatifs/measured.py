@@ -87,7 +87,23 @@ def operators_of(baseline: Baseline) -> Mask:
 
 
 def reformed(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda changed: changed) -> Unpriced:
-    """The operators in another form, as they run again here; ``then`` notes what else changes.
+    """Return the change that runs the operators of a graph in another form.
+
+    Each captured call is run again in the old and in the new form, and the ratio of both durations scales its tasks.
+
+    Parameters
+    ----------
+    graph : Graph
+        A capture that knows its operators with their arguments.
+    form : Form
+        How the operators run: precision, threads, layout, batch, layers that replace them.
+    then : callable, optional
+        Receives the priced graph and returns it with what else changes, such as entries of ``meta``.
+
+    Returns
+    -------
+    Unpriced
+        With one `OperatorsNeed`.
 
     Raises
     ------

@@ -25,19 +25,29 @@ _WAYS = {"measured": MEASURE, "paper": PUBLISHED}
 
 @dataclass(frozen=True)
 class Unpriced:
-    """A change and the prices that it needs.
+    """A change of a graph that has to be priced before it can be made.
+
+    A what-if returns it where the new durations cannot be derived from the graph. Constructing it runs nothing.
 
     Parameters
     ----------
     needs : tuple of Need
+        What has to be priced; values of :mod:`windtunnel.cost.rerun`.
     finish : callable, optional
-        Makes the graph of one price per need, in their order; a pure function. None where nothing can be measured: the
-        graph does not know its operators.
+        ``finish(*prices) -> Graph`` with one price per need, in the order of ``needs``; a pure function. None where
+        nothing can be measured because the graph does not know its operators.
     published : callable, optional
-        Makes the graph of published ratios, or of an estimate; None where there are none.
+        ``published() -> Graph`` with published ratios or an estimate. None where there are none.
     by_default : str
-        What ``prices="auto"`` does: ``"measure"``, ``"look up"`` (use what the profile database knows, else what is
+        What ``prices="auto"`` does: ``"measure"``, ``"look up"`` (use what the profile database has, else what is
         published) or ``"published"``.
+
+    Examples
+    --------
+    How much the optimizer's update gains is measured, and applied to the tasks of the update::
+
+        need = update_need(graph, UpdateForm(options={"fused": True, "foreach": False}))
+        return Unpriced((need,), lambda ratio: apply_update(graph, ratio))
     """
 
     needs: tuple[Need, ...]
