@@ -19,7 +19,7 @@ from benchmarks.clusters import folder
 from windtunnel.search.shapes import parse_shape
 from windtunnel.search.speeds import LayerSpeeds, read_profiles
 from windtunnel.systems.cluster.jobs import Jobs
-from windtunnel.systems.cluster.metrics import held_gpu_ns
+from windtunnel.systems.cluster.metrics import segment_gpu_ns
 from windtunnel.systems.cluster.model import simulate
 from windtunnel.systems.cluster.policy import Policy
 
@@ -88,7 +88,7 @@ def conserves(run):
     last = int(segments["back"].max())
     capacity = run.cluster.num_gpus * (last - int(jobs.arrival_ns.min()))
     in_checkpoint = int(((segments["back"] - segments["end"]) * jobs.gpus[segments["job"]]).sum())
-    total = int(held_gpu_ns(run).sum()) + in_checkpoint + idle(run, last)
+    total = int(segment_gpu_ns(run).sum()) + in_checkpoint + idle(run, last)
     return np.allclose(work, jobs.work_ns, rtol=1e-12) and mean_is_harmonic.all() and abs(total / capacity - 1) <= 1e-9
 
 

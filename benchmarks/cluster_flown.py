@@ -42,7 +42,7 @@ def main() -> None:
     from windtunnel.systems.cluster.layout import Cluster
     from windtunnel.systems.cluster.model import simulate
     from windtunnel.systems.cluster.policy import read_policy
-    from windtunnel.systems.cluster.real.drive import drive, measured_speeds
+    from windtunnel.systems.cluster.real.drive import drive, measure_speeds
     from windtunnel.systems.cluster.real.slots import real_slots
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,7 +56,7 @@ def main() -> None:
     cluster = Cluster(2, 2, 2, wires, lease_ns=20 * 10**9, checkpoint_ns_per_gpu=0, shares_links=True)
     jobs, rows = the_jobs(), []
     with real_slots(cluster) as slots:
-        speeds = measured_speeds(slots, jobs, cluster, GRADIENTS)
+        speeds = measure_speeds(slots, jobs, cluster, GRADIENTS)
         for text in POLICIES:
             policy = read_policy(text)
             predicted = simulate(cluster, jobs, speeds, policy)

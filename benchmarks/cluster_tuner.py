@@ -27,7 +27,7 @@ def main():
     name = list(SETTINGS)[options.setting]
     for load in LOADS:
         cluster, jobs = setting(name)
-        jobs = jobs.compressed(load)
+        jobs = jobs.speed_up_arrivals(load)
         found = tune(cluster, jobs, speeds_on(cluster), Policy(order="nw_sens"))
         _, marginal = outcome(cluster, jobs, Policy(order="nw_sens", timers="marginal"))
         best = found.pairs[found.best].mean_jct_h

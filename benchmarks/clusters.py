@@ -43,7 +43,7 @@ def setting(name):
     """Cluster and jobs."""
     sizes, outer, arrivals, *faster = (SETTINGS | HELD_OUT)[name]
     cluster = Cluster(*sizes, (INNER, Link("rack", TEN, 5000), Link("network", outer, 50_000)))
-    return cluster, read_jobs(folder() / "jobs_500.csv", arrivals=arrivals).jobs.compressed(*faster or (1.0,))
+    return cluster, read_jobs(folder() / "jobs_500.csv", arrivals=arrivals).jobs.speed_up_arrivals(*faster or (1.0,))
 
 
 def speeds_on(cluster, rule="exact", overlap=False):

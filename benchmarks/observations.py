@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import bar
 from benchmarks.tbd_observations import observe
 from windtunnel.graph import Graph, Kind, load
-from windtunnel.systems.suite.model import fitting_parameters, predicted_memory
+from windtunnel.systems.suite.model import fitting_parameters, predict_step_memory
 from windtunnel.systems.suite.results import Cell, SuiteRun, load_run
 from windtunnel.systems.suite.run import run_suite
 
@@ -53,7 +53,7 @@ def scaled_link(run: SuiteRun) -> int:
 
 def feature_maps() -> dict[str, float]:
     """Share of feature maps in the peak of a step at size small; what cannot be faked is left out."""
-    needed = {name: predicted_memory(name, fitting_parameters(Cell(name, "small"))) for name in REMEMBERED}
+    needed = {name: predict_step_memory(name, fitting_parameters(Cell(name, "small"))) for name in REMEMBERED}
     return {
         name: each.by_category["feature map"] / each.total_bytes for name, each in needed.items() if each.by_category
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import bar
-from windtunnel.systems.serving.few_shot import estimated, measured_few
+from windtunnel.systems.serving.few_shot import estimate_profile, measure_few_cells
 from windtunnel.systems.serving.model import fit_slowdown
 from windtunnel.systems.serving.profile import Cell, Profile, read_cells, read_profile
 from windtunnel.systems.serving.search import best_split, optimum_table, soonest_ns
@@ -134,9 +134,9 @@ def few(folder: Path) -> None:
             cells = whole.cells
             threads, batches = ({one[at] for one in cells} for at in (0, 1))
             began_s = time.perf_counter()
-            found = measured_few(cells.__getitem__, sorted(threads), sorted(batches), 16)
+            found = measure_few_cells(cells.__getitem__, sorted(threads), sorted(batches), 16)
             taken_s += time.perf_counter() - began_s
-            guessed = estimated(found, list(cells))
+            guessed = estimate_profile(found, list(cells))
             lost = [
                 max(cells[cell] for cell in best_split(guessed, 16, batch).cells) / soonest_ns(whole, 16, batch) - 1
                 for batch in batches

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks import bar
 from benchmarks.packrat_flown import JOBS
-from windtunnel.systems.serving.adapt import followed
+from windtunnel.systems.serving.adapt import adapt_to_queue
 from windtunnel.systems.serving.live import LiveServer
 from windtunnel.systems.serving.model import Instance, Split, fit_slowdown
 from windtunnel.systems.serving.run import fly_splits, measure_cells
@@ -113,7 +113,7 @@ def nothing_lost(num_requests: int) -> dict[str, object]:
     halves = {batch: Split((Instance(1, batch // 2, 1e6),) * 2, batch) for batch in (8, 16, 32, 64)}
     splits = {**whole, **halves}
     least_ready, batches = [], []
-    with LiveServer(job, Server(splits[1], 2_000_000), most_inputs=64) as live, followed(live, splits, 0.5):
+    with LiveServer(job, Server(splits[1], 2_000_000), most_inputs=64) as live, adapt_to_queue(live, splits, 0.5):
         clients = Clients(live, named=True)
         for step, count in enumerate(STEPS):
             aim = (step + 1) * num_requests // len(STEPS)
@@ -161,7 +161,7 @@ def foretold(rounds: int, budget_s: float) -> list[dict[str, object]]:
     rows = []
     with (
         LiveServer(job, Server(splits[1], 20_000_000), most_inputs=max(splits)) as live,
-        followed(live, splits, 2.0),
+        adapt_to_queue(live, splits, 2.0),
     ):
         for count in (6, 24):
             clients = Clients(live, named=False)

@@ -23,7 +23,7 @@ def across_switches(timer_s: float) -> float:
 
     from windtunnel.systems.cluster.jobs import Jobs
     from windtunnel.systems.cluster.slurm.drive import drive
-    from windtunnel.systems.cluster.slurm.local import local_slurm, told
+    from windtunnel.systems.cluster.slurm.local import local_slurm, run_slurm
 
     jobs = Jobs.of(job_id=["a", "b", "pair"], arrival_s=[0, 0.1, 3], gpus=[2, 2, 4], work_s=[timer_s + 20] * 2 + [1])
     with tempfile.TemporaryDirectory() as folder, local_slurm(CLUSTER, Path(folder) / "slurm") as environment:
@@ -31,7 +31,7 @@ def across_switches(timer_s: float) -> float:
         def switch(state: str) -> None:
             for machine in (1, 3):
                 more = ["Reason=bar"] if state == "DRAIN" else []
-                told(["scontrol", "update", f"NodeName=m{machine}", f"State={state}", *more], environment)
+                run_slurm(["scontrol", "update", f"NodeName=m{machine}", f"State={state}", *more], environment)
 
         switch("DRAIN")  # so that the first two take machines of their own racks
         free = threading.Timer(2.5, switch, ["RESUME"])

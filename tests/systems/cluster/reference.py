@@ -403,11 +403,11 @@ class Reference:
         if fits:
             own = [m for m in fits if residents(m) == n]
             return {max(own or fits, key=lambda m: (self.free[m], -m)): n}
-        salt = mixed(self.policy.seed, job.id) ^ job.starts
+        salt = mix_bits(self.policy.seed, job.id) ^ job.starts
         pool = [m for m in range(self.M) for _ in range(self.open(m))]
         place = {}
         for draw in range(n):
-            machine = pool.pop(mixed(salt, draw + 1) % len(pool))
+            machine = pool.pop(mix_bits(salt, draw + 1) % len(pool))
             place[machine] = place.get(machine, 0) + 1
         return place
 
@@ -550,7 +550,7 @@ class Reference:
             self.kept[machine] = job
 
 
-def mixed(value, salt):
+def mix_bits(value, salt):
     """The finalizer of splitmix64."""
     bits = (value + salt * 0x9E3779B97F4A7C15) & MASK
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & MASK

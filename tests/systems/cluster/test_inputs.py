@@ -197,6 +197,6 @@ def test_the_gittins_index_prefers_who_is_about_to_end():
 def test_compressed_arrivals_load_a_cluster_more():
     jobs = some_jobs(50)
 
-    assert np.allclose(jobs.arrival_ns / 4, jobs.compressed(4).arrival_ns, atol=1)
+    assert np.allclose(jobs.arrival_ns / 4, jobs.speed_up_arrivals(4).arrival_ns, atol=1)
     with pytest.raises(InputError, match="0 times as fast"):
-        jobs.compressed(0)
+        jobs.speed_up_arrivals(0)

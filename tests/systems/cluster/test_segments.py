@@ -16,7 +16,7 @@ from windtunnel.search.speeds import FreeCommunication
 from windtunnel.simulate import replay
 from windtunnel.systems.cluster.formats import read_jobs
 from windtunnel.systems.cluster.jobs import Jobs
-from windtunnel.systems.cluster.metrics import honest_notes, shared_link_share, summarize, use_over_time
+from windtunnel.systems.cluster.metrics import honest_notes, link_contention_fraction, summarize, use_over_time
 from windtunnel.systems.cluster.model import simulate
 from windtunnel.systems.cluster.page import cluster_page
 from windtunnel.systems.cluster.policy import Policy
@@ -74,13 +74,13 @@ def test_how_long_jobs_sent_over_the_same_link_is_counted():
     both = simulate(cluster(4, 3), jobs, speeds, Policy(order="fifo", has_lease=False))
     apart = simulate(cluster(4, 4), jobs, speeds, Policy(order="fifo", has_lease=False))
 
-    assert 0.0 == shared_link_share(alone)
+    assert 0.0 == link_contention_fraction(alone)
     # the second takes the whole third machine: nothing is shared
-    assert 0.0 == shared_link_share(both) == shared_link_share(apart)
+    assert 0.0 == link_contention_fraction(both) == link_contention_fraction(apart)
     wide = Jobs.of(arrival_s=[0, 40], gpus=[6, 5], work_s=[100, 100], model=["vgg", "vgg"])
     shared = simulate(cluster(4, 3), wide, speeds, Policy(order="fifo", has_lease=False))
     # from 40 to 100 s both send from the second machine; each runs 100 s
-    assert shared_link_share(shared) == pytest.approx((60 + 60) / 200)
+    assert link_contention_fraction(shared) == pytest.approx((60 + 60) / 200)
     assert not [text for text in honest_notes(shared) if "same link" in text]  # communication costs nothing here
     costly = simulate(cluster(4, 3), wide, ShapeSpeeds(), Policy(order="fifo", has_lease=False))
     assert [text for text in honest_notes(costly) if "another job sent over the same link" in text]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.systems.serving.few_shot import estimated, measured_few
+from windtunnel.systems.serving.few_shot import estimate_profile, measure_few_cells
 from windtunnel.systems.serving.profile import Profile
 from windtunnel.systems.serving.search import best_split, soonest_ns
 
@@ -20,12 +20,12 @@ def law(cell, start=4e6, shared=2e6, own=3e5, power=0.8):
 def test_a_server_that_keeps_the_law_is_known_from_five_cells():
     found = {cell: law(cell) for cell in [(1, 1), (1, 64), (8, 1), (8, 64), (3, 8)]}
 
-    assert estimated(found, GRID).cells == pytest.approx({cell: law(cell) for cell in GRID}, rel=1e-2)
+    assert estimate_profile(found, GRID).cells == pytest.approx({cell: law(cell) for cell in GRID}, rel=1e-2)
 
 
 def test_measured_cells_stay_as_they_are():
     found = {cell: 1.7 * law(cell) for cell in [(1, 1), (8, 64)]} | {(4, 8): law((4, 8))}
-    guessed = estimated(found, GRID).cells
+    guessed = estimate_profile(found, GRID).cells
 
     assert found == {cell: guessed[cell] for cell in found}
     assert all(value > 0 for value in guessed.values())
@@ -41,8 +41,8 @@ def test_few_cells_choose_nearly_as_well_as_all(seed):
         asked.append(cell)
         return truth[cell]
 
-    found = measured_few(measure, THREADS, BATCHES, 8, most_share=0.4)
-    guessed, whole = estimated(found, GRID), Profile.of(truth)
+    found = measure_few_cells(measure, THREADS, BATCHES, 8, most_share=0.4)
+    guessed, whole = estimate_profile(found, GRID), Profile.of(truth)
     lost = [
         max(truth[cell] for cell in best_split(guessed, 8, batch).cells) / soonest_ns(whole, 8, batch) - 1
         for batch in BATCHES
@@ -53,8 +53,8 @@ def test_few_cells_choose_nearly_as_well_as_all(seed):
 
 
 def test_what_is_chosen_in_the_end_was_measured_or_there_was_no_more_to_measure():
-    found = measured_few(law, THREADS, BATCHES, 8, most_share=1.0)
-    guessed = estimated(found, GRID)
+    found = measure_few_cells(law, THREADS, BATCHES, 8, most_share=1.0)
+    guessed = estimate_profile(found, GRID)
 
     assert all(cell in found for batch in BATCHES for cell in best_split(guessed, 8, batch).cells)
     assert len(found) < len(GRID)
@@ -62,4 +62,4 @@ def test_what_is_chosen_in_the_end_was_measured_or_there_was_no_more_to_measure(
 
 def test_without_cells_there_is_nothing_to_measure():
     with pytest.raises(InputError, match="no cell"):
-        measured_few(law, [], BATCHES, 8)
+        measure_few_cells(law, [], BATCHES, 8)

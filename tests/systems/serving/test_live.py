@@ -7,7 +7,7 @@ from concurrent.futures import wait
 import pytest
 
 from windtunnel.errors import FlightError, InputError
-from windtunnel.systems.serving.adapt import followed
+from windtunnel.systems.serving.adapt import adapt_to_queue
 from windtunnel.systems.serving.drive import send
 from windtunnel.systems.serving.instances import server_cores
 from windtunnel.systems.serving.live import LiveServer
@@ -157,7 +157,7 @@ def test_a_full_queue_makes_batches_larger(job):
     splits = {batch: split((1, batch)) for batch in (1, 2, 4, 8)}
     with (
         LiveServer(job, Server(splits[1], 20_000_000), most_inputs=8) as live,
-        followed(live, splits, period_s=0.2),
+        adapt_to_queue(live, splits, period_s=0.2),
         Clients(live, 8) as clients,
     ):
         limit = time.monotonic() + 120

@@ -11,7 +11,7 @@ from windtunnel.systems.serving.model import Instance, Slowdown, Split
 from windtunnel.systems.serving.profile import Profile
 from windtunnel.systems.serving.requests import requests_of
 from windtunnel.systems.serving.search import best_split
-from windtunnel.systems.serving.sizing import sized_servers
+from windtunnel.systems.serving.sizing import size_servers
 from windtunnel.systems.serving.tail import Server, answer, batch_latencies
 
 moments = st.lists(st.integers(0, 60), min_size=1, max_size=30).map(sorted)
@@ -83,14 +83,14 @@ def test_what_the_profile_does_not_have_is_said():
     with pytest.raises(InputError, match="1 threads with a batch of 4"):
         batch_latencies(profile, Split((Instance(1, 4, 1.0),), 4))
     with pytest.raises(InputError, match="is no aim"):
-        sized_servers(profile, np.array([0]), 0)
+        size_servers(profile, np.array([0]), 0)
 
 
 def test_more_threads_are_taken_only_where_fewer_are_late():
     profile = Profile.of({(1, 1): 10e6, (2, 1): 6e6, (1, 4): 30e6, (2, 4): 17e6})
     slow, fast = (requests_of(f"constant:rate={rate},seconds=2") for rate in (20, 120))
     limit = 25_000_000
-    by_load = [[one.latency_ns <= limit for one in sized_servers(profile, some, limit)] for some in (slow, fast)]
+    by_load = [[one.latency_ns <= limit for one in size_servers(profile, some, limit)] for some in (slow, fast)]
 
     assert [[True, True], [False, True]] == by_load
 

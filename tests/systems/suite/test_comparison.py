@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import FlightError, InputError
 from windtunnel.systems.suite import interleaved
-from windtunnel.systems.suite.comparison import compare, compared_rounds, geometric_mean, permutation_p
+from windtunnel.systems.suite.comparison import compare, compare_rounds, geometric_mean, permutation_p
 from windtunnel.systems.suite.interleaved import Side, compare_interleaved, side_of
 from windtunnel.systems.suite.results import Cell, Result, SuiteRun
 
@@ -108,7 +108,7 @@ def test_the_permutation_test_by_hand():
 
 def test_paired_rounds_do_not_see_a_machine_that_slows_down():
     slowing = np.linspace(1, 3, 9)
-    row = compared_rounds("mlp", "samples", 1.5e6 * slowing, 1e6 * slowing)
+    row = compare_rounds("mlp", "samples", 1.5e6 * slowing, 1e6 * slowing)
 
     assert row.speedup.value == pytest.approx(1.5)
     assert row.verdict == "faster"
@@ -117,7 +117,7 @@ def test_paired_rounds_do_not_see_a_machine_that_slows_down():
 
 def test_few_rounds_prove_nothing():
     """Of four changes of sign two are as extreme: p is a half."""
-    row = compared_rounds("mlp", "samples", [1.5e6, 1.5e6], [1e6, 1e6])
+    row = compare_rounds("mlp", "samples", [1.5e6, 1.5e6], [1e6, 1e6])
 
     assert (row.p_value, row.verdict) == (0.5, "no difference")
 

@@ -3,12 +3,12 @@
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.systems.suite.storage import measured_disk
+from windtunnel.systems.suite.storage import measure_disk
 
 
 def test_a_folder_is_measured_and_left_empty(tmp_path):
     folder = tmp_path / "new"
-    disk = measured_disk(folder, size_bytes=2**20)
+    disk = measure_disk(folder, size_bytes=2**20)
 
     assert 2**20 == disk.size_bytes
     assert disk.write_bytes_per_s > 0
@@ -22,4 +22,4 @@ def test_a_folder_that_cannot_be_one_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(InputError, match="the disk cannot be measured"):
-        measured_disk(tmp_path / "file", size_bytes=10)
+        measure_disk(tmp_path / "file", size_bytes=10)

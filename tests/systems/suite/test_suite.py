@@ -10,7 +10,7 @@ from windtunnel import registry
 from windtunnel.errors import InfeasibleError, InputError, SchemaVersionError
 from windtunnel.systems.suite import run as suite
 from windtunnel.systems.suite.cell import measure_cell
-from windtunnel.systems.suite.model import fitting_parameters, listed, suite_plugins
+from windtunnel.systems.suite.model import fitting_parameters, list_workloads, suite_plugins
 from windtunnel.systems.suite.results import Cell, Result, load_run, write_machine, write_profile, write_result
 from windtunnel.systems.suite.run import Order, cells_of, run_suite
 
@@ -143,18 +143,18 @@ def test_memory_is_predicted_before_a_cell_runs_or_it_is_said_why_not(tmp_path, 
 
 
 def test_the_list_counts_parameters_and_flops_and_keeps_them(tmp_path):
-    entry = listed(names=["mlp"], cache=tmp_path / "kept.json")[0]
+    entry = list_workloads(names=["mlp"], cache=tmp_path / "kept.json")[0]
     widths = [784, 1024, 1024, 1024, 1024, 10]
     weights = sum(before * after for before, after in pairwise(widths))
     forward_and_weights, inputs = 2 * weights, weights - widths[0] * widths[1]
 
     assert entry.num_parameters == weights + sum(widths[1:])
     assert entry.flops_per_sample == 2 * (forward_and_weights + inputs)
-    assert entry == listed(names=["mlp"], cache=tmp_path / "kept.json")[0]
+    assert entry == list_workloads(names=["mlp"], cache=tmp_path / "kept.json")[0]
 
     (tmp_path / "kept.json").write_text("broken")
 
-    assert entry == listed(names=["mlp"], cache=tmp_path / "kept.json")[0]
+    assert entry == list_workloads(names=["mlp"], cache=tmp_path / "kept.json")[0]
 
 
 @pytest.mark.slow

@@ -151,12 +151,12 @@ def test_a_rate_that_changes_is_followed(tmp_path):
 
 
 class _Nan(Worker):
-    def stepped(self, step: Finished, now_ns: int) -> list[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> list[Action]:
         raise AssertionError("no strategy sees such a gradient")
 
 
 class _Idle(Worker):
-    def stepped(self, step: Finished, now_ns: int) -> list[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> list[Action]:
         return []
 
 

@@ -97,7 +97,7 @@ def test_a_ring_adds_up_in_whatever_order_it_is_heard(num, size, random):
             left.remove(rank)
             post(rank, rings[rank].add(parts[rank]))
         else:
-            post(rank, rings[rank].received(waiting[rank].pop(0)))
+            post(rank, rings[rank].on_message(waiting[rank].pop(0)))
     totals = [ring.total for ring in rings]
 
     assert all(one is not None and torch.equal(one, totals[0]) for one in totals)

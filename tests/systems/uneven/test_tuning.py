@@ -47,7 +47,7 @@ def test_a_fork_goes_on_as_the_training_does_and_leaves_it_alone(fleet, name):
     for one in (*forks, split):
         one.advance(END_NS)
 
-    assert all(same(whole.run(), one.run()) for one in (*forks, split))
+    assert all(same(whole.result_so_far(), one.result_so_far()) for one in (*forks, split))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_another_number_changes_what_is_sent_from_then_on(fleet, name, number, f
     changed.retune(second)
     for one in (plain, changed):
         one.advance(END_NS)
-    sent = [one.run().messages for one in (plain, changed)]
+    sent = [one.result_so_far().messages for one in (plain, changed)]
     early = [one[one[:, 3] <= HALF_NS] for one in sent]
     is_more = sent[1][:, 4].sum() > sent[0][:, 4].sum()
 
@@ -82,7 +82,7 @@ def test_a_number_that_is_set_again_changes_nothing(fleet):
     for one in (plain, again):
         one.advance(END_NS)
 
-    assert same(plain.run(), again.run())
+    assert same(plain.result_so_far(), again.result_so_far())
 
 
 def test_the_run_is_that_of_the_chosen_forks(fleet):

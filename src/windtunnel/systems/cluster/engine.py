@@ -163,7 +163,7 @@ def schedule(state: Any, rules: Any) -> int:
         if not offer(state, rules, job):
             return NEED_SPEED
         if index[PICKED] == 0:
-            if job == index[WATCHED] and not note_declined(state, rules, job):
+            if job == index[WATCHED] and not note_declined_offer(state, rules, job):
                 return NEED_SPEED
             if rules.backfills and shadow == NEVER:
                 shadow, extra = shadow_of(state, rules, job)
@@ -192,7 +192,7 @@ def schedule(state: Any, rules: Any) -> int:
 
 
 @kernel
-def note_declined(state: Any, rules: Any, job: int) -> bool:
+def note_declined_offer(state: Any, rules: Any, job: int) -> bool:
     """Note what a job could have taken now, once for each time. False: a speed is missing."""
     index, declined = state.at, state.declined
     row, eager = index[NUM_DECLINED], index[EAGER]

@@ -116,7 +116,7 @@ class Jobs:
         """Some of them, by mask or by number in increasing order."""
         return Jobs(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-    def compressed(self, factor: float) -> Jobs:
+    def speed_up_arrivals(self, factor: float) -> Jobs:
         """Arriving ``factor`` times as fast.
 
         Raises

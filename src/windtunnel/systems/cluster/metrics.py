@@ -71,7 +71,7 @@ def summarize(run: ClusterRun) -> Summary:
         mean_jct_single_h=float(jct[is_single].mean()) if is_single.any() else float("nan"),
         mean_jct_multi_h=float(jct[~is_single].mean()) if (~is_single).any() else float("nan"),
         communication_share=float(communication_ns(run).sum() / run.run_ns.sum()),
-        utilization=float(held_gpu_ns(run).sum() / (run.cluster.num_gpus * run.makespan_ns)),
+        utilization=float(segment_gpu_ns(run).sum() / (run.cluster.num_gpus * run.makespan_ns)),
         fairness_p99=float(np.percentile(ratio, 99)),
         jain=float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())),
         allocations=dict(zip(TIERS, run.num_tiers.sum(axis=0).tolist(), strict=True)),
@@ -84,7 +84,7 @@ def communication_ns(run: ClusterRun) -> NDArray[np.float64]:
     return np.maximum(run.run_ns - run.jobs.work_ns, 0.0)
 
 
-def held_gpu_ns(run: ClusterRun) -> NDArray[np.int64]:
+def segment_gpu_ns(run: ClusterRun) -> NDArray[np.int64]:
     """GPU time of each segment, float [N]."""
     held: NDArray[np.int64] = (run.segments["end"] - run.segments["start"]) * run.jobs.gpus[run.segments["job"]]
     return held
@@ -106,7 +106,7 @@ def use_over_time(run: ClusterRun, num: int = 200) -> tuple[NDArray[np.float64],
     gpus = run.jobs.gpus[run.segments["job"]].astype(np.float64)
     begin, end = run.segments["start"].astype(np.float64), run.segments["end"].astype(np.float64)
 
-    def held_until(time: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:
+    def gpu_time_until(time: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:
         """Integral of GPUs taken at ``at`` until each time."""
         order = np.argsort(at, kind="stable")
         count = np.concatenate([[0.0], np.cumsum(gpus[order])])
@@ -115,7 +115,7 @@ def use_over_time(run: ClusterRun, num: int = 200) -> tuple[NDArray[np.float64],
         total: NDArray[np.float64] = count[row] * time - moment[row]
         return total
 
-    held = held_until(edges, begin) - held_until(edges, end)
+    held = gpu_time_until(edges, begin) - gpu_time_until(edges, end)
     share = np.diff(held) / (np.diff(edges) * run.cluster.num_gpus)
     return (edges[:-1] - first_ns) / _HOUR_NS, share
 
@@ -131,7 +131,7 @@ def honest_notes(run: ClusterRun) -> list[str]:
         missing = run.run_ns[last] / jobs.work_ns[last]
         times = f", {missing:.1f} times as long as it needed," if missing > 1.5 else ","
         reported = (
-            f"the makespan ends with job {_described(run, last)}: {jobs.work_ns[last] / _HOUR_NS:.1f} h of work, "
+            f"the makespan ends with job {_describe_job(run, last)}: {jobs.work_ns[last] / _HOUR_NS:.1f} h of work, "
             f"ran {run.run_ns[last] / _HOUR_NS:.1f} h{times} waited {run.queueing_ns[last] / _HOUR_NS:.1f} h"
         )
         if share > 0.1:
@@ -140,13 +140,13 @@ def honest_notes(run: ClusterRun) -> list[str]:
     waited = int(run.longest_wait_ns.argmax())
     if run.longest_wait_ns[waited] > 10 * max(float(np.median(jobs.work_ns)), 1.0):
         notes.append(
-            f"job {_described(run, waited)} waited {run.longest_wait_ns[waited] / _HOUR_NS:.1f} h at once; "
+            f"job {_describe_job(run, waited)} waited {run.longest_wait_ns[waited] / _HOUR_NS:.1f} h at once; "
             "ageing or a reservation bounds that"
         )
     single = jobs.gpus == 1
     if single.any() and (~single).any() and run.policy.order == "nw_sens" and not run.policy.aging:
         notes.append("jobs of one GPU lose nothing to communication and are served last under this order")
-    shared = 0.0 if run.cluster.shares_links else shared_link_share(run)
+    shared = 0.0 if run.cluster.shares_links else link_contention_fraction(run)
     if shared > 0.01 and communication_ns(run).any():
         notes.append(
             f"{100 * shared:.0f} % of the time on several machines another job sent over the same link; speeds are "
@@ -155,7 +155,7 @@ def honest_notes(run: ClusterRun) -> list[str]:
     return notes
 
 
-def shared_link_share(run: ClusterRun) -> float:
+def link_contention_fraction(run: ClusterRun) -> float:
     """Of the time that jobs ran on several machines, the share in which another such job sent over a link of theirs.
 
     S is that of a job alone, so it is too high there. A job's ring leaves each of its machines by that machine's card,
@@ -189,7 +189,7 @@ def shared_link_share(run: ClusterRun) -> float:
     return float(shared_ns.sum() / length_ns[is_spread].sum())
 
 
-def _described(run: ClusterRun, job: int) -> str:
+def _describe_job(run: ClusterRun, job: int) -> str:
     model = f", {run.jobs.model[job]}" if run.jobs.model[job] else ""
     return f"{run.jobs.job_id[job]} ({run.jobs.gpus[job]} GPUs{model})"
 

@@ -23,7 +23,7 @@ from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.links import link_use
 from windtunnel.systems.cluster.policy import Policy
-from windtunnel.systems.cluster.python_policy import Asked
+from windtunnel.systems.cluster.python_policy import PythonPolicyRunner
 from windtunnel.systems.cluster.state import State
 
 __all__ = ["ClusterRun", "Watch", "new_state", "run_of", "simulate", "supply"]
@@ -149,22 +149,22 @@ def simulate(
     """
     jobs.require_fit(cluster.num_gpus)
     rules = policy.rules(cluster)
-    notes = _checked(cluster, jobs, policy, quantum)
+    notes = _check_leases(cluster, jobs, policy, quantum)
     state, profiles = new_state(cluster, jobs, policy, quantum)
     if watch is not None:
         state.at[st.WATCHED], state.at[st.EAGER] = watch.job, watch.takes_at_ns
         state = state._replace(declined=_table(st.DECLINED, _MOST_DECLINED))
     most = _EVENTS_PER_CALL
 
-    def supplied(state: State, code: int) -> State:
+    def supply_missing(state: State, code: int) -> State:
         return supply(state, code, profiles, speeds, cluster)
 
-    requested = Asked(policy, rules, cluster, jobs, supplied)
+    requested = PythonPolicyRunner(policy, rules, cluster, jobs, supply_missing)
     while (code := run_events(state, rules, most, st.NEVER)) != st.DONE:
         if progress is not None:
             progress("jobs", int(state.at[st.NUM_OVER]), len(jobs))
         if code in (st.NEED_SPEED, st.NEED_ROOM):
-            state = supplied(state, code)
+            state = supply_missing(state, code)
         elif code == st.ASK:
             state = requested(state)
         elif state.at[st.POPPED] >= most:
@@ -182,10 +182,10 @@ def simulate(
 
 def supply(state: State, code: int, profiles: NDArray[Any], speeds: Speeds, cluster: Cluster) -> State:
     """The speed, or the room, for want of which the loop returned."""
-    return _with_speed(state, profiles, speeds, cluster) if code == st.NEED_SPEED else _grown(state)
+    return _with_speed(state, profiles, speeds, cluster) if code == st.NEED_SPEED else _double_capacity(state)
 
 
-def _checked(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) -> tuple[str, ...]:
+def _check_leases(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) -> tuple[str, ...]:
     """Refuse leases in which nothing can be done; say where one never matters."""
     lease_ns = policy.lease_ns(cluster)
     if quantum < 0:
@@ -287,7 +287,7 @@ def _losses(jobs: Jobs, per_machine: int) -> NDArray[np.float64]:
 def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds, cluster: Cluster) -> State:
     """The picked placement's speed, in the table."""
     num, job = int(state.at[st.PICKED]), int(state.at[st.ASKING])
-    shape = _picked_shape(state, num)
+    shape = _shape_of_pick(state, num)
     profile = int(state.jobs["profile"][job])
     model, _, batch = str(profiles[profile]).partition("\0")
     value = float(speeds.speed(model, int(batch), shape))
@@ -297,18 +297,18 @@ def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds, cluster: C
         state = _larger_table(state)
     one, two = st.shape_keys(state, num)
     use = link_use(speeds, model, int(batch), shape, cluster.links) if state.at[st.SHARES] else (0.0, 0.0, 0.0, 0.0)
-    _put(state, (profile, np.uint64(one), np.uint64(two), value, *use))
+    _store_speed(state, (profile, np.uint64(one), np.uint64(two), value, *use))
     return state
 
 
-def _picked_shape(state: State, num: int) -> Shape:
+def _shape_of_pick(state: State, num: int) -> Shape:
     racks: dict[int, list[int]] = {}
     for machine, count in state.pick[:num].tolist():
         racks.setdefault(int(state.machines["rack"][machine]), []).append(count)
     return canonical(racks.values())
 
 
-def _put(state: State, row: tuple[Any, ...]) -> None:
+def _store_speed(state: State, row: tuple[Any, ...]) -> None:
     profile, one, two = row[0], np.uint64(row[1]), np.uint64(row[2])
     state.table[st.table_slot(state, profile, one, two)] = np.array(row, st.SPEED)
 
@@ -316,11 +316,11 @@ def _put(state: State, row: tuple[Any, ...]) -> None:
 def _larger_table(state: State) -> State:
     larger = state._replace(table=_table(st.SPEED, 2 * len(state.table), speed=np.nan))
     for row in state.table[~np.isnan(state.table["speed"])].tolist():
-        _put(larger, row)
+        _store_speed(larger, row)
     return larger
 
 
-def _grown(state: State) -> State:
+def _double_capacity(state: State) -> State:
     """Twice the room in every list that grows."""
     larger = {
         name: np.concatenate([old, np.zeros_like(old)]).view(np.recarray)

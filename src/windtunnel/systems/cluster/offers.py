@@ -26,7 +26,7 @@ from windtunnel.systems.cluster.state import (
     SPANS_RACK,
     WATCHED,
     kernel,
-    mixed,
+    mix_bits,
     speed_of,
 )
 from windtunnel.systems.cluster.timers import AUTO, MARGINAL, retune, timer_of
@@ -197,10 +197,10 @@ def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
     """Any open GPUs, each as likely; of one job's n-th start always the same."""
     used = state.scratch
     used[: len(state.machines)] = 0
-    salt = mixed(np.uint64(rules.seed), np.uint64(job)) ^ np.uint64(state.jobs[job].num_starts)
+    salt = mix_bits(np.uint64(rules.seed), np.uint64(job)) ^ np.uint64(state.jobs[job].num_starts)
     for draw in range(num):
         left = state.at[OPEN] - draw
-        selected = np.int64(mixed(salt, np.uint64(draw + 1)) % np.uint64(left))
+        selected = np.int64(mix_bits(salt, np.uint64(draw + 1)) % np.uint64(left))
         for machine in range(len(state.machines)):
             free = state.machines[machine].free - used[machine] if state.machines[machine].kept_for < 0 else 0
             if selected < free:

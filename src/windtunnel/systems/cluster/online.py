@@ -84,7 +84,7 @@ class Online:
         self._go(now_ns)
         return self._changes()
 
-    def ended(self, job: int, now_ns: int) -> None:
+    def end_job(self, job: int, now_ns: int) -> None:
         """A job is done; what follows comes with the next ``advance``."""
         self._go(now_ns)  # what was to happen before
         state = self._state
@@ -104,7 +104,7 @@ class Online:
                 raise InputError("jobs wait on an idle cluster and the policy starts none of them", where=str(now_ns))
             self._state = supply(self._state, code, self._profiles, self._speeds, self.cluster)
 
-    def run(self) -> ClusterRun:
+    def result_so_far(self) -> ClusterRun:
         """What happened until now."""
         return run_of(self._state, self.cluster, self.jobs, self.policy)
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "FREE",
     "Arrivals",
+    "ClusterInputs",
     "ClusterPath",
     "Compress",
-    "Given",
     "JobsPath",
     "Models",
     "Number",
@@ -34,7 +34,7 @@ __all__ = [
     "SharedLinks",
     "Skip",
     "SpeedsPath",
-    "given_of",
+    "read_inputs",
 ]
 
 FREE = "free"
@@ -64,17 +64,17 @@ Skip = Annotated[bool, typer.Option("--skip-too-large", help="Leave out jobs lar
 Quantum = Annotated[int, typer.Option(min=0, metavar="N", help="Iterations between looks, as published; 0: none.")]
 
 
-class Given:
+class ClusterInputs:
     """What the options of all verbs come to."""
 
     def __init__(self, cluster: Cluster, jobs: Jobs, speeds: Speeds, notes: list[str]) -> None:
         self.cluster, self.jobs, self.speeds, self.notes = cluster, jobs, speeds, notes
 
 
-def given_of(
+def read_inputs(
     jobs_path: Path, cluster_path: Path, speeds: str, shape: str, arrivals: str, compress: float, models: str,
     num_generated: int, seed: int, *, overlap: bool, skip_too_large: bool, shares_links: bool,
-) -> Given:  # fmt: skip
+) -> ClusterInputs:  # fmt: skip
     """Read what the options of the verbs name: the cluster, its jobs and the speeds of their models."""
     from windtunnel.search.speeds import TableSpeeds
     from windtunnel.systems.cluster.formats import read_jobs
@@ -99,7 +99,7 @@ def given_of(
         notes.append(
             f"{len(noisy)} rows of the table of speeds are above 1, which noise can cause: {', '.join(noisy[:4])}"
         )
-    return Given(cluster, jobs.compressed(compress), result, notes)
+    return ClusterInputs(cluster, jobs.speed_up_arrivals(compress), result, notes)
 
 
 def _speeds(text: str, shape: str, cluster: Cluster, *, overlap: bool) -> Speeds:

@@ -18,11 +18,11 @@ from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.offers import Rules
 from windtunnel.systems.cluster.policy import Policy, Start, Stop, Wake
-from windtunnel.systems.cluster.queue_order import attained, sensitivity
+from windtunnel.systems.cluster.queue_order import attained_service, sensitivity
 from windtunnel.systems.cluster.running import start, stop_job
 from windtunnel.systems.cluster.state import State
 
-__all__ = ["Asked", "View"]
+__all__ = ["PythonPolicyRunner", "View"]
 
 _MOST_IN_VAIN = 50
 
@@ -62,7 +62,7 @@ class View:
 
     def attained_gpu_s(self, job: int) -> float:
         """GPU-seconds that a job ran in segments that are over."""
-        return float(attained(self._state, job))
+        return float(attained_service(self._state, job))
 
     def placement(self, job: int) -> Mapping[int, int]:
         """GPUs that a running job holds, by machine."""
@@ -77,7 +77,7 @@ class View:
         return int(self._state.segments["start"][self._state.jobs["segment"][job]])
 
 
-class Asked:
+class PythonPolicyRunner:
     """Asks a policy, and does what it says; remembers who was preempted in vain.
 
     Parameters
@@ -91,10 +91,10 @@ class Asked:
     """
 
     def __init__(
-        self, policy: Policy, rules: Rules, cluster: Cluster, jobs: Jobs, supplied: Callable[[State, int], State]
+        self, policy: Policy, rules: Rules, cluster: Cluster, jobs: Jobs, supply_missing: Callable[[State, int], State]
     ) -> None:
         self._policy, self._rules, self._cluster, self._jobs = policy, rules, cluster, jobs
-        self._supplied = supplied
+        self._supply_missing = supply_missing
         self._in_vain: Counter[int] = Counter()
 
     def __call__(self, state: State) -> State:
@@ -118,29 +118,29 @@ class Asked:
         state.at[st.IS_DUE] = 0
         return state
 
-    def _named(self, job: int) -> str:
+    def _job_label(self, job: int) -> str:
         return f"job {self._jobs.job_id[job]}"
 
-    def _known(self, job: object) -> int:
+    def _check_job(self, job: object) -> int:
         if not isinstance(job, int | np.integer) or not 0 <= job < len(self._jobs):
             raise InputError(f"a policy named job {job!r}", fix=f"jobs are numbers from 0 to {len(self._jobs) - 1}")
         return int(job)
 
     def _start(self, state: State, decision: Start) -> State:
-        job = self._known(decision.job)
+        job = self._check_job(decision.job)
         requested, given = int(state.jobs["gpus"][job]), sorted(decision.gpus.items())
         if state.jobs["status"][job] != st.WAITING:
-            raise InputError(f"{self._named(job)} is started and does not wait", fix="start jobs of state.waiting")
+            raise InputError(f"{self._job_label(job)} is started and does not wait", fix="start jobs of state.waiting")
         for machine, count in given:
             if not 0 <= machine < len(state.machines) or not 0 < count <= state.machines["free"][machine]:
                 free = int(state.machines["free"][machine]) if 0 <= machine < len(state.machines) else 0
                 raise InputError(
-                    f"{self._named(job)} gets {count} GPUs of machine {machine}, where {free} are free",
+                    f"{self._job_label(job)} gets {count} GPUs of machine {machine}, where {free} are free",
                     fix="give what state.free has",
                 )
         if sum(count for _, count in given) != requested:
             raise InputError(
-                f"{self._named(job)} asks for {requested} GPUs and gets {sum(count for _, count in given)}",
+                f"{self._job_label(job)} asks for {requested} GPUs and gets {sum(count for _, count in given)}",
                 fix="give a job all of its GPUs, or none",
             )
         racks = {int(state.machines["rack"][machine]) for machine, _ in given}
@@ -152,18 +152,18 @@ class Asked:
             code = start(state, self._rules, job)
             if code == st.DONE:
                 return state
-            state = self._supplied(state, code)
+            state = self._supply_missing(state, code)
 
     def _stop(self, state: State, job: int) -> State:
-        job = self._known(job)
+        job = self._check_job(job)
         if state.jobs["status"][job] != st.RUNNING:
-            raise InputError(f"{self._named(job)} is stopped and does not run", fix="stop jobs of state.running")
+            raise InputError(f"{self._job_label(job)} is stopped and does not run", fix="stop jobs of state.running")
         ran_ns = int(state.at[st.NOW] - state.jobs["begin"][job])
         while not stop_job(state, self._rules, job):
-            state = self._supplied(state, st.NEED_ROOM)
+            state = self._supply_missing(state, st.NEED_ROOM)
         self._in_vain[job] = self._in_vain[job] + 1 if ran_ns <= 0 else 0
         if self._in_vain[job] >= _MOST_IN_VAIN:
-            cycle = [self._named(key) for key, count in self._in_vain.items() if count >= _MOST_IN_VAIN // 2]
+            cycle = [self._job_label(key) for key, count in self._in_vain.items() if count >= _MOST_IN_VAIN // 2]
             raise InputError(
                 f"jobs preempt each other in a cycle: {_MOST_IN_VAIN} times each was stopped before it ran at all",
                 where=f"{', '.join(cycle[:8])} at {state.at[st.NOW] / 1e9:.3f} s",
@@ -177,7 +177,7 @@ class Asked:
         job = int(state.waiting[0])
         if at_ns < state.jobs["timer"][job]:
             if state.at[st.NUM_EVENTS] + 4 >= len(state.events):
-                state = self._supplied(state, st.NEED_ROOM)
+                state = self._supply_missing(state, st.NEED_ROOM)
             state.jobs["timer"][job] = at_ns
             st.push_event(state, at_ns, st.TIMER, job)
         return state

@@ -33,7 +33,7 @@ def sensitivity(state: Any, job: int) -> float:
 
 
 @entry
-def attained(state: Any, job: int) -> float:
+def attained_service(state: Any, job: int) -> float:
     """GPU-seconds that a job ran."""
     served: float = state.jobs[job].run * state.jobs[job].gpus / _NS_PER_S
     return served
@@ -51,23 +51,23 @@ def set_key(state: Any, rules: Any, job: int) -> None:
         # rounded: jobs that were never hurt are equal, however their times were rounded to whole ns
         key, second = np.rint(sensitivity(state, job) * 1e9) / 1e9, state.jobs[job].since
     elif rules.order == LAS:
-        key = attained(state, job)
+        key = attained_service(state, job)
     elif rules.order == SRTF:
         key = state.jobs[job].work - state.jobs[job].done
     elif rules.order == QUEUES:
-        key = float(np.searchsorted(state.thresholds, attained(state, job), side="right"))
+        key = float(np.searchsorted(state.thresholds, attained_service(state, job), side="right"))
         ran = state.jobs[job].run
         if rules.promote > 0 and ran > 0 and state.jobs[job].longest_wait >= rules.promote * ran:
             key = 0.0
     elif rules.order == GITTINS:
-        index = np.searchsorted(state.gittins[0], attained(state, job), side="right") - 1
+        index = np.searchsorted(state.gittins[0], attained_service(state, job), side="right") - 1
         key = -state.gittins[1, max(index, 0)]
     elif rules.order == MIXED:
-        key = attained(state, job) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
+        key = attained_service(state, job) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
     elif rules.order == ENDS:
         second = -np.int64(state.jobs[job].work)  # of jobs that never ran, the longest: they decide the tail
         left = (state.jobs[job].work - state.jobs[job].done) * state.jobs[job].gpus / _NS_PER_S
-        key = min(attained(state, job), left) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
+        key = min(attained_service(state, job), left) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
         key /= (state.jobs[job].work * state.jobs[job].gpus / _NS_PER_S) ** rules.tail
     if rules.aging > 0:
         key += rules.aging * (state.jobs[job].since / rules.unit)

@@ -71,7 +71,7 @@ def share_links(state: Any) -> None:
     for position in range(index[NUM_HOLDING]):
         segment = state.holding[position]
         if state.segments[segment].tier > 0 and is_running(state, segment):
-            change_speed(state, segment, shared_speed(state, segment))
+            change_speed(state, segment, contended_speed(state, segment))
 
 
 @kernel
@@ -88,7 +88,7 @@ def add_load(state: Any, segment: int) -> None:
 
 
 @kernel
-def shared_speed(state: Any, segment: int) -> float:
+def contended_speed(state: Any, segment: int) -> float:
     """S beside the others that send now."""
     job, first = state.segments[segment].job, state.segments[segment].place
     card, uplink = 0.0, 0.0

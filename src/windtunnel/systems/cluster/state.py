@@ -264,7 +264,7 @@ def dequeue(state: Any, job: int) -> None:
 
 
 @kernel
-def mixed(value: Any, salt: Any) -> Any:
+def mix_bits(value: Any, salt: Any) -> Any:
     """64 bits that look like chance (the finalizer of splitmix64)."""
     bits = np.uint64(value) + np.uint64(salt) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -280,14 +280,14 @@ def shape_keys(state: Any, num: int) -> tuple[int, int]:
     for index in range(num):
         own = state.machines[state.pick[index].machine].rack
         if own != rack and rack >= 0:
-            one += mixed(rack_one, np.uint64(5))
-            two += mixed(rack_two, np.uint64(7))
+            one += mix_bits(rack_one, np.uint64(5))
+            two += mix_bits(rack_two, np.uint64(7))
             rack_one, rack_two = np.uint64(0), np.uint64(0)
         rack = own
-        rack_one += mixed(np.uint64(state.pick[index].gpus), np.uint64(1))
-        rack_two += mixed(np.uint64(state.pick[index].gpus), np.uint64(3))
-    one += mixed(rack_one, np.uint64(5))
-    two += mixed(rack_two, np.uint64(7))
+        rack_one += mix_bits(np.uint64(state.pick[index].gpus), np.uint64(1))
+        rack_two += mix_bits(np.uint64(state.pick[index].gpus), np.uint64(3))
+    one += mix_bits(rack_one, np.uint64(5))
+    two += mix_bits(rack_two, np.uint64(7))
     return one, two
 
 
@@ -295,7 +295,7 @@ def shape_keys(state: Any, num: int) -> tuple[int, int]:
 def table_slot(state: Any, profile: Any, one: Any, two: Any) -> Any:
     """Where the speed of a model on a shape is, or would be, in the table."""
     mask = np.uint64(len(state.table) - 1)
-    slot = mixed(one ^ np.uint64(profile), np.uint64(11)) & mask
+    slot = mix_bits(one ^ np.uint64(profile), np.uint64(11)) & mask
     while not np.isnan(state.table[slot].speed) and not (
         state.table[slot].profile == profile and state.table[slot].first == one and state.table[slot].second == two
     ):

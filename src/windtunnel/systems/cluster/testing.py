@@ -23,7 +23,7 @@ class PolicyContract(PluginContract):
     kind = "policy"
     parameters: ClassVar[dict[str, Any]] = {}
 
-    def simulated(self) -> Any:
+    def simulate_jobs(self) -> Any:
         """A ``ClusterRun`` in which several GPUs of a model are slower on every further machine and rack."""
         wire = Link("wire", 1e9)
         chance = np.random.default_rng(1)
@@ -36,7 +36,7 @@ class PolicyContract(PluginContract):
 
     def test_every_job_ends_and_no_gpu_is_given_twice(self) -> None:
         """All work is done, and held GPUs never exceed those of a machine."""
-        run = self.simulated()
+        run = self.simulate_jobs()
         assert (run.end_ns > 0).all()
         done = np.bincount(run.segments["job"], run.segments["done"], minlength=len(run.jobs))
         assert np.allclose(run.jobs.work_ns, done)
@@ -51,7 +51,7 @@ class PolicyContract(PluginContract):
 
     def test_it_decides_the_same_twice(self) -> None:
         """Equal state, equal decisions."""
-        first, second = self.simulated(), self.simulated()
+        first, second = self.simulate_jobs(), self.simulate_jobs()
         assert first.segments.tobytes() == second.segments.tobytes()
         assert first.places.tobytes() == second.places.tobytes()
 

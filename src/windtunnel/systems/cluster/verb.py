@@ -15,9 +15,9 @@ from windtunnel.systems.cluster import verb_drive, verb_explain  # noqa: F401 - 
 from windtunnel.systems.cluster.options import (
     FREE,
     Arrivals,
+    ClusterInputs,
     ClusterPath,
     Compress,
-    Given,
     JobsPath,
     Models,
     Number,
@@ -28,7 +28,7 @@ from windtunnel.systems.cluster.options import (
     SharedLinks,
     Skip,
     SpeedsPath,
-    given_of,
+    read_inputs,
 )
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def simulate(
     for path in (graph, output, write_jobs):
         if path is not None:
             require_free(path, force=force)
-    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+    given = read_inputs(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     with Progress("simulating", heartbeat=True) as progress:
         run = simulated(
@@ -151,7 +151,7 @@ def compare(
 
     if output is not None:
         require_free(output, force=force)
-    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+    given = read_inputs(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     named = {text: read_policy(text) for text in policies.split()}
     with Progress("simulating", heartbeat=True) as progress:
@@ -199,7 +199,7 @@ def tune(
     from windtunnel.systems.cluster.search import tune as tuned
 
     tries = numbers(leases, "--leases", least=0.0)
-    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+    given = read_inputs(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     with Progress("tuning", heartbeat=True) as progress:
         result = tuned(given.cluster, given.jobs, given.speeds, read_policy(policy), leases=tries, progress=progress)
@@ -215,14 +215,14 @@ def tune(
     _print_tuned(result)
 
 
-def _write(given: Given, found: list[Outcome], output: Path | None, *, force: bool) -> None:
+def _write(given: ClusterInputs, found: list[Outcome], output: Path | None, *, force: bool) -> None:
     if output is not None:
         from windtunnel.systems.cluster.page import cluster_page
 
         cluster_page(found, output, notes=given.notes, overwrite=force)
 
 
-def _print(given: Given, found: list[Outcome]) -> None:
+def _print(given: ClusterInputs, found: list[Outcome]) -> None:
     from windtunnel.systems.cluster.metrics import honest_notes
 
     say(f"{given.jobs} on {given.cluster}")

@@ -97,12 +97,12 @@ def _on_processes(shape: Cluster, jobs: Jobs, rule: Policy, sizes: dict[str, int
     """Measure each model on each shape, predict, really run the same policy."""
     from windtunnel.systems.cluster.model import simulate
     from windtunnel.systems.cluster.real.drive import drive as driven
-    from windtunnel.systems.cluster.real.drive import measured_speeds
+    from windtunnel.systems.cluster.real.drive import measure_speeds
     from windtunnel.systems.cluster.real.slots import real_slots
 
     with real_slots(shape) as slots:
         with Progress("measuring") as progress:
-            speeds = measured_speeds(slots, jobs, shape, sizes, progress=progress)
+            speeds = measure_speeds(slots, jobs, shape, sizes, progress=progress)
         predicted = simulate(shape, jobs, speeds, rule)
         with Progress("driving", heartbeat=True) as progress:
             run = driven(slots, jobs, shape, rule, speeds, sizes, progress=progress)

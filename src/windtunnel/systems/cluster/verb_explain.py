@@ -24,7 +24,7 @@ from windtunnel.systems.cluster.options import (
     SharedLinks,
     Skip,
     SpeedsPath,
-    given_of,
+    read_inputs,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def explain(
     from windtunnel.systems.cluster.model import simulate as simulated
     from windtunnel.systems.cluster.policy import read_policy
 
-    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+    given = read_inputs(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     created = read_policy(policy)
     with Progress("simulating", heartbeat=True) as progress:

@@ -14,13 +14,13 @@ from windtunnel.systems.serving.estimate import BatchEstimate
 from windtunnel.systems.serving.live import LiveServer
 from windtunnel.systems.serving.model import Split
 
-__all__ = ["followed"]
+__all__ = ["adapt_to_queue"]
 
 _WINDOW_S = 0.005  # between two looks, as in the published program
 
 
 @contextmanager
-def followed(live: LiveServer, splits: Mapping[int, Split], period_s: float = 1.0) -> Iterator[None]:
+def adapt_to_queue(live: LiveServer, splits: Mapping[int, Split], period_s: float = 1.0) -> Iterator[None]:
     """Within it, the server changes to the split for the batch that its queue asks for, at the end of every period.
 
     Parameters

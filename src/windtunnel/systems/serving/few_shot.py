@@ -21,7 +21,7 @@ from windtunnel.errors import InputError
 from windtunnel.systems.serving.profile import Cell, Profile
 from windtunnel.systems.serving.search import best_split
 
-__all__ = ["estimated", "measured_few"]
+__all__ = ["estimate_profile", "measure_few_cells"]
 
 _POWERS = np.linspace(0.2, 1.4, 13)  # of threads, by which the time of an input falls
 _REACH = 0.7  # octaves over which a measured cell corrects its neighbors
@@ -30,7 +30,7 @@ _LEAST = 5
 Floats = NDArray[np.float64]
 
 
-def measured_few(
+def measure_few_cells(
     measure: Callable[[Cell], float],
     threads: Sequence[int],
     batches: Sequence[int],
@@ -76,7 +76,7 @@ def measured_few(
     for cell in _first(grid):
         add(cell)
     while len(result) < most:
-        profile = estimated(result, grid)
+        profile = estimate_profile(result, grid)
         splits = [best_split(profile, num_threads, batch) for batch in sorted(set(batches))]
         needed = Counter(cell for split in splits for cell in set(split.cells) if cell not in result)
         if not needed:
@@ -94,7 +94,7 @@ def _first(grid: Sequence[Cell]) -> list[Cell]:
     return list(dict.fromkeys([(few, small), (few, large), (many, small), (many, large), center]))
 
 
-def estimated(found: dict[Cell, float], grid: Sequence[Cell]) -> Profile:
+def estimate_profile(found: dict[Cell, float], grid: Sequence[Cell]) -> Profile:
     """All cells: measured ones as they are, the others by the law a + b (c / t^g + d), corrected by near ones.
 
     The law is a start, work that threads share, and work that they do not. It is fitted by relative error; what is left

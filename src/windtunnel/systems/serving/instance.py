@@ -23,11 +23,11 @@ def main(place: Place) -> None:
     """Answer batches until the line is closed."""
     import torch
 
-    from windtunnel.systems.serving.job import served
+    from windtunnel.systems.serving.job import build_served
 
     torch.set_num_threads(place.config.threads[place.rank])
     torch.set_num_interop_threads(1)
-    what = served(place.config.job, place.config.most_inputs)
+    what = build_served(place.config.job, place.config.most_inputs)
     kept: dict[int, tuple[Any, ...]] = {}
 
     def answer(order: Order) -> list[Any] | None:

@@ -15,7 +15,7 @@ from windtunnel.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Answer", "Served", "served"]
+__all__ = ["Answer", "Served", "build_served"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Served:
         return list(result)
 
 
-def served(job: str, most_inputs: int) -> Served:
+def build_served(job: str, most_inputs: int) -> Served:
     """Build what is served.
 
     Parameters

@@ -25,7 +25,7 @@ from windtunnel.measure.workers import WorkerError
 from windtunnel.systems.serving.instances import Order, fitting
 from windtunnel.systems.serving.job import Answer
 from windtunnel.systems.serving.model import Instance, Split
-from windtunnel.systems.serving.pool import Running, close_all, is_warm, placed, started
+from windtunnel.systems.serving.pool import Running, close_all, is_warm, match_running, start_instances
 from windtunnel.systems.serving.record import Batch, Change, Reply
 from windtunnel.systems.serving.tail import Server
 
@@ -292,7 +292,7 @@ class LiveServer:
                 before, target = self._split, self._target
             begun_ns = moment_in(0)
             try:
-                held = self._changed(held, before, target, begun_ns)
+                held = self._change_split(held, before, target, begun_ns)
             except WindtunnelError as error:
                 self._fail(before, target, begun_ns, error)
             except OSError as error:
@@ -300,12 +300,12 @@ class LiveServer:
                 self._fail(before, target, begun_ns, failure)
         close_all(held)
 
-    def _changed(self, held: list[Running], before: Split, target: Split, begun_ns: int) -> list[Running]:
+    def _change_split(self, held: list[Running], before: Split, target: Split, begun_ns: int) -> list[Running]:
         """Go over to the target, unless another one is asked for meanwhile; gives the instances that run then."""
         with self._moved:
             alive = [process for _, process in self._active]
             self._state = "warming"
-        new = started(self.job, target, alive, self._most_inputs)
+        new = start_instances(self.job, target, alive, self._most_inputs)
         try:
             is_ready = is_warm(new, target, lambda: self._is_like(target) and not self._has_answered_all)
         except BaseException:
@@ -318,7 +318,7 @@ class LiveServer:
                 return held
             # who has died meanwhile is missing, which is the next change
             target, alive = self._target, [process for _, process in self._active]
-            pairs = zip(target.instances, placed(target, [*alive, *new]), strict=True)
+            pairs = zip(target.instances, match_running(target, [*alive, *new]), strict=True)
             self._active = [(instance, item) for instance, item in pairs if item is not None]
             self._split, self._state = target, "draining"
             serving_ns = moment_in(0)

@@ -14,7 +14,7 @@ from windtunnel.measure.workers import Workers
 from windtunnel.systems.serving.instances import Order, instances, server_cores
 from windtunnel.systems.serving.model import Split
 
-__all__ = ["Running", "close_all", "is_warm", "placed", "started"]
+__all__ = ["Running", "close_all", "is_warm", "match_running", "start_instances"]
 
 _WARMUP = 2
 _LOOK_NS = 5_000_000
@@ -28,7 +28,7 @@ class Running:
     workers: Workers
 
 
-def started(job: str, split: Split, alive: Sequence[Running], most_inputs: int) -> list[Running]:
+def start_instances(job: str, split: Split, alive: Sequence[Running], most_inputs: int) -> list[Running]:
     """New processes for the instances of a split that nobody of those alive is.
 
     Parameters
@@ -41,7 +41,7 @@ def started(job: str, split: Split, alive: Sequence[Running], most_inputs: int) 
     most_inputs : int
         The largest batch.
     """
-    indices = placed(split, alive)
+    indices = match_running(split, alive)
     held = {core for item in indices if item is not None for core in item.cores}
     free = iter([core for core in server_cores() if core not in held])
     new: list[Running] = []
@@ -56,7 +56,7 @@ def started(job: str, split: Split, alive: Sequence[Running], most_inputs: int) 
     return new
 
 
-def placed(split: Split, alive: Sequence[Running]) -> list[Running | None]:
+def match_running(split: Split, alive: Sequence[Running]) -> list[Running | None]:
     """For each instance one that runs and has as many threads, as long as there are such."""
     left = list(alive)
     result: list[Running | None] = []

@@ -161,13 +161,13 @@ def read_profile(path: Path, where: Mapping[str, str] | None = None) -> Profile:
                 f"{row.cell[0]} threads with a batch of {row.cell[1]} take {known.latency_ns / 1e6:g} ms and "
                 f"{row.latency_ns / 1e6:g} ms",
                 where=f"{path}: lines {known.line} and {row.line}",
-                fix=_told_apart(path, known.line, row.line),
+                fix=_suggest_filter(path, known.line, row.line),
             )
     sizes = {cell: row.own_bytes for cell, row in result.items() if row.own_bytes is not None}
     return Profile.of({cell: row.latency_ns for cell, row in result.items()}, sizes or None)
 
 
-def _told_apart(path: Path, first: int, second: int) -> str:
+def _suggest_filter(path: Path, first: int, second: int) -> str:
     rows = read_rows(path, ())
     one, other = rows[first - 2], rows[second - 2]
     differ = [name for name in one if one[name] != other[name] and not name.startswith("latency")]

@@ -47,7 +47,7 @@ def requests_of(text: str) -> Ints:
     [0, 500000000, 1000000000, 1500000000]
     """
     if text.endswith((".csv", ".csv.gz")):
-        return _read(Path(text))
+        return _read_arrivals(Path(text))
     name, _, given = text.partition(":")
     if name not in _PATTERNS:
         fix = did_you_mean(name, _PATTERNS) or f"choose one of {', '.join(_PATTERNS)}, or give a .csv file"
@@ -83,13 +83,13 @@ def _constant(values: dict[str, float]) -> Floats:
 
 
 def _poisson(values: dict[str, float]) -> Floats:
-    return _drawn(values["rate"] * values["seconds"], values) * values["seconds"]
+    return _draw_arrivals(values["rate"] * values["seconds"], values) * values["seconds"]
 
 
 def _bursts(values: dict[str, float]) -> Floats:
     """A share of them in the last tenths of all periods."""
     share = 0.1 * values["peak"] / (0.1 * values["peak"] + 0.9)
-    indices, period = _drawn(values["rate"] * values["seconds"], values), values["period"]
+    indices, period = _draw_arrivals(values["rate"] * values["seconds"], values), values["period"]
     within: Floats = np.where(
         indices < 1 - share, indices / (1 - share) * 0.9, 0.9 + 0.1 * (indices - 1 + share) / share
     )
@@ -98,7 +98,7 @@ def _bursts(values: dict[str, float]) -> Floats:
     return moments
 
 
-def _drawn(mean: float, values: dict[str, float]) -> Floats:
+def _draw_arrivals(mean: float, values: dict[str, float]) -> Floats:
     """As many as a Poisson process has in that time, each anywhere in [0, 1)."""
     rng = np.random.default_rng(int(values["seed"]))
     indices: Floats = rng.random(rng.poisson(mean))
@@ -113,7 +113,7 @@ _PATTERNS: dict[str, tuple[Callable[[dict[str, float]], Floats], dict[str, float
 }
 
 
-def _read(path: Path) -> Ints:
+def _read_arrivals(path: Path) -> Ints:
     rows = read_rows(path, (COLUMN,))
     result = np.array([number(row, COLUMN, path, line) for line, row in enumerate(rows, 2)])
     if (np.diff(result) < 0).any():

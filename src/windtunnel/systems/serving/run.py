@@ -152,10 +152,12 @@ def fly_splits(
                 used = _answers(groups[index], splits[index].shares())
                 if turn >= 0:
                     times[index].append(used)
-    return [_flown(split, np.array(time_, dtype=np.float64)) for split, time_ in zip(splits, times, strict=True)]
+    return [
+        _summarize_rounds(split, np.array(time_, dtype=np.float64)) for split, time_ in zip(splits, times, strict=True)
+    ]
 
 
-def _flown(split: Split, times_RI: np.ndarray) -> FlownSplit:
+def _summarize_rounds(split: Split, times_RI: np.ndarray) -> FlownSplit:
     whole_R = times_RI.max(axis=1)
     return FlownSplit(
         split, estimate_median(whole_R), tuple(np.median(times_RI, axis=0).tolist()), tuple(whole_R.tolist())

@@ -125,11 +125,11 @@ def best_split(
                 where=RULES[rule],
                 fix=f"give them {format_size(least)} or more, or fewer inputs",
             )
-        return _split(profile, num_threads, batch, rule, soonest, most_bytes)
+        return _compose_split(profile, num_threads, batch, rule, soonest, most_bytes)
     if rule == "ragged":
-        return _split(profile, num_threads, batch, rule, lambda t, b, _: soonest_ns(profile, t, b))
+        return _compose_split(profile, num_threads, batch, rule, lambda t, b, _: soonest_ns(profile, t, b))
     table = optimum_table(profile, num_threads, batch, rule)
-    return _split(profile, num_threads, batch, rule, lambda t, b, _: float(table[t, b]))
+    return _compose_split(profile, num_threads, batch, rule, lambda t, b, _: float(table[t, b]))
 
 
 def best_splits(profile: Profile, num_threads: int, most_bytes: float = math.inf) -> dict[int, Split]:
@@ -146,7 +146,7 @@ def best_splits(profile: Profile, num_threads: int, most_bytes: float = math.inf
         batch *= 2
 
 
-def _split(
+def _compose_split(
     profile: Profile,
     num_threads: int,
     batch: int,

@@ -20,7 +20,7 @@ from windtunnel.systems.serving.profile import Profile
 from windtunnel.systems.serving.search import best_splits
 from windtunnel.systems.serving.tail import Answered, Server, answer, batch_latencies
 
-__all__ = ["Sized", "foretold", "sized_servers"]
+__all__ = ["Sized", "foretold", "size_servers"]
 
 _WAITS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the limit
 
@@ -42,7 +42,7 @@ class Sized:
     latency_ns: float
 
 
-def sized_servers(
+def size_servers(
     profile: Profile,
     arrival_ns_R: NDArray[np.int64],
     limit_ns: int,

@@ -61,7 +61,7 @@ def profile(
 
     With --few, cells are measured on which the best splits rest; all others are left out of the file.
     """
-    from windtunnel.systems.serving.few_shot import measured_few
+    from windtunnel.systems.serving.few_shot import measure_few_cells
     from windtunnel.systems.serving.instances import server_cores
     from windtunnel.systems.serving.profile import Profile, write_profile
     from windtunnel.systems.serving.run import measure_cells, measuring
@@ -78,7 +78,7 @@ def profile(
             num_cells = len(counts) * len(set(inputs))
             share = parse_ratio(few)
             with measuring(job, counts, max(inputs), rounds=rounds, budget_s=limit_s / num_cells) as measure:
-                few_cells = measured_few(measure, counts, inputs, counts[-1], most_share=share, progress=progress)
+                few_cells = measure_few_cells(measure, counts, inputs, counts[-1], most_share=share, progress=progress)
             result = Profile.of(few_cells)
         else:
             cells = [(t, b) for t in counts for b in sorted(set(inputs))]

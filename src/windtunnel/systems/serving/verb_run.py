@@ -55,7 +55,7 @@ def run(
 
     POST / answers one request, GET /status says what serves. Ctrl-C answers what waits, and ends it.
     """
-    from windtunnel.systems.serving.adapt import followed
+    from windtunnel.systems.serving.adapt import adapt_to_queue
     from windtunnel.systems.serving.drive import send
     from windtunnel.systems.serving.live import LiveServer
     from windtunnel.systems.serving.requests import requests_of
@@ -81,7 +81,7 @@ def run(
         address = None if arrivals is not None else held.enter_context(listening(host, port))
         live = held.enter_context(LiveServer(job, server, most_inputs=max(splits)))
         if not fixed:
-            held.enter_context(followed(live, splits, period_s))
+            held.enter_context(adapt_to_queue(live, splits, period_s))
         if address is not None:
             serve_http(live, address, lambda url: advise(f"serving at {url}, as {live.split}"))
         elif arrivals is not None:

@@ -54,14 +54,14 @@ def size(
     from windtunnel.systems.serving.flight import receipt_of_requests
     from windtunnel.systems.serving.profile import read_profile
     from windtunnel.systems.serving.requests import requests_of
-    from windtunnel.systems.serving.sizing import sized_servers
+    from windtunnel.systems.serving.sizing import size_servers
     from windtunnel.units import parse_duration, parse_ratio
 
     known, limit_ns, part = read_profile(profile), parse_duration(limit), parse_ratio(share)
     slowdown = slowdown_of(known, flown)
     arrivals = requests_of(requests)
     with Progress("sizing") as progress:
-        result = sized_servers(
+        result = size_servers(
             known, arrivals, limit_ns, share=part, num_threads=threads, slowdown=slowdown,
             most_bytes=memory_limit(memory), progress=progress,
         )  # fmt: skip

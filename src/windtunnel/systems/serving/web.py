@@ -74,7 +74,7 @@ def serve_http(live: LiveServer, at: socket.socket, ready: Callable[[str], None]
     """
     web = require("aiohttp.web", extra="serve")
 
-    def told(document: dict[str, Any], code: int = 200) -> Any:
+    def json_response(document: dict[str, Any], code: int = 200) -> Any:
         return web.Response(text=json_text(document), status=code, content_type="application/json")
 
     async def answer(request: Any) -> Any:
@@ -82,17 +82,17 @@ def serve_http(live: LiveServer, at: socket.socket, ready: Callable[[str], None]
         try:
             body = json.loads(text) if text.strip() else None
         except (ValueError, RecursionError) as error:
-            return told({"error": f"the body is no JSON: {error}"}, 400)
+            return json_response({"error": f"the body is no JSON: {error}"}, 400)
         try:
             reply = await asyncio.wrap_future(live.submit(body))
         except InputError as error:
-            return told({"error": error.message}, 422)
+            return json_response({"error": error.message}, 422)
         except FlightError as error:
-            return told({"error": error.message}, 503)
-        return told({"output": reply.output, "latency_ms": (reply.answered_ns - reply.arrived_ns) / 1e6})
+            return json_response({"error": error.message}, 503)
+        return json_response({"output": reply.output, "latency_ms": (reply.answered_ns - reply.arrived_ns) / 1e6})
 
     async def say_status(_request: Any) -> Any:
-        return told(status(live))
+        return json_response(status(live))
 
     async def say_ready(_app: Any) -> None:
         host, port = at.getsockname()[:2]

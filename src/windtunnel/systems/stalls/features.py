@@ -134,12 +134,12 @@ def _with_errors(features: Sequence[Features], stalls_ns: NDArray[np.float64], c
     errors = []
     for index in range(len(features)):
         others = np.arange(len(features)) != index
-        model = _fitted(rows[others], stalls_ns[others], counts)
+        model = _fit_model(rows[others], stalls_ns[others], counts)
         errors.append(abs(model.stall_ns(features[index]) / float(stalls_ns[index]) - 1))
-    return replace(_fitted(rows, stalls_ns, counts), left_out_errors=tuple(errors))
+    return replace(_fit_model(rows, stalls_ns, counts), left_out_errors=tuple(errors))
 
 
-def _fitted(rows: NDArray[np.float64], stalls_ns: NDArray[np.float64], counts: str) -> StallModel:
+def _fit_model(rows: NDArray[np.float64], stalls_ns: NDArray[np.float64], counts: str) -> StallModel:
     from scipy.optimize import nnls
 
     scale = np.maximum(rows.max(axis=0), 1e-30)

@@ -44,7 +44,9 @@ def write_batches(workload: Workload, folder: Path, num_files: int) -> list[Path
     paths = []
     for number in range(num_files):
         inputs, target = workload.supervised.draw()
-        arrays: dict[str, Any] = {f"input{index}": _stored(tensor.cpu().numpy()) for index, tensor in enumerate(inputs)}
+        arrays: dict[str, Any] = {
+            f"input{index}": _encode_images(tensor.cpu().numpy()) for index, tensor in enumerate(inputs)
+        }
         path = folder / f"batch{number:06d}.npz"
         np.savez_compressed(path, target=target.cpu().numpy(), **arrays)
         paths.append(path)
@@ -55,7 +57,7 @@ def _is_image(array: np.ndarray[Any, Any]) -> bool:
     return array.ndim == _PIXELS and (array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating))
 
 
-def _stored(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _encode_images(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not _is_image(array):
         return array
     wide = np.pad(array, ((0, 0), (0, 0), (_MARGIN, _MARGIN), (_MARGIN, _MARGIN)), mode="reflect")
@@ -69,11 +71,11 @@ def batch_of(data: bytes, random: np.random.Generator) -> tuple[tuple[torch.Tens
 
     with np.load(io.BytesIO(data)) as stored:
         names = [name for name in stored.files if name != "target"]
-        inputs = tuple(torch.from_numpy(_used(stored[name], random)) for name in names)
+        inputs = tuple(torch.from_numpy(_augment_images(stored[name], random)) for name in names)
         return inputs, torch.from_numpy(stored["target"])
 
 
-def _used(array: np.ndarray[Any, Any], random: np.random.Generator) -> np.ndarray[Any, Any]:
+def _augment_images(array: np.ndarray[Any, Any], random: np.random.Generator) -> np.ndarray[Any, Any]:
     if not _is_image(array):
         return array
     height, width = (size - 2 * _MARGIN for size in array.shape[2:])
@@ -104,9 +106,9 @@ class BatchFiles:
     def __iter__(self) -> Iterator[tuple[tuple[torch.Tensor, ...], torch.Tensor]]:
         while True:
             for path in self._paths:
-                yield batch_of(self._read(path), self._random)
+                yield batch_of(self._read_at_rate(path), self._random)
 
-    def _read(self, path: Path) -> bytes:
+    def _read_at_rate(self, path: Path) -> bytes:
         rate = self._rate()
         if not rate:
             return path.read_bytes()

@@ -123,7 +123,7 @@ def network_forecast(
     result = [Remedy(str(entry.request), _per_batch_ns(entry, num_ranks)) for entry in changed if entry.is_applicable]
     better = sorted((entry for entry in result if entry.iteration_ns < iteration_ns), key=lambda one: one.iteration_ns)
     stall_ns = iteration_ns - _per_batch_ns(fast, num_ranks)
-    return NetworkForecast(request, iteration_ns, stall_ns, _exposed(plain), tuple(better))
+    return NetworkForecast(request, iteration_ns, stall_ns, _exposed_stalls(plain), tuple(better))
 
 
 def _per_batch_ns(answer: Answer, num_ranks: int) -> float:
@@ -131,7 +131,7 @@ def _per_batch_ns(answer: Answer, num_ranks: int) -> float:
     return answer.predicted_ns * num_ranks / answer.samples_ratio
 
 
-def _exposed(answer: Answer) -> tuple[BucketStall, ...]:
+def _exposed_stalls(answer: Answer) -> tuple[BucketStall, ...]:
     graph, timeline = answer.graph, answer.timeline
     is_message = all_reduces(graph)
     filled = graph.meta.buckets["filled"] if graph.meta.buckets else []

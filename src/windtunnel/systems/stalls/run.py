@@ -138,7 +138,7 @@ def measure_stalls(
                 shaped_link(num_ranks, around.bandwidth_bytes_per_s, around.latency_ns, is_in_kernel=True)
             )
             far = stack.enter_context(_ranks(job, files, num_ranks, link))
-            environment["link"] = _checked_link(far, link, around)
+            environment["link"] = _check_link_rate(far, link, around)
         if around.disk_bytes_per_s:
             how = "a disk throttled by the kernel" if around.is_throttled else "a reader limited"
             environment["disk"] = f"{how} to {around.disk_bytes_per_s / 1e6:g} MB/s"
@@ -215,7 +215,7 @@ def _ranks(job: str, files: Sequence[Path], num_ranks: int, link: ShapedLink | N
         yield workers
 
 
-def _checked_link(workers: Workers, link: ShapedLink, around: Surroundings) -> dict[str, Any]:
+def _check_link_rate(workers: Workers, link: ShapedLink, around: Surroundings) -> dict[str, Any]:
     """The link's measured rate.
 
     Raises

@@ -186,8 +186,8 @@ def optimize(
     link = _link_parameters(latency_ns, bandwidth_bytes_per_s)
     buckets = [f"gradient-buckets:caps_bytes={caps}{link}" for caps in dict.fromkeys(_caps(plans, averaging))]
     base = _fitting(ask, memory_bytes)
-    front = _best([base, *ask([_joined(base, bucket) for bucket in buckets])])
-    result = _climbed(ask, front, (*EQUIVALENT, *(LOSSY if lossy else ())), memory_bytes)
+    front = _best([base, *ask([_join_requests(base, bucket) for bucket in buckets])])
+    result = _climb(ask, front, (*EQUIVALENT, *(LOSSY if lossy else ())), memory_bytes)
     baseline_ns = float(replay(graph).makespan_ns)
     ranked = [item for item in result if _worth(item) > 1]
     best = ranked[0] if ranked else base
@@ -250,7 +250,7 @@ def _link_parameters(latency_ns: float | None, bandwidth_bytes_per_s: float | No
     return "".join(f",{name}={value}" for name, value in given.items() if value is not None)
 
 
-def _joined(base: Answer | None, request: str) -> str:
+def _join_requests(base: Answer | None, request: str) -> str:
     return request if base is None else f"{base.request}+{request}"
 
 
@@ -264,12 +264,15 @@ def _worth(answer: Answer | None) -> float:
     return 1.0 if answer is None else answer.speedup / (1 + _LEAST_GAIN) ** len(answer.request.steps)
 
 
-def _climbed(ask: _Asking, front: list[Answer | None], moves: Sequence[str], memory_bytes: int | None) -> list[Answer]:
+def _climb(ask: _Asking, front: list[Answer | None], moves: Sequence[str], memory_bytes: int | None) -> list[Answer]:
     """Each move on top of the best few, as long as one helps; all that were looked at, the fastest first."""
     seen: list[Answer | None] = list(front)
     while True:
         steps = [
-            _joined(item, move) for item in front for move in moves if item is None or move not in str(item.request)
+            _join_requests(item, move)
+            for item in front
+            for move in moves
+            if item is None or move not in str(item.request)
         ]
         result = [item for item in ask(steps) if _fits(item, memory_bytes)]
         better = _best([*front, *result])

@@ -42,7 +42,7 @@ def search(
         parse_duration(latency) if latency else None,
         parse_rate(bandwidth) if bandwidth else None,
     )
-    latency_ns, bandwidth_bytes_per_s = given if any(given) else _measured(graph, database, progress)
+    latency_ns, bandwidth_bytes_per_s = given if any(given) else _measure_averaging(graph, database, progress)
     result = optimize(
         graph,
         lossy=lossy,
@@ -85,7 +85,7 @@ def load(path: Path) -> tuple[str, Graph]:
     return result.request, load_graph(result.graph)
 
 
-def _measured(graph: Graph, database: Any, progress: Any) -> tuple[float | None, float | None]:
+def _measure_averaging(graph: Graph, database: Any, progress: Any) -> tuple[float | None, float | None]:
     """Latency and rate of averaging, sent over the link that the job was captured on where its own messages are few."""
     from windtunnel.comm.run import averaging_rate, measure_link
     from windtunnel.sources.torch.launch import Ranks

@@ -127,14 +127,14 @@ def _scan_once(chain: Chain, plan: Plan) -> Plan:
     op_first, op_ns = first, chain.operator_ns(first, last)
     compute_end += op_ns
     size = int(chain.size_bytes[first : last + 1].sum())
-    sync_end, sync_ns = _synced(chain, compute_end, before_end, size)
+    sync_end, sync_ns = _sync_times(chain, compute_end, before_end, size)
     for first, last in groups_of(plan.operators, count)[1:]:
         own_ns, own_size = chain.operator_ns(first, last), int(chain.size_bytes[first : last + 1].sum())
         fused_ns = chain.operator_ns(op_first, last)
         if sync_ns <= op_ns + own_ns - fused_ns:  # T1: saves more than the overlap that is lost
             compute_end += fused_ns - op_ns
             op_ns, size = fused_ns, size + own_size  # T3: their gradients are fused, too
-            sync_end, sync_ns = _synced(chain, compute_end, before_end, size)
+            sync_end, sync_ns = _sync_times(chain, compute_end, before_end, size)
             continue
         operators.append(first)
         op_first, op_ns = first, own_ns
@@ -146,11 +146,11 @@ def _scan_once(chain: Chain, plan: Plan) -> Plan:
             continue
         gradients.append(first)
         before_end, size = sync_end, own_size
-        sync_end, sync_ns = _synced(chain, compute_end, before_end, size)
+        sync_end, sync_ns = _sync_times(chain, compute_end, before_end, size)
     return Plan(tuple(operators), tuple(gradients))
 
 
-def _synced(chain: Chain, ready_ns: float, before_ns: float, size_bytes: int) -> tuple[float, float]:
+def _sync_times(chain: Chain, ready_ns: float, before_ns: float, size_bytes: int) -> tuple[float, float]:
     taken_ns = _sync(chain, size_bytes)
     return (max(ready_ns, before_ns) + taken_ns if size_bytes else before_ns), taken_ns
 
@@ -209,9 +209,9 @@ def _all_groups(count: int) -> list[Groups]:
 def neighbors(plan: Plan, count: int, *, fuses_operators: bool) -> Iterator[Plan]:
     """Plans one move away: a border between two groups taken out or put in; fused operators have fused gradients."""
     for index in range(1, count):
-        yield replace(plan, gradients=_toggled(plan.gradients, index))
+        yield replace(plan, gradients=_toggle_group(plan.gradients, index))
         if fuses_operators:
-            operators = _toggled(plan.operators, index)
+            operators = _toggle_group(plan.operators, index)
             is_fused = index not in operators
             gradients = (
                 tuple(gradient for gradient in plan.gradients if gradient != index) if is_fused else plan.gradients
@@ -219,7 +219,7 @@ def neighbors(plan: Plan, count: int, *, fuses_operators: bool) -> Iterator[Plan
             yield Plan(operators, gradients)
 
 
-def _toggled(groups: Groups, place: int) -> Groups:
+def _toggle_group(groups: Groups, place: int) -> Groups:
     return tuple(sorted({*groups} ^ {place}))
 
 
@@ -259,23 +259,23 @@ def tpe(chain: Chain, worth: Worth, num_trials: int = 200, seed: int = 0) -> Pla
     count, fuses = chain.num_operators, chain.fused_ns is not None
 
     def value(trial: object) -> float:
-        return worth(_suggested(trial, count, fuses))
+        return worth(_suggest_plan(trial, count, fuses))
 
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     study.enqueue_trial({f"gradient {index}": True for index in range(1, count)})
     study.enqueue_trial({f"gradient {index}": False for index in range(1, count)})
     study.optimize(value, n_trials=min(num_trials, worth.budget))
-    return _suggested(study.best_trial, count, fuses)
+    return _suggest_plan(study.best_trial, count, fuses)
 
 
-def _suggested(trial: object, count: int, fuses: bool) -> Plan:
-    def chosen(name: str) -> bool:
+def _suggest_plan(trial: object, count: int, fuses: bool) -> Plan:
+    def is_selected(name: str) -> bool:
         if hasattr(trial, "suggest_categorical"):
             return bool(trial.suggest_categorical(name, [True, False]))
         return bool(trial.params[name])  # type: ignore[attr-defined]
 
-    operators = (0, *(index for index in range(1, count) if not fuses or not chosen(f"fuse {index}")))
-    borders = [index for index in range(1, count) if chosen(f"gradient {index}")]
+    operators = (0, *(index for index in range(1, count) if not fuses or not is_selected(f"fuse {index}")))
+    borders = [index for index in range(1, count) if is_selected(f"gradient {index}")]
     return Plan(operators, (0, *(border for border in borders if border in operators)))
 
 

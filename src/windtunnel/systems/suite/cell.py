@@ -29,12 +29,12 @@ from windtunnel.systems.suite.metrics import (
     EnergyMeter,
     arithmetic_utilization,
     compute_utilization,
+    core_wait_seconds,
     cpu_seconds,
     cpu_utilization,
     throughput,
-    waited_seconds,
 )
-from windtunnel.systems.suite.model import fitting_parameters, predicted_memory
+from windtunnel.systems.suite.model import fitting_parameters, predict_step_memory
 from windtunnel.systems.suite.results import Result, write_result
 from windtunnel.systems.suite.run import Order
 from windtunnel.systems.suite.stable import StablePhase, run_until_stable
@@ -119,7 +119,7 @@ def measure_cell(order: Order) -> Result:
             after_step=sampled.note,
         )
         peak_bytes = peak_resident_bytes()
-        extra = _looked_into(order, built, phase, notes)
+        extra = _characterize(order, built, phase, notes)
     plugin = registry.get("workload", order.cell.workload)
     return Result(
         cell=order.cell,
@@ -147,7 +147,7 @@ def _check_fits(order: Order) -> tuple[dict[str, int], list[str]]:
     """Refuse before the machine swaps; the predicted bytes by category, or a note that says why there are none."""
     cell = order.cell
     available_bytes = order.memory_bytes or free_memory_bytes()
-    predicted = predicted_memory(cell.workload, fitting_parameters(cell))
+    predicted = predict_step_memory(cell.workload, fitting_parameters(cell))
     if not predicted.by_category:
         return {}, [f"memory not predicted: {predicted.reason}"]
     needed = {category: size_bytes * cell.num_ranks for category, size_bytes in predicted.by_category.items()}
@@ -192,11 +192,11 @@ class _Sampled:
         self._units_before = built.units() if built.units is not None else 0.0
         self.units: list[float] = []
         self.objective: list[float | None] = []
-        self._counters: list[tuple[float, ...]] = [self._counted()]
+        self._counters: list[tuple[float, ...]] = [self._read_counters()]
 
-    def _counted(self) -> tuple[float, ...]:
+    def _read_counters(self) -> tuple[float, ...]:
         """Wall clock, CPU time, time without a core, energy."""
-        return time.monotonic(), cpu_seconds(), waited_seconds(), self._meter.joules() or 0.0
+        return time.monotonic(), cpu_seconds(), core_wait_seconds(), self._meter.joules() or 0.0
 
     def step(self) -> None:
         """One iteration, its loss not yet read."""
@@ -211,7 +211,7 @@ class _Sampled:
         self.objective.append(value if math.isfinite(value) else None)
         if self.objective[-1] is None and self._built.objective is None:
             raise InputError(f"the loss of step {len(self.objective)} is {value}", fix="a workload must train")
-        self._counters.append(self._counted())
+        self._counters.append(self._read_counters())
 
     def fields(self, durations_ns: np.ndarray[Any, Any], phase: StablePhase) -> dict[str, Any]:
         """Units, losses and rates of the stable phase."""
@@ -248,7 +248,7 @@ def _phase_fields(phase: StablePhase) -> dict[str, Any]:
     }
 
 
-def _looked_into(order: Order, built: Workload, phase: StablePhase, notes: list[str]) -> dict[str, Any]:
+def _characterize(order: Order, built: Workload, phase: StablePhase, notes: list[str]) -> dict[str, Any]:
     """FLOP, peaks and the graph; what cannot be had is a note, not an error: the times are good."""
     from windtunnel.cost.peak import measured_peak
     from windtunnel.sources.torch.flop_count import count
@@ -271,7 +271,7 @@ def _looked_into(order: Order, built: Workload, phase: StablePhase, notes: list[
     if order.cell.num_ranks > 1 or not order.graph_iterations:
         return result
     try:
-        result |= _captured(order, built)
+        result |= _capture_graph(order, built)
     except Exception as error:
         result["notes"].append(f"not captured: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     return result
@@ -287,7 +287,7 @@ def _family(built: Workload, flops_by_op: dict[str, int]) -> str:
     return "convolutional" if convolutions > sum(flops_by_op.values()) / 2 else "dense"
 
 
-def _captured(order: Order, built: Workload) -> dict[str, Any]:
+def _capture_graph(order: Order, built: Workload) -> dict[str, Any]:
     from windtunnel.graph import save
     from windtunnel.sources.torch.step import capture
 

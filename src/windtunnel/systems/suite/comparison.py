@@ -22,7 +22,7 @@ from windtunnel.measure.stats import Estimate, medians_of_resamples
 from windtunnel.systems.suite.results import Result, SuiteRun, load_run
 from windtunnel.systems.suite.stable import block_length
 
-__all__ = ["Compared", "Comparison", "compare", "compared_rounds", "geometric_mean", "overall_of", "permutation_p"]
+__all__ = ["Compared", "Comparison", "compare", "compare_rounds", "geometric_mean", "overall_of", "permutation_p"]
 
 Float = NDArray[np.float64]
 _CONFIDENCE = 0.95
@@ -116,7 +116,7 @@ def compare(first: SuiteRun | str | Path, second: SuiteRun | str | Path, *, seed
         A folder holds no results, or the runs have no measured cell in common.
     """
     runs = [run if isinstance(run, SuiteRun) else load_run(run) for run in (first, second)]
-    pairs, alone = _matched(*(run.measured for run in runs))
+    pairs, alone = _match_cells(*(run.measured for run in runs))
     if not pairs:
         raise InputError(
             "the two runs have no measured workload in common",
@@ -125,7 +125,7 @@ def compare(first: SuiteRun | str | Path, second: SuiteRun | str | Path, *, seed
         )
     rows, resamples = [], []
     for label, before, after in pairs:
-        row, logs_B = _compared(label, before, after, seed)
+        row, logs_B = _compare_cells(label, before, after, seed)
         rows.append(row)
         resamples.append(logs_B)
     return Comparison(
@@ -136,7 +136,7 @@ def compare(first: SuiteRun | str | Path, second: SuiteRun | str | Path, *, seed
 Pair = tuple[str, Result, Result]
 
 
-def _matched(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pair], list[tuple[str, ...]]]:
+def _match_cells(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pair], list[tuple[str, ...]]]:
     """Cells of the same key; where the runs used other numbers of threads, of the same work."""
 
     def exact(result: Result) -> Hashable:
@@ -160,7 +160,7 @@ def _label(result: Result) -> str:
     return f"{result.cell.workload} b{result.batch_size} t{result.cell.num_threads}{ranks}"
 
 
-def _compared(label: str, before: Result, after: Result, seed: int) -> tuple[Compared, Float]:
+def _compare_cells(label: str, before: Result, after: Result, seed: int) -> tuple[Compared, Float]:
     """One row, and the logarithms of its resampled speed-ups [B]."""
     sides = [np.asarray(result.ns_per_unit) for result in (before, after)]
     resampled = [
@@ -214,7 +214,7 @@ def _notes(runs: Sequence[SuiteRun], pairs: Sequence[Pair]) -> list[str]:
     return notes
 
 
-def compared_rounds(label: str, unit: str, first_R: ArrayLike, second_R: ArrayLike, *, seed: int = 0) -> Compared:
+def compare_rounds(label: str, unit: str, first_R: ArrayLike, second_R: ArrayLike, *, seed: int = 0) -> Compared:
     """Compare two programs that ran in turns: time per unit of each round, paired.
 
     The speed-up is the median of the ratios within rounds; whole rounds are resampled.

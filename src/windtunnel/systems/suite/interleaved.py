@@ -22,7 +22,7 @@ import numpy as np
 from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError
 from windtunnel.measure.workers import run_to_end
-from windtunnel.systems.suite.comparison import Comparison, compared_rounds, overall_of
+from windtunnel.systems.suite.comparison import Comparison, compare_rounds, overall_of
 
 __all__ = ["Side", "compare_interleaved", "side_of"]
 
@@ -107,7 +107,7 @@ def _git(*arguments: str) -> str | None:
     return None if done is None or done.code else done.stdout.strip()
 
 
-def _run(command: Sequence[str], environment: dict[str, str], folder: str | None = None) -> tuple[float, str]:
+def _run_timed(command: Sequence[str], environment: dict[str, str], folder: str | None = None) -> tuple[float, str]:
     """Run to the end: nanoseconds and stdout."""
     done = run_to_end(command, environment=environment, folder=folder)
     if done is None:
@@ -120,7 +120,7 @@ def _run(command: Sequence[str], environment: dict[str, str], folder: str | None
 
 
 def _duration_of(side: Side) -> tuple[float, str]:
-    return _run(side.command, {})[0], "runs"
+    return _run_timed(side.command, {})[0], "runs"
 
 
 def _suite_of(side: Side, workload: str, arguments: Sequence[str]) -> tuple[float, str]:
@@ -129,7 +129,7 @@ def _suite_of(side: Side, workload: str, arguments: Sequence[str]) -> tuple[floa
     with tempfile.TemporaryDirectory(prefix="windtunnel-side-") as scratch:
         verb = [sys.executable, "-m", "windtunnel", "suite", "run", workload, "--json", "--output", f"{scratch}/run"]
         # not from here: a package in the current folder would come before the checkout's
-        answer = json.loads(_run([*verb, *arguments], environment, scratch)[1])
+        answer = json.loads(_run_timed([*verb, *arguments], environment, scratch)[1])
     result = answer["results"][0]
     kept = zip(result["durations_ns"][result["cut"] :], result["units"][result["cut"] :], strict=True)
     return float(np.median([duration_ns / units for duration_ns, units in kept])), result["unit"]
@@ -183,6 +183,6 @@ def compare_interleaved(
             if turn:
                 for which in (0, 1):
                     samples[name][which].append(times[which][0])
-    rows = [compared_rounds(name, units[name], *samples[name]) for name in names]
+    rows = [compare_rounds(name, units[name], *samples[name]) for name in names]
     logs = [np.log(np.asarray(before) / np.asarray(after)) for before, after in samples.values()]
     return Comparison(tuple(rows), overall_of(rows, logs))

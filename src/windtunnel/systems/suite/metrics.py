@@ -28,10 +28,10 @@ __all__ = [
     "EnergyMeter",
     "arithmetic_utilization",
     "compute_utilization",
+    "core_wait_seconds",
     "cpu_seconds",
     "cpu_utilization",
     "throughput",
-    "waited_seconds",
 ]
 
 _DEVICE_WORK = (Kind.COMPUTE, Kind.COPY, Kind.COMM)
@@ -153,9 +153,9 @@ def _descendants(pid: int) -> list[int]:
     return result
 
 
-def waited_seconds() -> float:
+def core_wait_seconds() -> float:
     """How long this process's main thread was ready to run and got no core: what others take from a measurement."""
-    words = _read(Path("/proc/self/schedstat")).split()
+    words = _read_or_empty(Path("/proc/self/schedstat")).split()
     return int(words[1]) / 1e9 if len(words) == 3 else 0.0
 
 
@@ -167,7 +167,7 @@ def _ticks_of(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def _read(path: Path) -> str:
+def _read_or_empty(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:  # this host does not tell
@@ -216,17 +216,17 @@ class EnergyMeter:
 
 def _counts_itself(zone: Path) -> bool:
     """Packages and memory; cores and graphics are parts of their package."""
-    name = _read(zone / "name").strip()
-    return (name.startswith("package") or name == "dram") and _read(zone / "energy_uj").strip().isdigit()
+    name = _read_or_empty(zone / "name").strip()
+    return (name.startswith("package") or name == "dram") and _read_or_empty(zone / "energy_uj").strip().isdigit()
 
 
 def _microjoules(zone: Path) -> int:
-    text = _read(zone / "energy_uj").strip()
+    text = _read_or_empty(zone / "energy_uj").strip()
     return int(text) if text.isdigit() else 0
 
 
 def _range_uj(zone: Path) -> int:
-    text = _read(zone / "max_energy_range_uj").strip()
+    text = _read_or_empty(zone / "max_energy_range_uj").strip()
     return int(text) + 1 if text.isdigit() else 2**32
 
 

@@ -28,8 +28,8 @@ __all__ = [
     "Entry",
     "NeededMemory",
     "fitting_parameters",
-    "listed",
-    "predicted_memory",
+    "list_workloads",
+    "predict_step_memory",
     "suite_plugins",
     "workload_plugins",
 ]
@@ -97,7 +97,7 @@ class Entry:
     note: str = ""
 
 
-def listed(
+def list_workloads(
     size: str = "tiny",
     names: Sequence[str] | None = None,
     *,
@@ -118,7 +118,7 @@ def listed(
         if key not in kept:
             if progress is not None:
                 progress(name, index, len(plugins))
-            counted = _counted(name, size)
+            counted = _count_workload(name, size)
             if counted["num_parameters"] is not None:
                 kept[key] = counted
                 write_whole(path, json.dumps(kept, indent=1).encode())
@@ -146,18 +146,18 @@ def _digest(plugin: registry.Plugin) -> str:
     return hashlib.sha256(text + versions).hexdigest()[:12]
 
 
-def _counted(name: str, size: str) -> dict[str, Any]:
+def _count_workload(name: str, size: str) -> dict[str, Any]:
     """Parameters, FLOP per sample and batch size; a note where something cannot be had."""
     parameters = fitting_parameters(Cell(name, size))
     try:
-        return _faked(name, parameters, _count)
+        return _ask_fake(name, parameters, _count)
     except WindtunnelError as error:
         return _unknown(error.message)
     except Exception as error:  # not every workload can be faked: a real step counts the same
         if size != "tiny":
             return _unknown(f"not counted: {type(error).__name__} under fake tensors; try size tiny")
     try:
-        return _real(name, parameters, _count)
+        return _ask_real(name, parameters, _count)
     except Exception as error:
         return _unknown(f"not counted: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
@@ -167,21 +167,21 @@ def _unknown(note: str) -> dict[str, Any]:
     return {key: value for key, value in unknown.items() if key not in ("name", "domain", "source", "summary")}
 
 
-def _faked(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], Answer]) -> Answer:
+def _ask_fake(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], Answer]) -> Answer:
     """Build a workload of tensors without data and ask it something."""
     from windtunnel.sources.memory.tracking import predict_memory
 
     answers: list[Answer] = []
 
     def build() -> Callable[[], None]:
-        answers.append(_real(name, parameters, ask))
+        answers.append(_ask_real(name, parameters, ask))
         return lambda: None
 
     predict_memory(build, warmup=1)
     return answers[0]
 
 
-def _real(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], Answer]) -> Answer:
+def _ask_real(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], Answer]) -> Answer:
     built = build_workload(name, parameters)
     try:
         return ask(built)
@@ -237,7 +237,7 @@ _ADVICE = {
 }
 
 
-def predicted_memory(name: str, parameters: Mapping[str, Any]) -> NeededMemory:
+def predict_step_memory(name: str, parameters: Mapping[str, Any]) -> NeededMemory:
     """What a step will hold at its peak, without allocating it; no categories where its form hangs on values.
 
     Raises

@@ -51,7 +51,7 @@ def write_suite_report(
         _table(run.measured),
         _metrics(run.measured),
         _sweeps(run.measured),
-        _compared(comparison),
+        _comparison_section(comparison),
         _missing(run.results),
     ]
     return write_text(Path(path), _page(name, head + lead, [item for item in result if item]), overwrite=overwrite)
@@ -176,7 +176,7 @@ def _sweeps(measured: Sequence[Result]) -> Section | None:
     return Section("sweeps", "Batch size", "What a larger batch gives", f"<figure>{drawing}</figure>")
 
 
-def _compared(comparison: Comparison | None) -> Section | None:
+def _comparison_section(comparison: Comparison | None) -> Section | None:
     if comparison is None:
         return None
     rows = [

@@ -285,7 +285,7 @@ def load_run(folder: str | Path) -> SuiteRun:
     record = read_json(ReadLimit(machine)) if machine.exists() else {}
     if not isinstance(record, dict):
         raise InputError(f"the machine is {shown(record)}", where=str(machine), fix="delete it and run with --resume")
-    return SuiteRun(path, record, sorted(map(_read, files), key=_place))
+    return SuiteRun(path, record, sorted(map(_read_result, files), key=_place))
 
 
 def _place(result: Result) -> tuple[object, ...]:
@@ -293,7 +293,7 @@ def _place(result: Result) -> tuple[object, ...]:
     return cell.workload, cell.size, cell.num_ranks, cell.num_threads, cell.link_bytes_per_s, cell.batch_size
 
 
-def _read(file: Path) -> Result:
+def _read_result(file: Path) -> Result:
     try:
         result = msgspec.json.decode(unpacked(ReadLimit(file), error=InputError), type=Result)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

@@ -33,7 +33,7 @@ from windtunnel.systems.suite.results import (
     write_profile,
     write_result,
 )
-from windtunnel.systems.suite.storage import measured_disk
+from windtunnel.systems.suite.storage import measure_disk
 from windtunnel.workloads.workload import SIZES
 
 __all__ = ["Order", "cells_of", "run_suite"]
@@ -169,7 +169,7 @@ def run_suite(
         num_ranks=num_ranks,
         link_bytes_per_s=link_bytes_per_s,
     )
-    done = _done(folder, resume=resume)
+    done = _load_finished(folder, resume=resume)
     write_machine(folder, _machine_facts(cells) | _disk_facts(folder))
     template = Order(
         cells[0],
@@ -195,7 +195,7 @@ def run_suite(
     return load_run(folder)
 
 
-def _done(folder: Path, *, resume: bool) -> dict[Cell, Result]:
+def _load_finished(folder: Path, *, resume: bool) -> dict[Cell, Result]:
     """What is measured already; what failed or was refused is tried again."""
     if not (folder / "results").exists():
         return {}
@@ -224,7 +224,7 @@ def _machine_facts(cells: Sequence[Cell]) -> dict[str, Any]:
 def _disk_facts(folder: Path) -> dict[str, Any]:
     """Rates of the disk that the results lie on; why there are none where it cannot be written so much."""
     try:
-        return {"disk": measured_disk(folder).json()}
+        return {"disk": measure_disk(folder).json()}
     except InputError as error:
         return {"disk": {"note": error.message}}
 

@@ -28,11 +28,11 @@ __all__ = [
     "is_known",
     "mser5",
     "run_until_stable",
+    "sample_until_known",
     "spikes",
     "stable_phase",
     "steady",
     "trend",
-    "until_known",
 ]
 
 Float = NDArray[np.float64]
@@ -156,7 +156,7 @@ def steady(samples: ArrayLike, cut: int) -> NDArray[np.bool_]:
     return kept_N
 
 
-def _smoothed(samples_N: Float) -> tuple[Float, NDArray[np.bool_]]:
+def _replace_spikes(samples_N: Float) -> tuple[Float, NDArray[np.bool_]]:
     """Spikes replaced by their neighbors' median, and which they were."""
     is_spike_N = spikes(samples_N)
     return np.where(is_spike_N, _local_medians(samples_N), samples_N), is_spike_N
@@ -265,7 +265,7 @@ def stable_phase(
     samples_N = np.asarray(durations_ns, dtype=np.float64)
     if not len(samples_N):
         raise InputError("no step was measured", fix="run at least one step")
-    smooth_N, is_spike_N = _smoothed(samples_N)
+    smooth_N, is_spike_N = _replace_spikes(samples_N)
     cut = mser5(smooth_N)
     kept_N, is_spike_N, smooth_N = samples_N[cut:], is_spike_N[cut:], smooth_N[cut:]
     result = trend(smooth_N)
@@ -303,13 +303,13 @@ def is_known(durations_ns: ArrayLike, phase: StablePhase, precision: float) -> b
     if phase.width_ratio > precision or phase.trend.is_significant or 4 * phase.cut > phase.num_samples:
         return False
     earlier_N = np.asarray(durations_ns, dtype=np.float64)[: 2 * phase.num_samples // 3]
-    smooth_N, is_spike_N = _smoothed(earlier_N)
+    smooth_N, is_spike_N = _replace_spikes(earlier_N)
     cut = mser5(smooth_N)
     earlier_ns = float(earlier_N[cut:][~is_spike_N[cut:]].mean())
     return abs(earlier_ns / phase.mean_ns - 1) <= precision / 2
 
 
-def until_known(
+def sample_until_known(
     durations_ns: Iterable[float], *, precision: float = 0.01, min_steps: int = 50, max_steps: int = 2000
 ) -> tuple[Float, StablePhase]:
     """Take durations one by one until their level is known, or there are no more.
@@ -375,7 +375,7 @@ def run_until_stable(
     phase : StablePhase
     """
 
-    def timed() -> Iterator[int]:
+    def step_durations() -> Iterator[int]:
         begun_s = math.inf
         for number in count(1):
             duration_ns = elapsed_ns(step)
@@ -386,5 +386,7 @@ def run_until_stable(
             if time.monotonic() - begun_s > budget_s and number >= fewest:
                 return
 
-    durations_ns, phase = until_known(timed(), precision=precision, min_steps=min_steps, max_steps=max_steps)
+    durations_ns, phase = sample_until_known(
+        step_durations(), precision=precision, min_steps=min_steps, max_steps=max_steps
+    )
     return durations_ns.astype(np.int64), phase

@@ -15,7 +15,7 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.measure.rounds import elapsed_ns
 
-__all__ = ["Disk", "measured_disk"]
+__all__ = ["Disk", "measure_disk"]
 
 _SIZE_BYTES = 64 * 2**20
 _BLOCK_BYTES = 4 * 2**20
@@ -48,7 +48,7 @@ class Disk:
         return asdict(self)
 
 
-def measured_disk(folder: str | Path, size_bytes: int = _SIZE_BYTES) -> Disk:
+def measure_disk(folder: str | Path, size_bytes: int = _SIZE_BYTES) -> Disk:
     """Write a file into ``folder``, drop it from the page cache, read it, delete it.
 
     Parameters
@@ -67,7 +67,7 @@ def measured_disk(folder: str | Path, size_bytes: int = _SIZE_BYTES) -> Disk:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            write_s = _written(file.fileno(), block, num_blocks)
+            write_s = _write_seconds(file.fileno(), block, num_blocks)
             before = _device_bytes()
             read_s = _read_back(file.fileno(), len(block))
     except OSError as error:
@@ -80,7 +80,7 @@ def measured_disk(folder: str | Path, size_bytes: int = _SIZE_BYTES) -> Disk:
     return Disk(size / write_s, size / read_s, is_cold, size)
 
 
-def _written(file: int, block: bytes, num_blocks: int) -> float:
+def _write_seconds(file: int, block: bytes, num_blocks: int) -> float:
     def write() -> None:
         for _ in range(num_blocks):
             left = memoryview(block)

@@ -96,10 +96,10 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
 
     List the workloads with their domain, source, parameters and FLOP per sample.
     """
-    from windtunnel.systems.suite.model import listed
+    from windtunnel.systems.suite.model import list_workloads
 
     with Progress("counting", heartbeat=True) as progress:
-        entries = listed(size, names, progress=progress)
+        entries = list_workloads(size, names, progress=progress)
     if as_json:
         print_json({"schema": "windtunnel.suite-list/1", "size": size, "workloads": list(map(_as_dict, entries))})
     else:

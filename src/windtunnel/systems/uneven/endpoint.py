@@ -68,7 +68,7 @@ class Endpoint:
         """Training begins, at time 0."""
         return self._outward(self._logic.start(0), 0)
 
-    def stepped(self, step: Finished, now_ns: int) -> list[Outward]:
+    def on_step(self, step: Finished, now_ns: int) -> list[Outward]:
         """A local step ended.
 
         Raises
@@ -84,33 +84,33 @@ class Endpoint:
                 fix="lower the learning rate, clip the gradients, or look at this worker's data",
             )
         assert isinstance(self._logic, Worker)
-        return self._outward(self._logic.stepped(step, now_ns), now_ns)
+        return self._outward(self._logic.on_step(step, now_ns), now_ns)
 
-    def received(self, message: Message, now_ns: int) -> list[Outward]:
+    def on_message(self, message: Message, now_ns: int) -> list[Outward]:
         """A message arrived."""
         if not message.tag.startswith(_SUM):
-            return self._outward(self._logic.received(message, now_ns), now_ns)
+            return self._outward(self._logic.on_message(message, now_ns), now_ns)
         if self.is_server:
             center = self._centers.setdefault(message.tag, StarCenter(self.node, message.tag))
-            return self._closed(message.tag, center.received(message))
-        return self._outward(self._advanced(message.tag, self._sum(message.tag).received(message), now_ns), now_ns)
+            return self._close_center(message.tag, center.on_message(message))
+        return self._outward(self._advance_sum(message.tag, self._sum(message.tag).on_message(message), now_ns), now_ns)
 
-    def fired(self, tag: str, now_ns: int) -> list[Outward]:
+    def on_timer(self, tag: str, now_ns: int) -> list[Outward]:
         """A timer ran out."""
-        return self._outward(self._logic.fired(tag, now_ns), now_ns)
+        return self._outward(self._logic.on_timer(tag, now_ns), now_ns)
 
-    def probed(self, tag: str, loss: float, accuracy: float, now_ns: int) -> list[Outward]:
+    def on_probe(self, tag: str, loss: float, accuracy: float, now_ns: int) -> list[Outward]:
         """Weights were judged on this worker's samples."""
         assert isinstance(self._logic, Worker)
-        return self._outward(self._logic.probed(tag, loss, accuracy, now_ns), now_ns)
+        return self._outward(self._logic.on_probe(tag, loss, accuracy, now_ns), now_ns)
 
-    def lost(self, worker: int, now_ns: int) -> list[Outward]:
+    def on_worker_lost(self, worker: int, now_ns: int) -> list[Outward]:
         """A worker is gone for good."""
         self.node.lost.add(worker)
-        sums = [send for tag, item in list(self._centers.items()) for send in self._closed(tag, item.whole())]
-        return [*sums, *self._outward(self._logic.lost(worker, now_ns), now_ns)]
+        sums = [send for tag, item in list(self._centers.items()) for send in self._close_center(tag, item.whole())]
+        return [*sums, *self._outward(self._logic.on_worker_lost(worker, now_ns), now_ns)]
 
-    def _closed(self, tag: str, sends: Sequence[Send]) -> list[Outward]:
+    def _close_center(self, tag: str, sends: Sequence[Send]) -> list[Outward]:
         if sends:
             del self._centers[tag]
         return list(sends)
@@ -133,21 +133,21 @@ class Endpoint:
         for action in actions:
             if isinstance(action, Reduce):
                 tag = _SUM + action.tag
-                out += self._outward(self._advanced(tag, self._sum(tag).add(action.values), now_ns), now_ns)
+                out += self._outward(self._advance_sum(tag, self._sum(tag).add(action.values), now_ns), now_ns)
             elif isinstance(action, Batch):
                 self.batch_size = action.num_samples
             else:
                 out.append(action)
         return out
 
-    def _advanced(self, tag: str, sends: Sequence[Send], now_ns: int) -> list[Action]:
+    def _advance_sum(self, tag: str, sends: Sequence[Send], now_ns: int) -> list[Action]:
         """What is sent, and, where the sum is whole, what the strategy does with it."""
         total = self._sums[tag].total
         if total is None:
             return list(sends)
         del self._sums[tag]
         assert isinstance(self._logic, Worker)
-        return [*sends, *self._logic.reduced(tag.removeprefix(_SUM), total, now_ns)]
+        return [*sends, *self._logic.on_reduce(tag.removeprefix(_SUM), total, now_ns)]
 
     def _sum(self, tag: str) -> Ring | Star:
         if tag not in self._sums:

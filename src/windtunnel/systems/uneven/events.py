@@ -32,7 +32,7 @@ def run_graph(run: Run, fleet: Fleet) -> Graph:
     start_ns, finish_ns = np.concatenate([begin, sent]), np.concatenate([end, arrived])
     one_after = np.flatnonzero(worker[1:] == worker[:-1])
     here, there = np.concatenate([worker, source]), np.concatenate([worker, target])
-    src, dst = _met(there, finish_ns, here, start_ns, may_cause=finish_ns > start_ns)
+    src, dst = _match_ends_to_starts(there, finish_ns, here, start_ns, may_cause=finish_ns > start_ns)
     is_next = (dst == src + 1) & (dst < num_steps)  # the next step of a worker follows anyway
     src, dst = np.concatenate([one_after, src[~is_next]]), np.concatenate([one_after + 1, dst[~is_next]])
     kinds = np.where(src < num_steps, EdgeKind.DATA, EdgeKind.MESSAGE).astype(np.int8)
@@ -41,7 +41,7 @@ def run_graph(run: Run, fleet: Fleet) -> Graph:
     is_caused[dst[finish_ns[src] == start_ns[dst]]] = True
     pairs, pair = np.unique(np.stack([source, target], axis=1), axis=0, return_inverse=True)
     pair = pair.reshape(-1)
-    ahead, behind = _queued(pair, sent, arrived, is_caused[num_steps:])
+    ahead, behind = _queued_messages(pair, sent, arrived, is_caused[num_steps:])
     is_caused[num_steps + behind] = True
     edges = {
         "src": np.concatenate([src, num_steps + ahead]).astype(np.int32),
@@ -77,7 +77,9 @@ def run_graph(run: Run, fleet: Fleet) -> Graph:
     )  # fmt: skip
 
 
-def _met(there: Ints, finish_ns: Ints, here: Ints, start_ns: Ints, may_cause: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def _match_ends_to_starts(
+    there: Ints, finish_ns: Ints, here: Ints, start_ns: Ints, may_cause: NDArray[np.bool_]
+) -> tuple[Ints, Ints]:
     """Tasks that ended on a node at the very time at which others began there.
 
     Those that take no time are left out, so that starts only grow along edges.
@@ -92,7 +94,7 @@ def _met(there: Ints, finish_ns: Ints, here: Ints, start_ns: Ints, may_cause: ND
     return result[:, 0], result[:, 1]
 
 
-def _queued(pair: Ints, sent: Ints, arrived: Ints, is_caused: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def _queued_messages(pair: Ints, sent: Ints, arrived: Ints, is_caused: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Messages that nothing else made leave while the one before on their way was still under way, and those."""
     order = np.lexsort((sent, pair))
     ahead, behind = order[:-1], order[1:]

@@ -194,7 +194,7 @@ def _fleet(document: Mapping[str, Any], path: Path) -> Fleet:
         _check(server, "server")
     cards = [*tables, *([server] if server is not None else [])]
     nodes = [*names, *(["server"] if server is not None else [])]
-    wires, routes = _wired(cards, nodes, _tables(document, "links"), path)
+    wires, routes = _read_wires(cards, nodes, _tables(document, "links"), path)
     about = dict(document.get("partition", {}))
     partition = Partition(str(about.pop("kind", "iid")), seed=int(about.pop("seed", 0)), parameters=about)
     step_ns = _duration(document, "step_time")
@@ -205,7 +205,7 @@ def _fleet(document: Mapping[str, Any], path: Path) -> Fleet:
     return Fleet(name, workers, wires, routes, server is not None, step_ns, overhead_ns, partition)
 
 
-def _wired(
+def _read_wires(
     cards: Sequence[Mapping[str, Any]], nodes: Sequence[str], links: Sequence[Mapping[str, Any]], path: Path
 ) -> tuple[tuple[Wire, ...], dict[tuple[int, int], tuple[int, ...]]]:
     """Wires, and the way between any two nodes that have one: a link of their own, else their cards."""

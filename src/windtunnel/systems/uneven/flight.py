@@ -24,7 +24,7 @@ def receipts_of_comparison(found: Comparison) -> list[Receipt]:
     little.
     """
     base = found.of_baseline
-    base_ns = _reached(base)
+    base_ns = _times_to_target(base)
     if base.predicted_ns is None or not base_ns:
         return []
     once = ("flown once: no interval is known",) if len(base_ns) == 1 else ()
@@ -48,10 +48,10 @@ def receipts_of_comparison(found: Comparison) -> list[Receipt]:
             notes=("time to a loss", f"links: {found.links}", *once),
         )
         for outcome in found.outcomes
-        if outcome.predicted_ns is not None and (times_ns := _reached(outcome))
+        if outcome.predicted_ns is not None and (times_ns := _times_to_target(outcome))
     ]
 
 
-def _reached(outcome: Outcome) -> list[float]:
+def _times_to_target(outcome: Outcome) -> list[float]:
     """Times of all rounds, or none if one of them did not come to the target."""
     return [] if outcome.median_ns is None else outcome.reached_ns

@@ -135,15 +135,15 @@ class FlatModel:
 
     def evaluate(self, weights: torch.Tensor, buffers: torch.Tensor) -> tuple[float, float]:
         """Mean loss over the samples that were held back, and the share that is classified right (nan if no class)."""
-        return self.judged(weights, buffers, self.job.test_inputs, self.job.test_targets)
+        return self.evaluate_on(weights, buffers, self.job.test_inputs, self.job.test_targets)
 
     def probe(self, probe: Probe, indices: NDArray[np.int64]) -> tuple[float, float]:
         """Loss and accuracy over evenly spaced ones of a worker's samples."""
         num = min(probe.num_samples, len(indices))
         selected = torch.as_tensor(indices[np.arange(num) * len(indices) // num])
-        return self.judged(probe.weights, probe.buffers, self.job.inputs[selected], self.job.targets[selected])
+        return self.evaluate_on(probe.weights, probe.buffers, self.job.inputs[selected], self.job.targets[selected])
 
-    def judged(
+    def evaluate_on(
         self, weights: torch.Tensor, buffers: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
     ) -> tuple[float, float]:
         """The same over any samples."""

@@ -57,7 +57,7 @@ def mlp(data: str = "mnist", hidden: int = 64, lr: float = 0.05, batch: int = 32
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
-    return _classified(f"mlp on {images.data}", model, images, lambda ps: torch.optim.SGD(ps, lr=lr), batch)
+    return _classification_job(f"mlp on {images.data}", model, images, lambda ps: torch.optim.SGD(ps, lr=lr), batch)
 
 
 def lenet(
@@ -83,7 +83,7 @@ def lenet(
         return torch.optim.lr_scheduler.MultiStepLR(of, [steps // 2, steps * 3 // 4], gamma=0.1)
 
     channels, pixels = images.inputs.shape[1:3]
-    job = _classified(
+    job = _classification_job(
         f"lenet ({norm}) on {images.data}", lambda: lenet_network(channels, pixels, created), images, optimizer, batch
     )
     return replace(job, schedule=falling) if steps else job
@@ -101,7 +101,7 @@ def resnet(
 
     resnet_network(channels, depth, created)  # a depth that is none is refused before anything is trained
     name = f"resnet-{depth} ({norm}) on {images.data}"
-    return _classified(name, lambda: resnet_network(channels, depth, created), images, optimizer, batch)
+    return _classification_job(name, lambda: resnet_network(channels, depth, created), images, optimizer, batch)
 
 
 def text(vocabulary: int = 1000, width: int = 64, length: int = 16, lr: float = 1.0, batch: int = 20) -> TrainJob:
@@ -128,7 +128,7 @@ def text(vocabulary: int = 1000, width: int = 64, length: int = 16, lr: float = 
     )  # fmt: skip
 
 
-def _classified(
+def _classification_job(
     name: str,
     model: Callable[[], nn.Module],
     images: ImageSet,

@@ -51,7 +51,7 @@ def train_virtually(
     """
     training = VirtualTraining(job, fleet, strategy, policy, goal, seed=seed, heard=heard)
     training.advance(goal.duration_ns)
-    return training.run()
+    return training.result_so_far()
 
 
 class VirtualTraining:
@@ -146,14 +146,14 @@ class VirtualTraining:
         for end in self._ends:
             end.retune(number)
 
-    def judged(self, num_samples: int) -> float:
+    def training_loss(self, num_samples: int) -> float:
         """Mean loss of the job's model over evenly spaced samples of those that are trained on."""
         selected = torch.arange(num_samples) * len(self._job.inputs) // num_samples
         buffers = self._mean_buffers()
         inputs, targets = self._job.inputs[selected], self._job.targets[selected]
-        return self._flat.judged(self._model(), buffers, inputs, targets)[0]
+        return self._flat.evaluate_on(self._model(), buffers, inputs, targets)[0]
 
-    def run(self) -> Run:
+    def result_so_far(self) -> Run:
         """What it was like so far."""
         return Run(
             self._strategy, tuple(self._points), self.now_ns,
@@ -198,7 +198,7 @@ class VirtualTraining:
             del self._queues[pair]
         for other, end in enumerate(self._ends):
             if other not in self._lost:
-                self._do(other, end.lost(rank, self.now_ns))
+                self._do(other, end.on_worker_lost(rank, self.now_ns))
 
     # --- what nodes do ---------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class VirtualTraining:
 
     def _fire(self, rank: int, tag: str) -> None:
         if rank not in self._lost:
-            self._do(rank, self._ends[rank].fired(tag, self.now_ns))
+            self._do(rank, self._ends[rank].on_timer(tag, self.now_ns))
 
     def _compute(self, rank: int) -> None:
         """Begin what a worker is to do next, unless it is at something: looks at weights come before steps."""
@@ -236,14 +236,14 @@ class VirtualTraining:
         result = self._flat.probe(probe, self._parts[rank])
         ratio = probe.num_samples / self._job.batch_size
         self._clock.at(
-            self._fleet.probe_end_ns(rank, self.now_ns, ratio), partial(self._probed, rank, probe.tag, result)
+            self._fleet.probe_end_ns(rank, self.now_ns, ratio), partial(self._finish_probe, rank, probe.tag, result)
         )
 
-    def _probed(self, rank: int, tag: str, found: tuple[float, float]) -> None:
+    def _finish_probe(self, rank: int, tag: str, found: tuple[float, float]) -> None:
         if rank in self._lost:
             return
         del self._computing[rank]
-        self._do(rank, self._ends[rank].probed(tag, *found, self.now_ns))
+        self._do(rank, self._ends[rank].on_probe(tag, *found, self.now_ns))
         self._compute(rank)
 
     def _step(self, rank: int) -> None:
@@ -264,7 +264,7 @@ class VirtualTraining:
         del self._computing[rank]
         self._wants_step[rank] = False
         self._steps.append((rank, finished.begun_ns, self.now_ns, finished.num_samples))
-        self._do(rank, self._ends[rank].stepped(finished, self.now_ns))
+        self._do(rank, self._ends[rank].on_step(finished, self.now_ns))
         self._compute(rank)
 
     # --- messages --------------------------------------------------------------------------------------------
@@ -283,10 +283,10 @@ class VirtualTraining:
 
     def _start(self, pair: tuple[int, int], send: Send) -> None:
         begun_ns = self.now_ns
-        sent = partial(self._sent, pair, send, begun_ns)
+        sent = partial(self._finish_sending, pair, send, begun_ns)
         self._flows[pair] = self._clock.flows.start(self._fleet.route(*pair), send.size_bytes, sent)
 
-    def _sent(self, pair: tuple[int, int], send: Send, begun_ns: int) -> None:
+    def _finish_sending(self, pair: tuple[int, int], send: Send, begun_ns: int) -> None:
         source, target = pair
         latency_ns = self._fleet.latency_ns(source, target)
         self._clock.after(latency_ns, partial(self._arrive, pair, send, begun_ns))
@@ -302,7 +302,7 @@ class VirtualTraining:
             return
         self._messages.append((source, target, begun_ns, self.now_ns, send.size_bytes))
         message = Message(source, send.tag, send.values, send.size_bytes, send.about, begun_ns)
-        self._do(target, self._ends[target].received(message, self.now_ns))
+        self._do(target, self._ends[target].on_message(message, self.now_ns))
 
 
 def mean_model(ends: Sequence[Endpoint]) -> torch.Tensor:

@@ -44,10 +44,10 @@ def lenet_network(channels: int, pixels: int, norm: Norm) -> nn.Module:
         pooled = [pool, *layers] if pools_first else [*layers, pool]
         return [nn.Conv2d(before, after, 5, padding=2), *pooled]
 
-    def halved(size: int) -> int:
+    def halve(size: int) -> int:
         return (size - 3 + 1) // 2 + 1  # a window of 3, every 2, rounded up
 
-    left = halved(halved(halved(pixels)))
+    left = halve(halve(halve(pixels)))
     return nn.Sequential(
         *block(channels, 32, nn.MaxPool2d(3, 2, ceil_mode=True), pools_first=True),
         *block(32, 32, nn.AvgPool2d(3, 2, ceil_mode=True), pools_first=False),

@@ -165,7 +165,7 @@ class _RealNode:
             now_ns = self._post.now_ns()
             now_ns = end_ns if now_ns - end_ns < _LATE_NS else now_ns  # an absolute schedule does not drift
             self._report.steps.append((self._rank, begun_ns, now_ns, num_samples))
-            self._do(self._end.stepped(Finished(gradient, loss, num_samples, begun_ns), now_ns), now_ns)
+            self._do(self._end.on_step(Finished(gradient, loss, num_samples, begun_ns), now_ns), now_ns)
         return True
 
     def _probe(self, probe: Probe) -> bool:
@@ -180,7 +180,7 @@ class _RealNode:
         finally:
             self._lock.acquire()
         now_ns = self._post.now_ns()
-        self._do(self._end.probed(probe.tag, *result, now_ns), now_ns)
+        self._do(self._end.on_probe(probe.tag, *result, now_ns), now_ns)
         return now_ns < self._orders.duration_ns
 
     def _do(self, actions: Sequence[Outward], now_ns: int) -> None:
@@ -198,14 +198,14 @@ class _RealNode:
                 self._clock.at(due_ns, partial(self._fire, tag, due_ns))
 
     def _fire(self, tag: str, due_ns: int) -> None:
-        self._do(self._end.fired(tag, due_ns), due_ns)
+        self._do(self._end.on_timer(tag, due_ns), due_ns)
 
     def _deliver(self, message: Message, due_ns: int) -> None:
         self._clock.at(due_ns, lambda: self._arrive(message, due_ns))
 
     def _arrive(self, message: Message, due_ns: int) -> None:
         self._report.messages.append((message.source, self._rank, message.sent_ns, due_ns, message.size_bytes))
-        self._do(self._end.received(message, due_ns), due_ns)
+        self._do(self._end.on_message(message, due_ns), due_ns)
 
     def _gone(self, rank: int) -> None:
         """Another node no longer answers."""
@@ -215,7 +215,7 @@ class _RealNode:
 
     def _lose(self, rank: int, now_ns: int) -> None:
         self._report.lost[rank] = now_ns
-        self._do(self._end.lost(rank, now_ns), now_ns)
+        self._do(self._end.on_worker_lost(rank, now_ns), now_ns)
 
     def _look(self) -> None:
         weights = self._end.model().numpy().copy()

@@ -72,7 +72,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Add a vector up over all workers, each of which asks for it; nobody waits until ``reduced`` is called.
+    """Add a vector up over all workers, each of which asks for it; nobody waits until ``on_reduce`` is called.
 
     The tag is the same on all workers, and new each time.
     """
@@ -83,7 +83,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """Call ``fired(tag)`` when so much time has gone by."""
+    """Call ``on_timer(tag)`` when so much time has gone by."""
 
     delay_ns: int
     tag: str
@@ -98,7 +98,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Judge weights on so many of this worker's training samples, between two steps; ``probed(tag, ...)`` is called.
+    """Judge weights on so many of this worker's training samples, between two steps; ``on_probe(tag, ...)`` is called.
 
     It takes a third of the time that steps on as many samples take: they go forward only. ``buffers`` go with the
     weights, such as the statistics of batch norms.
@@ -246,27 +246,27 @@ class Worker:
         """Training begins; all nodes hold the same weights."""
         return (Step(),)
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         """A local step ended."""
         raise NotImplementedError
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         """A message arrived."""
         return ()
 
-    def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
+    def on_reduce(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
         """A sum over all workers is known; it may be kept and changed."""
         return ()
 
-    def fired(self, tag: str, now_ns: int) -> Sequence[Action]:
+    def on_timer(self, tag: str, now_ns: int) -> Sequence[Action]:
         """A timer ran out."""
         return ()
 
-    def probed(self, tag: str, loss: float, accuracy: float, now_ns: int) -> Sequence[Action]:
+    def on_probe(self, tag: str, loss: float, accuracy: float, now_ns: int) -> Sequence[Action]:
         """Weights were judged."""
         return ()
 
-    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+    def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
         """Another worker is gone for good, and no longer among ``node.peers``."""
         return ()
 
@@ -288,15 +288,15 @@ class Server:
         """Training begins."""
         return ()
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         """A message arrived."""
         return ()
 
-    def fired(self, tag: str, now_ns: int) -> Sequence[Action]:
+    def on_timer(self, tag: str, now_ns: int) -> Sequence[Action]:
         """A timer ran out."""
         return ()
 
-    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+    def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
         """A worker is gone for good, and no longer among ``node.alive``."""
         return ()
 

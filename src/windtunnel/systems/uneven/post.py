@@ -198,16 +198,18 @@ class Post:
         for line in set(self._lines.values()):
             line.close()
         for item in self._others:
-            self._put(item, _BYE)
+            self._send_object(item, _BYE)
         for thread in self._receivers:
             thread.join()
 
     def transmit(self, parcel: _Parcel, left_ns: int) -> None:
         """Really send a message whose last byte leaves now."""
         send = parcel.send
-        self._put(parcel.target, (send.tag, send.values, send.size_bytes, dict(send.about), parcel.begun_ns, left_ns))
+        self._send_object(
+            parcel.target, (send.tag, send.values, send.size_bytes, dict(send.about), parcel.begun_ns, left_ns)
+        )
 
-    def _put(self, target: int, what: Any) -> None:
+    def _send_object(self, target: int, what: Any) -> None:
         if target in self._lost:
             return
         body = torch.frombuffer(bytearray(pickle.dumps(what, protocol=5)), dtype=torch.uint8)

@@ -37,20 +37,20 @@ class Ring:
     def add(self, values: torch.Tensor) -> list[Send]:
         """This worker's part is ready."""
         self._values = values.clone()
-        self._chunks = list(_chunked(self._values, self._num))
+        self._chunks = list(_chunk_views(self._values, self._num))
         if self._num == 1:
             return []
         early, self._early = self._early, []
-        return [self._send(self._rank - 1), *(item for message in early for item in self._taken(message))]
+        return [self._send(self._rank - 1), *(item for message in early for item in self._add_chunk(message))]
 
-    def received(self, message: Message) -> list[Send]:
+    def on_message(self, message: Message) -> list[Send]:
         """A chunk arrived; it waits where this worker's part is not ready."""
         if self._values is None:
             self._early.append(message)
             return []
-        return self._taken(message)
+        return self._add_chunk(message)
 
-    def _taken(self, message: Message) -> list[Send]:
+    def _add_chunk(self, message: Message) -> list[Send]:
         index = int(message.about["chunk"])
         if self._num_received < self._num - 1:
             self._chunks[index] += message.values
@@ -78,7 +78,7 @@ class Star:
         """This worker's part is ready."""
         return [Send(self._server, self._tag, values.clone(), dense_bytes(values))]
 
-    def received(self, message: Message) -> list[Send]:
+    def on_message(self, message: Message) -> list[Send]:
         """The sum arrived."""
         self.total = message.values.clone()
         return []
@@ -95,7 +95,7 @@ class StarCenter:
         self._node, self._tag = node, tag
         self._parts: dict[int, torch.Tensor] = {}
 
-    def received(self, message: Message) -> list[Send]:
+    def on_message(self, message: Message) -> list[Send]:
         """A worker's vector arrived."""
         self._parts[message.source] = message.values
         return self.whole()
@@ -114,7 +114,7 @@ class StarCenter:
         return [Send(rank, self._tag, total, dense_bytes(total)) for rank in alive]
 
 
-def _chunked(values: torch.Tensor, num: int) -> Iterator[torch.Tensor]:
+def _chunk_views(values: torch.Tensor, num: int) -> Iterator[torch.Tensor]:
     """Views of ``num`` parts, whose sizes differ by one entry at most."""
     total = values.numel()
     for index in range(num):

@@ -76,7 +76,7 @@ def train_really(
     cores = allowed_cores()
     local = [[cores[rank % len(cores)]] for rank in range(fleet.num_nodes)]
     patience_s = goal.duration_ns / 1e9 + _PATIENCE_S
-    with _wired(fleet, is_in_kernel=is_in_kernel) as wires:
+    with _shape_wires(fleet, is_in_kernel=is_in_kernel) as wires:
         orders = NodeOrders(job, fleet, strategy, dict(numbers), seed, goal.duration_ns, goal.every_ns, wires.addresses)
         with Workers(
             "windtunnel.systems.uneven.node", orders, num_ranks=fleet.num_nodes, title="training", cores=local,
@@ -92,7 +92,7 @@ def train_really(
             with _changing(fleet, wires, zero_ns):
                 reports: list[NodeReport] = [item or NodeReport() for item in workers.gather(may_die=may_die)]
     _check_late(fleet, reports)
-    return _run(created, fleet, strategy, reports, goal, seed)
+    return _collect_run(created, fleet, strategy, reports, goal, seed)
 
 
 def links_of(*, is_in_kernel: bool) -> str:
@@ -101,7 +101,7 @@ def links_of(*, is_in_kernel: bool) -> str:
 
 
 @contextlib.contextmanager
-def _wired(fleet: Fleet, *, is_in_kernel: bool) -> Iterator[ShapedWires]:
+def _shape_wires(fleet: Fleet, *, is_in_kernel: bool) -> Iterator[ShapedWires]:
     """Wires that the kernel shapes; or none, and messages wait in user space."""
     if not is_in_kernel:
         yield ShapedWires((), (), {}, {})
@@ -192,7 +192,7 @@ def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
             )
 
 
-def _run(job: TrainJob, fleet: Fleet, strategy: str, reports: list[NodeReport], goal: Goal, seed: int) -> Run:
+def _collect_run(job: TrainJob, fleet: Fleet, strategy: str, reports: list[NodeReport], goal: Goal, seed: int) -> Run:
     flat = FlatModel(job, seed)
     missing = {rank: at_ns for report in reports for rank, at_ns in report.lost.items()}
     workers = reports[: fleet.num_workers]

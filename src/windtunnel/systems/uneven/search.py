@@ -163,7 +163,7 @@ def compare(
         for index in sorted(selected):
             if progress is not None:
                 progress(f"{outcomes[index].candidate} really, round {number + 1}", index, total)
-            outcomes[index] = _flown(job, fleet, outcomes[index], goal, seed, is_in_kernel=is_in_kernel)
+            outcomes[index] = _verify_outcome(job, fleet, outcomes[index], goal, seed, is_in_kernel=is_in_kernel)
     links = links_of(is_in_kernel=is_in_kernel)
     return Comparison(created.name, fleet, candidates[0], goal.loss, tuple(outcomes), links)
 
@@ -173,7 +173,7 @@ def _rank(outcome: Outcome) -> tuple[float, float]:
     return time_ns, outcome.predicted.points[-1].loss
 
 
-def _flown(job: str, fleet: Fleet, outcome: Outcome, goal: Goal, seed: int, *, is_in_kernel: bool) -> Outcome:
+def _verify_outcome(job: str, fleet: Fleet, outcome: Outcome, goal: Goal, seed: int, *, is_in_kernel: bool) -> Outcome:
     """The same with one real run more, a quarter longer than it is said to take."""
     wanted_ns = goal.duration_ns if outcome.predicted_ns is None else round(_SLACK * outcome.predicted_ns)
     duration_ns = max(1, -(-wanted_ns // goal.every_ns)) * goal.every_ns

@@ -32,7 +32,7 @@ class StrategyContract(PluginContract):
         """What is trained."""
         return "mlp:hidden=8"
 
-    def trained(self, folder: Path, speeds: Sequence[float] = (1.0, 0.5), first: str = "") -> Any:
+    def train_fleet(self, folder: Path, speeds: Sequence[float] = (1.0, 0.5), first: str = "") -> Any:
         """A ``Run`` in virtual time; ``first`` is more about the first worker."""
         path = folder / "cluster.toml"
         card = 'up = "10 MB/s"\ndown = "10 MB/s"\n'
@@ -45,7 +45,7 @@ class StrategyContract(PluginContract):
 
     def test_it_trains_and_says_the_same_twice(self, tmp_path: Path) -> None:
         """No worker stands still from the beginning, no loss is lost, and equal seeds give equal runs, bit for bit."""
-        first, second = self.trained(tmp_path), self.trained(tmp_path)
+        first, second = self.train_fleet(tmp_path), self.train_fleet(tmp_path)
         assert set(first.steps[:, 0].tolist()) == {0, 1}
         assert all(math.isfinite(point.loss) for point in first.points)
         assert first.weights.tobytes() == second.weights.tobytes()
@@ -57,9 +57,9 @@ class StrategyContract(PluginContract):
         speeds, lost_ns = (1.0, 0.8, 0.5), 730_000_000
         if self.plugin.function(**self.parameters).goes_on == "never":
             with pytest.raises(InputError, match=r"w0.*lost at 730 ms"):
-                self.trained(tmp_path, speeds, 'lost_at = "730 ms"')
+                self.train_fleet(tmp_path, speeds, 'lost_at = "730 ms"')
             return
-        run = self.trained(tmp_path, speeds, 'lost_at = "730 ms"')
+        run = self.train_fleet(tmp_path, speeds, 'lost_at = "730 ms"')
         last_ns = [int(run.steps[run.steps[:, 0] == rank, 2].max()) for rank in range(3)]
         assert last_ns[0] <= lost_ns
         assert min(last_ns[1:]) > 1_600_000_000

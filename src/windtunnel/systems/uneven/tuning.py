@@ -123,7 +123,7 @@ def tune(
     selected = [period.chosen for period in periods]
     most = max(reversed(selected), key=selected.count)
     result = Candidate(candidate.name, {**candidate.numbers, number: most})
-    return Tuned(result, number, tuple(periods), training.run())
+    return Tuned(result, number, tuple(periods), training.result_so_far())
 
 
 def _best(
@@ -137,7 +137,7 @@ def _best(
             fork = training.fork()
             fork.retune(grid[place])
             fork.advance(until_ns)
-            tried[place] = fork.judged(_JUDGED), fork
+            tried[place] = fork.training_loss(_JUDGED), fork
         return tried[place][0]
 
     best = at

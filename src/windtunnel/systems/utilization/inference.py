@@ -215,7 +215,7 @@ def survey(
     failures: dict[str, str] = {}
     for index, name in enumerate(names):
         try:
-            nets += _surveyed(name, batch_sizes, image_size, table, num_threads, rounds, clock)
+            nets += _survey_model(name, batch_sizes, image_size, table, num_threads, rounds, clock)
         except (MissingExtraError, InputError):
             raise
         except (WindtunnelError, RuntimeError, AttributeError, TypeError, ValueError) as error:
@@ -233,7 +233,7 @@ def survey(
     return Survey(rows, peak, overhead, image_size, num_threads, failures)
 
 
-def _surveyed(
+def _survey_model(
     name: str,
     batch_sizes: Sequence[int],
     image_size: int,

@@ -247,13 +247,13 @@ def _layers(tasks: _Tasks) -> tuple[LayerUse, ...]:
         return ()
     strings = tasks.graph.tasks.strings("layer").compact()
 
-    def summed(values: Floats) -> Floats:
+    def sum_by_name(values: Floats) -> Floats:
         return np.bincount(strings.codes, values, len(strings.values)).astype(np.float64)
 
     products = tasks.is_product
-    flops, elementwise = summed(tasks.flops_T * products), summed(tasks.flops_T * ~products)
-    duration, ideal = summed(tasks.duration_T), summed(tasks.ideal_T)
-    moved, moving = summed(tasks.bytes_T * products), summed(tasks.moving_T * products)
+    flops, elementwise = sum_by_name(tasks.flops_T * products), sum_by_name(tasks.flops_T * ~products)
+    duration, ideal = sum_by_name(tasks.duration_T), sum_by_name(tasks.ideal_T)
+    moved, moving = sum_by_name(tasks.bytes_T * products), sum_by_name(tasks.moving_T * products)
     rows = [
         LayerUse(
             layer,

@@ -100,12 +100,12 @@ def _fly_batches(
     advice: Advice, model: torch.nn.Module, inputs: Sequence[Any], num_threads: int, rounds: int, clock: Clock
 ) -> tuple[float, float]:
     factor = round(advice.work_ratio)
-    nets = {"before": (model, list(inputs)), "after": (model, list(_repeated(inputs, factor)))}
+    nets = {"before": (model, list(inputs)), "after": (model, list(_repeat_batch(inputs, factor)))}
     before, after = fly_nets(nets, {}, num_threads=num_threads, rounds=max(3, rounds // 4), clock=clock)
     return before.measured_ns, after.measured_ns
 
 
-def _repeated(inputs: Iterable[Any], factor: int) -> Iterable[Any]:
+def _repeat_batch(inputs: Iterable[Any], factor: int) -> Iterable[Any]:
     import torch
 
     for value in inputs:

@@ -200,10 +200,10 @@ def _merging(graph: Graph, products: Sequence[_Product], whole_ns: float) -> Ite
             alike[product.images, tail, product.settings, frozenset(sources[product.row])].append(product)
     for rows in alike.values():
         if len(rows) > 1:
-            yield _merged(rows, whole_ns)
+            yield _merge_advice(rows, whole_ns)
 
 
-def _merged(rows: Sequence[_Product], whole_ns: float) -> Advice:
+def _merge_advice(rows: Sequence[_Product], whole_ns: float) -> Advice:
     first, side = rows[0], 0 if rows[0].settings else 1
     total = sum(row.weight[side] for row in rows)
     weight = tuple(total if index == side else size for index, size in enumerate(first.weight))

@@ -152,7 +152,7 @@ def fly_model(
         raise InputError(f"a batch of {batch_size} holds nothing", where="batch size", fix="use 1 or more")
     torch = require("torch", extra="torch")
     model, images = _model_and_images(name, batch_size, image_size)
-    predicted_ns = _predicted(model, images, num_threads, database) if predict else None
+    predicted_ns = _predict_latency_ns(model, images, num_threads, database) if predict else None
 
     def step() -> None:
         with torch.inference_mode():
@@ -173,7 +173,7 @@ def _model_and_images(name: str, batch_size: int, image_size: int) -> tuple[torc
     return model, torch.rand(batch_size, 3, size, size)
 
 
-def _predicted(model: Any, images: Any, num_threads: int, database: ProfileDatabase | None) -> float:
+def _predict_latency_ns(model: Any, images: Any, num_threads: int, database: ProfileDatabase | None) -> float:
     kernels = trace(model, [images])
     table = measure(kernels, num_threads, database=database)
     return framework_overhead(num_threads, database=database).latency_ns(kernels, table)

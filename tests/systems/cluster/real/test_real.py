@@ -14,7 +14,7 @@ from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.model import simulate
 from windtunnel.systems.cluster.online import Online
 from windtunnel.systems.cluster.policy import Policy, Start, Stop, policy_of
-from windtunnel.systems.cluster.real.drive import drive, measured_speeds, shapes_of
+from windtunnel.systems.cluster.real.drive import drive, measure_speeds, shapes_of
 from windtunnel.systems.cluster.real.slots import real_slots
 from windtunnel.systems.cluster.state import NEVER
 
@@ -40,7 +40,7 @@ def replayed(jobs, policy):
     while online.num_over < len(jobs):
         for job in [job for job in begun if done[job] + now - begun[job] >= jobs.work_ns[job]]:
             del begun[job]
-            online.ended(job, now)
+            online.end_job(job, now)
         for change in online.advance(now):
             if isinstance(change, Start):
                 assert sum(change.gpus.values()) == jobs.gpus[change.job]
@@ -51,7 +51,7 @@ def replayed(jobs, policy):
         assert held <= CLUSTER.num_gpus
         now += step
         assert now < 1000 * SECOND
-    return online.run()
+    return online.result_so_far()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -99,7 +99,7 @@ def test_real_jobs_take_about_as_long_as_predicted():
     )  # fmt: skip
     policy = policy_of("dally-nowait")
     with real_slots(CLUSTER) as slots:
-        speeds = measured_speeds(slots, jobs, CLUSTER, gradients)
+        speeds = measure_speeds(slots, jobs, CLUSTER, gradients)
         run = drive(slots, jobs, CLUSTER, policy, speeds, gradients, patience_s=60)
     predicted = simulate(CLUSTER, jobs, speeds, policy)
 

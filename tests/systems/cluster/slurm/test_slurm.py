@@ -16,7 +16,7 @@ from windtunnel.systems.cluster.policy import Policy
 from windtunnel.systems.cluster.slurm.drive import drive, fields_of
 from windtunnel.systems.cluster.slurm.files import clock_text, slurm_conf, submission, topology_conf
 from windtunnel.systems.cluster.slurm.leases import drive_leases, resuming
-from windtunnel.systems.cluster.slurm.local import can_run_slurm, local_slurm, told
+from windtunnel.systems.cluster.slurm.local import can_run_slurm, local_slurm, run_slurm
 
 needs_slurm = pytest.mark.skipif(not can_run_slurm(), reason="needs slurm-wlm and munge, as root")
 LINK = Link("wire", 1e9, latency_ns=0)
@@ -80,7 +80,7 @@ def test_jobs_wait_for_their_timers_and_no_longer(tmp_path):
     )  # fmt: skip
     with local_slurm(CLUSTER, tmp_path / "slurm") as environment:
         for machine in (1, 3):  # the first two get machines of their own racks
-            told(["scontrol", "update", f"NodeName=m{machine}", "State=DRAIN", "Reason=test"], environment)
+            run_slurm(["scontrol", "update", f"NodeName=m{machine}", "State=DRAIN", "Reason=test"], environment)
         free = threading.Timer(2.5, _resume, [environment])
         free.start()
         found = {one.job_id: one for one in drive(jobs, CLUSTER, timers(0, 6), environment)}
@@ -94,7 +94,7 @@ def test_jobs_wait_for_their_timers_and_no_longer(tmp_path):
 
 def _resume(environment):
     for machine in (1, 3):
-        told(["scontrol", "update", f"NodeName=m{machine}", "State=RESUME"], environment)
+        run_slurm(["scontrol", "update", f"NodeName=m{machine}", "State=RESUME"], environment)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_policy_with_leases_starts_and_stops_jobs_on_the_processors_it_chose(t
     predicted = simulate(cluster, jobs, FreeCommunication(), policy)
     with local_slurm(cluster, tmp_path / "slurm") as environment:
         run = drive_leases(jobs, cluster, policy, FreeCommunication(), environment, resuming(tmp_path), patience_s=200)
-        said = told(["scontrol", "--oneliner", "show", "job"], environment)
+        said = run_slurm(["scontrol", "--oneliner", "show", "job"], environment)
 
     counts = [np.bincount(one.segments["job"], minlength=3) for one in (predicted, run)]
     assert predicted.num_preempted.tolist() == [1, 1, 0]

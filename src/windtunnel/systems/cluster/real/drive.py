@@ -24,7 +24,7 @@ from windtunnel.systems.cluster.policy import Policy, Start
 from windtunnel.systems.cluster.real.slot import Report
 from windtunnel.systems.cluster.real.slots import Slots
 
-__all__ = ["drive", "measured_speeds", "shapes_of"]
+__all__ = ["drive", "measure_speeds", "shapes_of"]
 
 _POLL_S = 0.005
 _TIMED = 6
@@ -66,7 +66,7 @@ def shapes_of(num_gpus: int, cluster: Cluster) -> dict[Shape, dict[int, int]]:
     return result
 
 
-def measured_speeds(
+def measure_speeds(
     slots: Slots, jobs: Jobs, cluster: Cluster, gradients: Mapping[str, int], *, progress: Progress | None = None
 ) -> TableSpeeds:
     """S of each model on each shape that its jobs can have, really run alone on the links.
@@ -86,7 +86,7 @@ def measured_speeds(
             progress(f"{model} alone", done, len(cases))
         compute_ns = _compute_ns(jobs, int(np.flatnonzero(jobs.model == model)[0]))
         slots.start(-1, index, compute_ns, _size_of(gradients, model), _TIMED)
-        report = next(_waited(slots))
+        report = next(_reports(slots))
         rows[model, shape] = compute_ns * _TIMED / (report.ended_ns - report.begun_ns)
     return TableSpeeds(rows, "measured on these links")
 
@@ -138,7 +138,7 @@ def drive(
         for report in slots.reports():
             left[report.job].num_left -= report.num_done
             if left[report.job].num_left <= 0:
-                online.ended(report.job, now_ns)
+                online.end_job(report.job, now_ns)
                 waiting.pop(report.job, None)
         for change in online.advance(now_ns):
             if isinstance(change, Start):
@@ -157,10 +157,10 @@ def drive(
                 f"{len(jobs) - online.num_over} jobs are not over", where="real cluster", fix="wait longer"
             )
         time.sleep(_POLL_S)
-    return online.run()
+    return online.result_so_far()
 
 
-def _waited(slots: Slots) -> Iterator[Report]:
+def _reports(slots: Slots) -> Iterator[Report]:
     while True:
         yield from slots.reports()
         time.sleep(_POLL_S)

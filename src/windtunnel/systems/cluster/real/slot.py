@@ -75,12 +75,12 @@ def main(place: Place) -> None:
         while True:
             order = place.order()
             if isinstance(order, Task):  # a stop that comes too late is for nobody
-                place.tell(_run(place, order))
+                place.tell(_run_task(place, order))
     except EOFError:
         return
 
 
-def _run(place: Place, task: Task) -> Report:
+def _run_task(place: Place, task: Task) -> Report:
     if task.num_ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{task.meet}", rank=task.rank, world_size=task.num_ranks)
     gradients = torch.zeros(task.gradient_bytes // _FLOAT_BYTES + 1)

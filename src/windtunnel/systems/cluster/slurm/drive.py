@@ -20,7 +20,7 @@ from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.policy import Policy
 from windtunnel.systems.cluster.slurm.files import Submission, submission
-from windtunnel.systems.cluster.slurm.local import told
+from windtunnel.systems.cluster.slurm.local import run_slurm
 
 __all__ = ["OVER", "Driven", "drive", "fields_of", "rows_of", "sleeping"]
 
@@ -117,7 +117,7 @@ def drive(
     waiting = [row for row in range(len(jobs)) if jobs.job_id[row] not in opened.known]
     for row, name in enumerate(jobs.job_id):
         if name in opened.known:
-            opened.found(name, plans[row])
+            opened.adopt_job(name, plans[row])
     done: list[Driven] = []
     while len(done) < len(jobs):
         now = time.time()
@@ -151,14 +151,14 @@ class _Opened:
             if row["JobName"].startswith(f"{self.run}.")
         }
 
-    def found(self, name: str, plan: Submission) -> None:
+    def adopt_job(self, name: str, plan: Submission) -> None:
         """Take up a job that an earlier driver submitted."""
         row = self.known[name]
         self.jobs[name] = _Open(int(row["JobId"]), plan, _time(row["SubmitTime"]))
 
     def submit(self, name: str, plan: Submission, command: str) -> None:
         options = [*plan.options, "--job-name", f"{self.run}.{name}", "--output", "/dev/null"]
-        reported = told(["sbatch", "--parsable", *options, "--wrap", command], self.environment)
+        reported = run_slurm(["sbatch", "--parsable", *options, "--wrap", command], self.environment)
         self.jobs[name] = _Open(int(reported.partition(";")[0]), plan, time.time())
 
     def relax(self, now: float) -> None:
@@ -170,7 +170,7 @@ class _Opened:
             job.is_relaxed = True
             if self._state(job.slurm_id) == "PENDING":
                 machines = f"NumNodes=1-{job.plan.most_machines}"
-                told(["scontrol", "update", f"JobId={job.slurm_id}", machines], self.environment)
+                run_slurm(["scontrol", "update", f"JobId={job.slurm_id}", machines], self.environment)
 
     def over(self) -> list[Driven]:
         """What has ended."""
@@ -187,13 +187,13 @@ class _Opened:
         return result
 
     def _state(self, slurm_id: int) -> str:
-        reported = told(["scontrol", "--oneliner", "show", "job", str(slurm_id)], self.environment)
+        reported = run_slurm(["scontrol", "--oneliner", "show", "job", str(slurm_id)], self.environment)
         return fields_of(reported).get("JobState", "")
 
 
 def rows_of(environment: Mapping[str, str]) -> list[dict[str, str]]:
     """All jobs that Slurm remembers."""
-    reported = told(["scontrol", "--oneliner", "show", "job"], environment)
+    reported = run_slurm(["scontrol", "--oneliner", "show", "job"], environment)
     return [row for row in map(fields_of, reported.splitlines()) if "JobId" in row]
 
 

@@ -24,7 +24,7 @@ from windtunnel.systems.cluster.online import Online
 from windtunnel.systems.cluster.policy import Policy, Start
 from windtunnel.systems.cluster.slurm.drive import OVER, rows_of
 from windtunnel.systems.cluster.slurm.files import machine_names
-from windtunnel.systems.cluster.slurm.local import told
+from windtunnel.systems.cluster.slurm.local import run_slurm
 
 __all__ = ["drive_leases", "resuming"]
 
@@ -85,15 +85,15 @@ def drive_leases(
     """
     online = Online(cluster, jobs, speeds, policy)
     slurm = _Segments(run, environment, machine_names(cluster))
-    slurm.cancel(slurm.found())
+    slurm.cancel(slurm.list_leftovers())
     waiting: dict[int, Start] = {}
     started = time.monotonic()
     until_s = float(jobs.arrival_ns[-1]) / 1e9 + patience_s
     while online.num_over < len(jobs):
         states = slurm.states()
         now_ns = round((time.monotonic() - started) * 1e9)
-        for job in slurm.ended(states):
-            online.ended(job, now_ns)
+        for job in slurm.pop_ended(states):
+            online.end_job(job, now_ns)
             waiting.pop(job, None)
         for change in online.advance(now_ns):
             if isinstance(change, Start):
@@ -108,7 +108,7 @@ def drive_leases(
             left = len(jobs) - online.num_over
             raise FlightError(f"{left} jobs are not over", where="squeue", fix="wait longer")
         time.sleep(_POLL_S)
-    return online.run()
+    return online.result_so_far()
 
 
 @dataclass
@@ -126,7 +126,7 @@ class _Segments:
         """Of all jobs that Slurm remembers."""
         return {int(row["JobId"]): row["JobState"] for row in rows_of(self.environment)}
 
-    def found(self) -> list[int]:
+    def list_leftovers(self) -> list[int]:
         """Segments that an earlier driver of this name left."""
         local = [row for row in rows_of(self.environment) if row["JobName"].startswith(f"{self.run}.")]
         return [int(row["JobId"]) for row in local if row["JobState"] not in OVER]
@@ -137,7 +137,7 @@ class _Segments:
         indices = [self.machines[machine] for machine, count in sorted(gpus.items()) for _ in range(count)]
         options = ["--ntasks", str(len(indices)), "--distribution", "arbitrary", "--nodelist", ",".join(indices)]
         named = ["--job-name", f"{self.run}.{name}.{self.counts[job]}", "--output", "/dev/null", "--no-requeue"]
-        reported = told(["sbatch", "--parsable", *options, *named, "--wrap", f"exec {command}"], self.environment)
+        reported = run_slurm(["sbatch", "--parsable", *options, *named, "--wrap", f"exec {command}"], self.environment)
         self.running[job] = int(reported.partition(";")[0])
 
     def stop(self, job: int) -> None:
@@ -148,9 +148,9 @@ class _Segments:
     def cancel(self, numbers: list[int]) -> None:
         """Tell Slurm to end some; those that have ended by themselves are no error."""
         if numbers:
-            told(["scancel", "--quiet", *map(str, numbers)], self.environment)
+            run_slurm(["scancel", "--quiet", *map(str, numbers)], self.environment)
 
-    def ended(self, states: Mapping[int, str]) -> list[int]:
+    def pop_ended(self, states: Mapping[int, str]) -> list[int]:
         """Jobs that are done since the last look, whether they were told to stop or not.
 
         Raises

@@ -22,7 +22,7 @@ from windtunnel.measure.workers import run_to_end
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.slurm.files import machine_names, slurm_conf, topology_conf
 
-__all__ = ["can_run_slurm", "local_slurm", "told"]
+__all__ = ["can_run_slurm", "local_slurm", "run_slurm"]
 
 _TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "squeue", "scancel", "sinfo")
 _PATIENCE_S, _POLL_S = 30.0, 0.2
@@ -69,17 +69,17 @@ def local_slurm(cluster: Cluster, folder: Path) -> Iterator[dict[str, str]]:
     with contextlib.ExitStack() as stack:
         munge = folder / "munge"
         files = [f"--{name}={munge / name}" for name in ("socket", "pid-file", "log-file", "seed-file")]
-        told(["munged", "--force", f"--key-file={key}", *files], environment)
-        stack.callback(_ended, munge / "pid-file")
-        told(["slurmctld", "-f", str(conf)], environment)
+        run_slurm(["munged", "--force", f"--key-file={key}", *files], environment)
+        stack.callback(_wait_or_kill, munge / "pid-file")
+        run_slurm(["slurmctld", "-f", str(conf)], environment)
         stack.callback(_shut_down, folder, environment)
         for name in machine_names(cluster):
-            told(["slurmd", "-N", name, "-f", str(conf)], environment)
+            run_slurm(["slurmd", "-N", name, "-f", str(conf)], environment)
         _wait_for_machines(cluster, folder, environment)
         yield environment
 
 
-def told(command: list[str], environment: Mapping[str, str]) -> str:
+def run_slurm(command: list[str], environment: Mapping[str, str]) -> str:
     """Run a command of Slurm to its end; gives what it prints.
 
     Raises
@@ -108,10 +108,10 @@ def _shut_down(folder: Path, environment: Mapping[str, str]) -> None:
     run_to_end(["scancel", "--user", "root", "--full"], environment=environment)
     run_to_end(["scontrol", "shutdown"], environment=environment)
     for path in folder.glob("*.pid"):
-        _ended(path)
+        _wait_or_kill(path)
 
 
-def _ended(pid_file: Path) -> None:
+def _wait_or_kill(pid_file: Path) -> None:
     """Wait until the process of that file is gone, and end it if it does not go."""
     until_s = time.monotonic() + 5.0
     with contextlib.suppress(OSError, ValueError):

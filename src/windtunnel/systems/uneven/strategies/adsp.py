@@ -47,7 +47,7 @@ class _Adsp(Worker):
         self._travel_ns = self._step_ns = 0
         self._losses: list[float] = []
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.node.apply(step.gradient)
         self._step_ns = now_ns - step.begun_ns
         self._losses.append(step.loss)
@@ -60,7 +60,7 @@ class _Adsp(Worker):
         self._losses.clear()
         return (Step(), Send(self.node.server, "commit", self._at_commit, self.node.size_bytes(), about))
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         if message.tag == "period":
             return self._new_period(int(message.about["target"]), message.about["period_ns"])
         assert self._at_commit is not None
@@ -71,7 +71,7 @@ class _Adsp(Worker):
         self._at_commit = None
         return ()
 
-    def fired(self, tag: str, now_ns: int) -> Sequence[Action]:
+    def on_timer(self, tag: str, now_ns: int) -> Sequence[Action]:
         if int(tag) == self._period:
             self._num_due += 1
         return ()
@@ -110,12 +110,12 @@ class _AdspServer(Server):
     def start(self, now_ns: int) -> Sequence[Action]:
         return self._new_period(now_ns)
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         self._commits.add(message.source, message.values)
         self._window.append((now_ns / 1e9, message.about["loss"], message.about["steps"]))
         return (self._commits.answer(message.source),)
 
-    def fired(self, tag: str, now_ns: int) -> Sequence[Action]:
+    def on_timer(self, tag: str, now_ns: int) -> Sequence[Action]:
         self._period += 1
         if self._is_searching:
             self._search()

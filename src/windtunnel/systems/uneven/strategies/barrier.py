@@ -30,11 +30,11 @@ class _Bsp(Worker):
         super().__init__(node)
         self._step, self._scale = 0, scale
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self._step += 1
         return (Reduce(str(self._step), step.gradient),)
 
-    def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
+    def on_reduce(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
         self.node.apply(total.div_(self.node.num_workers), self._scale)
         return (Step(),)
 
@@ -68,7 +68,7 @@ class LocalSgd(Worker):
         self._num_local, self._done, self._round = num_local, 0, 0
         self._losses: list[float] = []
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.node.apply(step.gradient)
         self._done += 1
         self._losses.append(step.loss)
@@ -76,20 +76,20 @@ class LocalSgd(Worker):
             return (Step(),)
         self._done = 0
         self._round += 1
-        return (Reduce(str(self._round), self._shared(now_ns)),)
+        return (Reduce(str(self._round), self._vector_to_average(now_ns)),)
 
-    def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
-        self.node.weights.copy_(self._agreed(total.div_(self.node.num_workers)))
+    def on_reduce(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
+        self.node.weights.copy_(self._read_average(total.div_(self.node.num_workers)))
         return (Step(),)
 
     def retune(self, number: float) -> None:
         """Another number of steps alone from now on."""
         self._num_local = int(number)
 
-    def _shared(self, now_ns: int) -> torch.Tensor:
+    def _vector_to_average(self, now_ns: int) -> torch.Tensor:
         return self.node.weights.clone()
 
-    def _agreed(self, mean: torch.Tensor) -> torch.Tensor:
+    def _read_average(self, mean: torch.Tensor) -> torch.Tensor:
         return mean
 
 
@@ -110,12 +110,12 @@ class _Adacomm(LocalSgd):
         self._next_s = self._interval_s
         self._first_loss: float | None = None
 
-    def _shared(self, now_ns: int) -> torch.Tensor:
+    def _vector_to_average(self, now_ns: int) -> torch.Tensor:
         loss = sum(self._losses) / len(self._losses)
         self._losses.clear()
-        return joined(self.node.weights, [loss, now_ns / 1e9])
+        return append_numbers(self.node.weights, [loss, now_ns / 1e9])
 
-    def _agreed(self, mean: torch.Tensor) -> torch.Tensor:
+    def _read_average(self, mean: torch.Tensor) -> torch.Tensor:
         loss, now_s = float(mean[-2]), float(mean[-1])
         if self._first_loss is None:
             self._first_loss = loss
@@ -148,15 +148,15 @@ class _BatchTune(Worker):
         super().__init__(node)
         self._step, self._taken_s = 0, 0.0
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self._step += 1
         self._taken_s += (now_ns - step.begun_ns) / 1e9 / step.num_samples
         speeds = [0.0] * self.node.num_workers
         speeds[self.node.rank] = self._step / self._taken_s
-        weighted = joined(step.gradient * step.num_samples, [float(step.num_samples), *speeds])
+        weighted = append_numbers(step.gradient * step.num_samples, [float(step.num_samples), *speeds])
         return (Reduce(str(self._step), weighted),)
 
-    def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
+    def on_reduce(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
         num = self.node.num_workers
         gradient, weight, speeds = total[: -1 - num], total[-1 - num], total[-num:]
         self.node.apply(gradient / weight)
@@ -174,7 +174,7 @@ def batchtune() -> Policy:
     return Policy(_BatchTune, goes_on="over-server")
 
 
-def joined(values: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
+def append_numbers(values: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
     """A vector with numbers behind it, which are added up with it."""
     vector = values.new_empty(len(values) + len(numbers))
     vector[: len(values)] = values

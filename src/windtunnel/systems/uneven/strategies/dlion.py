@@ -99,16 +99,16 @@ class _Dlion(Paced):
         self._parts: dict[int, dict[int, tuple[Any, torch.Tensor, float]]] = {}  # of steps that are not complete
         self._batches = dict.fromkeys(range(node.num_workers), float(node.batch_size))  # last known
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.num_steps += 1
         took_s = (now_ns - step.begun_ns) / 1e9
         self._times.append((step.num_samples, took_s))
         self._losses.append(step.loss)
         actions: list[Action] = [self._gradient_for(peer, step, took_s) for peer in self.node.peers]
         self._learn(self.num_steps, self.node.rank, (slice(None), step.gradient, float(step.num_samples)))
-        return [*actions, *self._adjusted(took_s), *self._compared(), *self.go_on()]
+        return [*actions, *self._adjust_batch(took_s), *self._share_loss(), *self.go_on()]
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         about, source = message.about, message.source
         if message.tag == "gradient":
             self._learn(int(about["step"]), source, (*message.values, about["samples"]))
@@ -129,7 +129,7 @@ class _Dlion(Paced):
         self.node.weights.add_(message.values - self.node.weights, alpha=self._numbers.transfer)
         return ()
 
-    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+    def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
         self._batches.pop(worker, None)
         self._powers.pop(worker, None)
         for reported in self._said.values():
@@ -137,7 +137,7 @@ class _Dlion(Paced):
         for step in sorted(self._parts):
             self._whole(step)
         transfers = [item for number in list(self._said) for item in self._transfer(number)]
-        return [*self._new_batch(), *transfers, *super().lost(worker, now_ns)]
+        return [*self._new_batch(), *transfers, *super().on_worker_lost(worker, now_ns)]
 
     # --- what is sent ----------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class _Dlion(Paced):
 
     # --- batches ---------------------------------------------------------------------------------------------
 
-    def _adjusted(self, took_s: float) -> list[Action]:
+    def _adjust_batch(self, took_s: float) -> list[Action]:
         """Every so often, and when steps take another time than they should, all say what a sample takes them.
 
         One step before, with another batch, tells what does not grow with it.
@@ -192,7 +192,7 @@ class _Dlion(Paced):
         if not every:
             return []
         if self._is_profiled:
-            return self._told()
+            return self._announce_power()
         self._num_off = self._num_off + 1 if self._is_off(took_s) else 0
         is_changed = self._num_off == _MOST_OFF
         if is_changed:  # what was measured before no longer counts
@@ -206,7 +206,7 @@ class _Dlion(Paced):
         expected_s = reported.fixed_s + reported.per_sample_s * self._times[-1][0] if reported else took_s
         return abs(took_s - expected_s) > _OFF * expected_s
 
-    def _told(self) -> list[Action]:
+    def _announce_power(self) -> list[Action]:
         self._is_profiled, self._num_off = False, 0
         fixed_s, per_sample_s = line_of(self._times)
         self._times = self._times[-2 * self._numbers.adjust_every :]
@@ -230,7 +230,7 @@ class _Dlion(Paced):
 
     # --- weights of the best ---------------------------------------------------------------------------------
 
-    def _compared(self) -> list[Action]:
+    def _share_loss(self) -> list[Action]:
         every = self._numbers.transfer_every
         if not every or self.num_steps % every:
             return []

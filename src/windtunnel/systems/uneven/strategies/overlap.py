@@ -86,13 +86,13 @@ class _Overlap(Worker):
         self._means: dict[int, torch.Tensor] = {}
         self._is_waiting = False
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.node.apply(step.gradient)
         self._count += 1
         self._todo = [item for index in range(len(self._fragments)) for item in self._due(index)]
         return self._go_on()
 
-    def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
+    def on_reduce(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
         self._means[int(tag.partition(":")[0])] = total.div_(self.node.num_workers)
         return self._go_on() if self._is_waiting else ()
 
@@ -194,7 +194,7 @@ def _elastic(alpha: float) -> Propose:
     return propose
 
 
-def _pulled(alpha: float) -> Land:
+def _pull(alpha: float) -> Land:
     """Weights are pulled towards the anchor."""
 
     def land(one: Fragment) -> None:
@@ -203,11 +203,11 @@ def _pulled(alpha: float) -> Land:
     return land
 
 
-def _replaced(one: Fragment) -> None:
+def _replace(one: Fragment) -> None:
     one.weights.copy_(one.anchor)
 
 
-def _shifted(one: Fragment) -> None:
+def _shift(one: Fragment) -> None:
     """What was learned since the proposal is put on the new anchor."""
     one.weights.copy_(one.anchor + (one.weights - one.proposed))
 
@@ -254,14 +254,14 @@ def overlap_local_sgd(alpha: float = 0.6, beta: float = 0.7, tau: int = 2, veloc
     _check_share("beta", beta)
     if velocity not in ("param", "grad"):
         raise InputError(f"a velocity is in param or grad units, not {velocity!r}", where="velocity", fix="param")
-    return _policy(Setting(tau, tau, _heavy_ball(beta, in_gradient_units=velocity == "grad"), _pulled(alpha)))
+    return _policy(Setting(tau, tau, _heavy_ball(beta, in_gradient_units=velocity == "grad"), _pull(alpha)))
 
 
 @registry.strategy("slowmo", source="BMUF, Chen and Huo, ICASSP 2016; SlowMo, Wang et al., ICLR 2020")
 def slowmo(tau: int = 8, beta: float = 0.7) -> Policy:
     """Average every ``tau`` steps and wait for it; the average moves with momentum."""
     _check_share("beta", beta)
-    return _policy(Setting(tau, 0, _heavy_ball(beta), _replaced))
+    return _policy(Setting(tau, 0, _heavy_ball(beta), _replace))
 
 
 @registry.strategy("bmuf", source="Chen and Huo, ICASSP 2016")
@@ -273,14 +273,14 @@ def bmuf(tau: int = 8, beta: float = 0.7) -> Policy:
 @registry.strategy("cocod", source="CoCoD-SGD, Shen et al., IJCAI 2019")
 def cocod(tau: int = 8) -> Policy:
     """Put what a worker learned meanwhile on the mean of where all were ``tau`` steps ago."""
-    return _policy(Setting(tau, tau, _weights_alone, _shifted))
+    return _policy(Setting(tau, tau, _weights_alone, _shift))
 
 
 @registry.strategy("easgd", source="Zhang, Choromanska, LeCun, NIPS 2015")
 def easgd(alpha: float = 0.1, tau: int = 4) -> Policy:
     """Pull workers and anchor towards each other every ``tau`` steps."""
     _check_share("alpha", alpha)
-    plain = _policy(Setting(tau, tau, _elastic(alpha), _pulled(alpha)))
+    plain = _policy(Setting(tau, tau, _elastic(alpha), _pull(alpha)))
 
     def worker(node: Node) -> Worker:
         if node.num_workers * alpha > 1:
@@ -299,7 +299,7 @@ def diloco(tau: int = 20, rate: float = 0.7, momentum: float = 0.9) -> Policy:
     """Step the anchor by Nesterov's momentum against what ``tau`` steps of all workers moved; wait for it."""
     _check_share("momentum", momentum)
     _check_rate(rate)
-    return _policy(Setting(tau, 0, _nesterov(rate, momentum), _replaced))
+    return _policy(Setting(tau, 0, _nesterov(rate, momentum), _replace))
 
 
 @registry.strategy("streaming-diloco", source="Streaming DiLoCo, Douillard et al., 2025")
@@ -316,4 +316,4 @@ def streaming_diloco(
             where="blend, delay",
             fix="take a blend above 0, or a shorter delay",
         )
-    return _policy(Setting(tau, delay, _nesterov(rate, momentum), _pulled(1 - blend), fragments))
+    return _policy(Setting(tau, delay, _nesterov(rate, momentum), _pull(1 - blend), fragments))

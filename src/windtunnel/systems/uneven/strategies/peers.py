@@ -61,7 +61,7 @@ class Paced(Worker):
         """The next step where one was waited for."""
         return self.go_on() if self._is_waiting else ()
 
-    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+    def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
         self._heard.pop(worker, None)
         return self.after_hearing()
 
@@ -75,7 +75,7 @@ class Paced(Worker):
 class _AllToAll(Paced):
     """Every gradient to everybody."""
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.num_steps += 1
         self.descend(step.gradient, 1 / len(self.node.alive))
         about = {"step": self.num_steps}
@@ -83,7 +83,7 @@ class _AllToAll(Paced):
         sends = [Send(peer, "gradient", step.gradient, size_bytes, about) for peer in self.node.peers]
         return [*sends, *self.go_on()]
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         self.descend(message.values, 1 / len(self.node.alive))
         self.hear(message.source, int(message.about["step"]))
         return self.after_hearing()
@@ -104,7 +104,7 @@ class _Ako(Paced):
         self._num = num_partitions
         self._gathered = node.weights.new_zeros(node.weights.shape)
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.descend(step.gradient, 1 / len(self.node.alive))
         self._gathered += step.gradient
         index, total = self.num_steps % self._num, len(self._gathered)
@@ -116,7 +116,7 @@ class _Ako(Paced):
         sends = [Send(peer, "part", part, dense_bytes(part) or CONTROL_BYTES, about) for peer in self.node.peers]
         return [*sends, *self.go_on()]
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         begin = int(message.about["begin"])
         part = self.node.weights[begin : begin + len(message.values)]
         part.add_(message.values, alpha=-self.node.learning_rate / len(self.node.alive))
@@ -143,7 +143,7 @@ class _Hop(Paced):
         rank, num = self.node.rank, self.node.num_workers
         return sorted({(rank + 1) % num, (rank - 1) % num} - {rank} - self.node.lost)
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self._mix()
         self.node.apply(step.gradient)
         self.num_steps += 1
@@ -152,15 +152,15 @@ class _Hop(Paced):
         sends = [Send(source, "weights", sent, dense_bytes(sent), about) for source in self.sources()]
         return [*sends, *self.go_on()]
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         index = int(message.about["step"])
         self._last[message.source] = index, message.values
         self.hear(message.source, index)
         return self.after_hearing()
 
-    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+    def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
         self._last.pop(worker, None)
-        return super().lost(worker, now_ns)
+        return super().on_worker_lost(worker, now_ns)
 
     def _mix(self) -> None:
         """With those that are not too old."""

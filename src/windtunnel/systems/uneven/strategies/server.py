@@ -60,11 +60,11 @@ class Commits:
 class _Committing(Worker):
     """Commit after each step; go on with the server's answer."""
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.node.apply(step.gradient)
         return (Send(self.node.server, "commit", self.node.weights.clone(), self.node.size_bytes()),)
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         self.node.weights.copy_(message.values)
         return (Step(),)
 
@@ -78,12 +78,12 @@ class _Bounded(Server):
         self._most_ahead = most_ahead
         self._waiting: list[int] = []
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         self._commits.add(message.source, message.values)
         self._waiting.append(message.source)
         return self._answers()
 
-    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+    def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
         self._waiting = [item for item in self._waiting if item != worker]
         return self._answers()
 

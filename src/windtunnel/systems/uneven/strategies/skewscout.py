@@ -80,7 +80,7 @@ class Tuner:
         self._count = 0
         self._before: int | None = None
 
-    def told(self, score: float) -> int:
+    def record_score(self, score: float) -> int:
         """The score of the present place; returns the next one."""
         self._count += 1
         self._scores[self.at] = score, self._count
@@ -124,10 +124,10 @@ class _SkewScout(Worker):
         self._seen: dict[str, float] = {}
 
     def start(self, now_ns: int) -> Sequence[Action]:
-        return self._counted(self._inner.start(now_ns))
+        return self._count_traffic(self._inner.start(now_ns))
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
-        actions = list(self._counted(self._inner.stepped(step, now_ns)))
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
+        actions = list(self._count_traffic(self._inner.on_step(step, now_ns)))
         self._num_steps += 1
         if self._num_steps % self._travel_every or self.node.num_workers == 1:
             return actions
@@ -137,31 +137,31 @@ class _SkewScout(Worker):
         size_bytes = dense_bytes(weights) + dense_bytes(buffers)
         travel = Send(target, "travel", (weights, buffers), size_bytes, {"period": self._period})
         home = Probe(weights, buffers, self._num_probed, f"home {self._period}")
-        return [*self._counted([travel]), home, *actions]
+        return [*self._count_traffic([travel]), home, *actions]
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         if message.tag == "travel":
             period = int(message.about["period"])
             weights, buffers = message.values
             return (Probe(weights, buffers, self._num_probed, f"away {period} {message.source}"),)
         if message.tag == "judged":
-            return self._judged("away", int(message.about["period"]), message.about["accuracy"])
-        return self._counted(self._inner.received(message, now_ns))
+            return self._record_accuracy("away", int(message.about["period"]), message.about["accuracy"])
+        return self._count_traffic(self._inner.on_message(message, now_ns))
 
-    def probed(self, tag: str, loss: float, accuracy: float, now_ns: int) -> Sequence[Action]:
+    def on_probe(self, tag: str, loss: float, accuracy: float, now_ns: int) -> Sequence[Action]:
         where, period, *owner = tag.split()
         if where == "home":
-            return self._judged("home", int(period), accuracy)
-        return self._counted([Send(int(owner[0]), "judged", about={"period": int(period), "accuracy": accuracy})])
+            return self._record_accuracy("home", int(period), accuracy)
+        return self._count_traffic([Send(int(owner[0]), "judged", about={"period": int(period), "accuracy": accuracy})])
 
-    def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
+    def on_reduce(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
         if not tag.startswith("skew"):
-            return self._counted(self._inner.reduced(tag, total, now_ns))
+            return self._count_traffic(self._inner.on_reduce(tag, total, now_ns))
         missing, share = (float(item) / self.node.num_workers for item in total)
-        self._inner.retune(self._grid[self._tuner.told(objective(missing, share))])
+        self._inner.retune(self._grid[self._tuner.record_score(objective(missing, share))])
         return ()
 
-    def _judged(self, where: str, period: int, accuracy: float) -> Sequence[Action]:
+    def _record_accuracy(self, where: str, period: int, accuracy: float) -> Sequence[Action]:
         """With the accuracies at home and away, all workers add up what was lost and sent."""
         self._seen[f"{where} {period}"] = accuracy
         both = [self._seen.get(f"{item} {period}") for item in ("home", "away")]
@@ -174,7 +174,7 @@ class _SkewScout(Worker):
         self._sent_bytes = self._num_sums = 0
         return (Reduce(f"skew {period}", self.node.weights.new_tensor([both[0] - both[1], share])),)
 
-    def _counted(self, actions: Sequence[Action]) -> Sequence[Action]:
+    def _count_traffic(self, actions: Sequence[Action]) -> Sequence[Action]:
         for action in actions:
             if isinstance(action, Send):
                 self._sent_bytes += action.size_bytes

@@ -39,7 +39,7 @@ __all__ = ["Dgc", "Gaia", "dgc", "fedavg", "gaia"]
 _DGC_SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 
 
-class _Exchanging(Worker):
+class _UpdateExchange(Worker):
     """After each step, entries of the update go to all others; the next step waits for theirs."""
 
     def __init__(self, node: Node, reduce: str) -> None:
@@ -49,14 +49,14 @@ class _Exchanging(Worker):
         self._kept = node.weights.new_zeros(node.weights.shape)
         self._is_waiting = False
 
-    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+    def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         before = self.node.weights.clone()
         self.node.apply(step.gradient, self._scale)
         self._kept += self.node.weights - before
-        indices, size_bytes = self._chosen(before)
+        indices, size_bytes = self._select_entries(before)
         values = self._kept[indices].clone()
         self._kept[indices] = 0.0
-        self._sent(indices, values)
+        self._after_sending(indices, values)
         self._step += 1
         about = {"step": self._step}
         sends = [
@@ -65,11 +65,11 @@ class _Exchanging(Worker):
         self._is_waiting = True
         return [*sends, *self._go_on()]
 
-    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+    def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
         self._heard.setdefault(int(message.about["step"]), {})[message.source] = message.values
         return self._go_on()
 
-    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+    def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
         return self._go_on()
 
     def _go_on(self) -> Sequence[Action]:
@@ -84,15 +84,15 @@ class _Exchanging(Worker):
         self._heard.pop(self._step, None)
         return (Step(),)
 
-    def _chosen(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def _select_entries(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Which entries are sent, and their size on a link."""
         raise NotImplementedError
 
-    def _sent(self, indices: torch.Tensor, values: torch.Tensor) -> None:
+    def _after_sending(self, indices: torch.Tensor, values: torch.Tensor) -> None:
         """What follows locally from what was sent."""
 
 
-class Gaia(_Exchanging):
+class Gaia(_UpdateExchange):
     """The update is applied at once; significant entries of what was not sent yet are."""
 
     def __init__(self, node: Node, threshold: float, reduce: str) -> None:
@@ -103,7 +103,7 @@ class Gaia(_Exchanging):
         """Another threshold from now on."""
         self._threshold = number
 
-    def _chosen(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def _select_entries(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
         # a rate that warms up from 0 has no ratio yet
         self._first_rate = self._first_rate or self.node.learning_rate
         scaled = self._threshold * (self.node.learning_rate / self._first_rate if self._first_rate else 1.0)
@@ -121,7 +121,7 @@ def gaia(threshold: float = 0.2, reduce: str = "sum") -> Policy:
     return Policy(lambda node: Gaia(node, threshold, reduce), tuned="threshold", goes_on="always")
 
 
-class Dgc(_Exchanging):
+class Dgc(_UpdateExchange):
     """Nothing is applied but what is sent: the largest entries of each parameter."""
 
     def __init__(self, node: Node, sparsity: float, warm_up: int, masks_momentum: bool, reduce: str) -> None:
@@ -132,7 +132,7 @@ class Dgc(_Exchanging):
         """Other stages of the warm-up from now on."""
         self._warm_up = int(number)
 
-    def _chosen(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def _select_entries(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
         self.node.weights.copy_(before)
         levels = (*(item for item in _DGC_SPARSITY if item < self._sparsity), self._sparsity)
         index = len(levels) - 1 if not self._warm_up else min(self._step // self._warm_up, len(levels) - 1)
@@ -143,7 +143,7 @@ class Dgc(_Exchanging):
         indices = is_sent.nonzero().squeeze(1)
         return indices, 8 * len(indices)
 
-    def _sent(self, indices: torch.Tensor, values: torch.Tensor) -> None:
+    def _after_sending(self, indices: torch.Tensor, values: torch.Tensor) -> None:
         self.node.weights[indices] += values
         if self._masks_momentum:
             for state in self.node.optimizer.state.values():
