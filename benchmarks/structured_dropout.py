@@ -120,7 +120,7 @@ def _deviation(kind: str, way: str, dtype: torch.dtype, seed: int) -> float:
                                    ((2, 40), (2, 40), (1, 6), (1, 8)))  # fmt: skip
     num_gates, sizes = 4 if kind == "lstm" else 3, [batch] * steps
     drop_x = spans(sizes, draw(units, 0.4, range(steps), seed=seed), 1)
-    drop_h = spans(sizes, draw(hidden, 0.5, range(steps), seed=seed, place=1), 1)
+    drop_h = spans(sizes, draw(hidden, 0.5, range(steps), seed=seed, site=1), 1)
 
     def random(*size: int) -> torch.Tensor:
         return (torch.randn(size, dtype=dtype, generator=generator) / 2).requires_grad_()

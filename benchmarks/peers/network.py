@@ -38,7 +38,7 @@ def library_of(
     found = [
         (place, one) for place, task in enumerate(distinct) for one in draw_candidates(worker, task, count, seed=seed)
     ]
-    return unmeasured_programs(distinct, [(place, one.drawn) for place, one in found]), [one for _, one in found]
+    return unmeasured_programs(distinct, [(place, one.sampled) for place, one in found]), [one for _, one in found]
 
 
 def chain(tasks: Sequence[Task], call_ns: int) -> Graph:
@@ -110,7 +110,7 @@ def fly(
     by_name = {task.name: task for task in tasks}
     keys = {}
     for number, (name, task) in enumerate(by_name.items()):
-        one = Candidate(number, programs[name].drawn)
+        one = Candidate(number, programs[name].sampled)
         if not build_candidates(worker, task, [one], target.isa, 1):
             raise FlightError("its chosen program could not be built", where=name)
         keys[name] = number

@@ -120,7 +120,7 @@ class Answer:
         By part; a part for which nothing fits is missing.
     refused : mapping of str to str
         Why a part is missing.
-    found : Codesign, optional
+    codesign : Codesign, optional
         The front and the proof, where both were chosen.
     search : Search
         Over the whole space.
@@ -133,7 +133,7 @@ class Answer:
     name: str
     choices: Mapping[str, Choice]
     refused: Mapping[str, str]
-    found: Codesign | None
+    codesign: Codesign | None
     search: Search
     templates: Mapping[str, Templates] = field(repr=False)
     cheapest: Mapping[str, Cheapest] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in raw units."""
-        result = self.found
+        result = self.codesign
         proof = {} if result is None else {
             "bound_samples_per_s": result.bound_samples_per_s,
             "num_planned": result.num_planned,

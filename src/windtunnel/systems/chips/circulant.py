@@ -188,7 +188,7 @@ def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> Circul
             where=f"{len(layers)} layers, dense {dense_blocks:,} blocks of memory",
             fix="allow a larger loss, more memory, or blocks of larger size",
         )
-    result.sort(key=lambda one: (one.goals, one.num_memory_blocks))
+    result.sort(key=lambda design: (design.goals, design.num_memory_blocks))
     is_kept = is_best([item.goals for item in result])
     # of designs that are equal in all goals the first stands for all: least memory
     front = list({item.goals: item for item, keep in zip(result[::-1], is_kept[::-1], strict=True) if keep}.values())[
@@ -237,14 +237,14 @@ def _of_engine(layers: Sequence[Layer], dense: Sequence[float], engine: FourierE
 
 
 def _of_layer(
-    one: Layer, block: int, dense_cycles: float, engine: FourierEngine, limits: Limits
+    operand: Layer, block: int, dense_cycles: float, engine: FourierEngine, limits: Limits
 ) -> tuple[float, int, int]:
     """Cycles of a sample, blocks of memory, weights."""
     if block == _DENSE:
-        size = one.outputs * one.inputs
+        size = operand.outputs * operand.inputs
         return dense_cycles, engine.num_memory_blocks(size), size
-    layer = BlockLayer(one.outputs, one.inputs, block)
-    use = engine_use(layer, engine, limits.batch * one.rows)
+    layer = BlockLayer(operand.outputs, operand.inputs, block)
+    use = engine_use(layer, engine, limits.batch * operand.rows)
     return use.cycles / limits.batch, use.num_memory_blocks, layer.num_weights
 
 

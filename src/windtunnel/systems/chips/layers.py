@@ -140,10 +140,10 @@ def layers_of(graph: Graph, num_tensor: int = 1, *, names: Sequence[str] = ()) -
     ends: dict[tuple[int, int, int], int] = {}
     number = {name: index for index, name in enumerate(names)}
     for a, b, size in tasks.edges:
-        one, other = number.get(tasks.layer[a], -1), number.get(tasks.layer[b], -1)
+        source, target = number.get(tasks.layer[a], -1), number.get(tasks.layer[b], -1)
         is_forward = tasks.phase[a] == tasks.phase[b] == Phase.FORWARD
-        if is_forward and 0 <= one < other:
-            ends[one, other, a] = max(size, ends.get((one, other, a), 0))
+        if is_forward and 0 <= source < target:
+            ends[source, target, a] = max(size, ends.get((source, target, a), 0))
     table = np.array([(a, b, size) for (a, b, _), size in sorted(ends.items())], np.int64).reshape(-1, 3)
     return Layers(created, table[:, 0], table[:, 1], table[:, 2], num_tensor)
 

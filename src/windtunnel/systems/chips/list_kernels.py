@@ -143,10 +143,10 @@ def _least(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, sp
 
 @numba.njit(cache=True)
 def _bound(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, spread_N: Any, num_t: int, num_v: int,
-           found: Any, must_N: Any, end_N: Any) -> Any:  # fmt: skip
-    """What no schedule of a segment is below, at most ``found``, which one reaches.
+           upper: Any, must_N: Any, end_N: Any) -> Any:  # fmt: skip
+    """What no schedule of a segment is below, at most ``upper``, which one reaches.
 
-    A schedule below ``found`` has to spread whatever on one core alone takes too long beside those that have to be
+    A schedule below ``upper`` has to spread whatever on one core alone takes too long beside those that have to be
     spread, which keep all cores to themselves.
     """
     alone = 0
@@ -155,10 +155,10 @@ def _bound(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, sp
     while is_new:
         is_new = False
         for node in range(first, last):
-            if not must_N[node] and alone + single_N[node] >= found:
+            if not must_N[node] and alone + single_N[node] >= upper:
                 must_N[node] = is_new = True
                 alone += spread_N[node]
-    return min(found, _least(first, last, kind_N, before_NN, single_N, spread_N, num_t, num_v, must_N, end_N))
+    return min(upper, _least(first, last, kind_N, before_NN, single_N, spread_N, num_t, num_v, must_N, end_N))
 
 
 @numba.njit(cache=True, nogil=True)

@@ -74,8 +74,8 @@ class ChipSpace:
     @cached_property
     def _products(self) -> tuple[ChipSpace, Ints]:
         """Chips that differ in what products take, and which of them each is like."""
-        one = self.templates
-        parts = (one.num_tensor_cores, one.width, one.depth, one.sram_bytes)
+        templates = self.templates
+        parts = (templates.num_tensor_cores, templates.width, templates.depth, templates.sram_bytes)
         return self._alike(parts if self.mode == "tiled" else parts[:3])
 
     @cached_property
@@ -110,14 +110,14 @@ class ChipSpace:
         if rows.size:
             chips, alike = self._vectors
             lanes = chips.templates.vector_width * (1 if is_single else chips.templates.num_vector_cores)
-            elements, each = work.vector_N2[rows].T
-            cycles[:, rows] = (-(-elements // lanes[:, None]) * each)[alike]
+            elements, cycles_each = work.vector_N2[rows].T
+            cycles[:, rows] = (-(-elements // lanes[:, None]) * cycles_each)[alike]
         return cycles
 
     def energy_j(self, work: PhaseWork) -> Floats:
         """Joules of all operators of a pass on every chip [P]: products by array and buffer, vectors by the buffer."""
-        one = self.templates
-        products, alike = self._alike((one.width, one.depth, one.sram_bytes))
+        templates = self.templates
+        products, alike = self._alike((templates.width, templates.depth, templates.sram_bytes))
         result = np.zeros(len(products))
         rows = np.flatnonzero(work.operations.kind_N != VECTOR)
         if rows.size:

@@ -42,7 +42,7 @@ def codesign_page(answers: Sequence[Answer], path: str | Path, *, overwrite: boo
 
 def _sections(answer: Answer) -> list[Section]:
     result = [Section(f"{answer.name}-front", answer.name, _title(answer), _picture(answer))]
-    if answer.found is not None:
+    if answer.codesign is not None:
         result.append(Section(f"{answer.name}-chips", f"{answer.name}: chips", "Chips that nothing beats",
                              _table(answer)))  # fmt: skip
     return result
@@ -57,31 +57,31 @@ def _title(answer: Answer) -> str:
 
 def _picture(answer: Answer) -> str:
     """Throughput over area, both from zero: the front as steps, each search as a mark."""
-    front = answer.found.front if answer.found is not None else ()
+    front = answer.codesign.front if answer.found is not None else ()
     shown = [*front, *answer.choices.values()]
     most_x = 1.05 * max(entry.area_um2 for entry in shown)
     most_y = 1.1 * max(entry.samples_per_s for entry in shown)
 
     frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - 20)
 
-    def place(one: Choice) -> tuple[float, float]:
-        return frame.x(one.area_um2 / most_x), frame.y(one.samples_per_s / most_y)
+    def position(choice: Choice) -> tuple[float, float]:
+        return frame.x(choice.area_um2 / most_x), frame.y(choice.samples_per_s / most_y)
 
     lines = frame.axes([f"{step / 4 * most_x / _MM2:,.0f}" for step in range(5)],
                        [f"{step / 4 * most_y:,.0f}" for step in range(5)])  # fmt: skip
     lines.append(words(frame.right, frame.floor + 31, "area of a chip, mm2", "end"))
     lines.append(words(4, _TOP - 4, "sequences per second, all devices"))
     path = ""
-    for x, y in map(place, front):
+    for x, y in map(position, front):
         path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f},{_HEIGHT - _BOTTOM:.1f}V{y:.1f}"
     lines.append(f'<path d="{path}" fill="none" stroke="#0072b2" stroke-width="1.6" stroke-dasharray="5 3"/>')
     for item in front:
-        x, y = place(item)
+        x, y = position(item)
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="white" stroke="#0072b2">'
                      f"<title>{escape(_words(answer, item, 'both'))}</title></circle>")  # fmt: skip
     for index, (part, item) in enumerate(answer.choices.items()):
         color, label = _MARKS[part]
-        x, y = place(item)
+        x, y = position(item)
         lines.append(f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="white" stroke="{color}" '
                      f'stroke-width="2.5"><title>{escape(_words(answer, item, part))}</title></rect>')  # fmt: skip
         key = _TOP + 16 * index
@@ -92,13 +92,14 @@ def _picture(answer: Answer) -> str:
     return drawing(_HEIGHT, lines, "throughput over area") + note
 
 
-def _words(answer: Answer, one: Choice, part: str) -> str:
-    chip = chip_name(answer.templates[part], one.chip)
-    return f"{chip}, {one.area_um2 / _MM2:.1f} mm2: {one.samples_per_s:,.1f} per second, {len(one.plan.stages)} stages"
+def _words(answer: Answer, choice: Choice, part: str) -> str:
+    chip = chip_name(answer.templates[part], choice.chip)
+    area, num_stages = f"{choice.area_um2 / _MM2:.1f} mm2", len(choice.plan.stages)
+    return f"{chip}, {area}: {choice.samples_per_s:,.1f} per second, {num_stages} stages"
 
 
 def _table(answer: Answer) -> str:
-    assert answer.found is not None
+    assert answer.codesign is not None
     rows = [
         (
             chip_name(answer.templates["both"], item.chip),
@@ -110,7 +111,7 @@ def _table(answer: Answer) -> str:
             str(item.setting.microbatch),
             "recomputed" if item.setting.is_recomputed else "stashed",
         )
-        for item in answer.found.front
+        for item in answer.codesign.front
     ]
     head = ("chip", "mm2", "per second", "J each", "pipelines x stages", "tensor degree", "microbatch", "activations")
     return render_table(head, rows, numbers=(1, 2, 3))

@@ -109,7 +109,7 @@ def circulant_page(answer: CirculantAnswer, chip: str, path: str | Path, *, over
         for item in answer.front
     ]
     head = ("cycles", "faster", "points lost", "multipliers", "memory blocks", "smaller", "blocks by layer")
-    best = max(points, key=lambda one: one[1])
+    best = max(points, key=lambda point: point[1])
     title = f"{best[1]:.1f} times fewer cycles at {best[0]:.2f} points less"
     sections = [
         Section("front", "Front", title, drawing),

@@ -46,7 +46,7 @@ class Chips:
 
 
 @registry.page("predict-chips", source="PHAZE")
-def describe_chips(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> Chips:
+def describe_chips(forecasts: Sequence[Forecast], chips: Sequence[Device | Machine]) -> Chips:
     """Area and energy of those among the devices of forecasts that say what they are built of."""
     from windtunnel.cost.pricing import device_of
     from windtunnel.hardware import Accelerator
@@ -54,24 +54,24 @@ def describe_chips(found: Sequence[Forecast], chips: Sequence[Device | Machine])
 
     devices = {entry.name: entry for entry in map(device_of, chips) if isinstance(entry, Accelerator)}
     facts = {}
-    for item in found:
+    for item in forecasts:
         if item.device in devices:
             chip = devices[item.device]
             area = float(chip.template.area_um2[0]) if chip.template else 0.0
             dtype = "" if item.dtype == "as captured" else item.dtype
             facts[item.device] = ChipFacts(item.device, area, graph_energy_j(item.graph, chip, dtype))
-    return Chips(found, facts)
+    return Chips(forecasts, facts)
 
 
-def _print_chips(found: Sequence[Forecast], facts: dict[str, ChipFacts]) -> None:
+def _print_chips(forecasts: Sequence[Forecast], facts: dict[str, ChipFacts]) -> None:
     from windtunnel.base.pareto import is_best
     from windtunnel.units import format_duration
 
-    if len(found) == 1:
+    if len(forecasts) == 1:
         for fact in facts.values():
             say_wrapped(f"  chip    {_area(fact)}, {_energy(fact)} per iteration at 45 nm")
         return
-    shown = [item for item in found if item.device in facts]
+    shown = [item for item in forecasts if item.device in facts]
     if not shown:
         return
     goals = [

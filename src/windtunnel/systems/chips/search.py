@@ -139,7 +139,7 @@ class Case:
     def plan(self, chip: int, batch_size: int, above: float) -> StagePlan | None:
         """The best plan on a chip, or None if none yields more than ``above``; bounds all chips by what comes out."""
         upper_s = batch_size / above if above > 0 else np.inf
-        known = min((self._again(item, chip) for item in self.last), key=lambda one: one.batch_s, default=None)
+        known = min((self._again(item, chip) for item in self.last), key=lambda plan: plan.batch_s, default=None)
         known = known if known is not None and known.batch_s < upper_s else None
         if known is not None:  # of plans that take the same time the search finds the same one each time
             upper_s = min(upper_s, known.batch_s * (1 + _ROUNDING))
@@ -217,10 +217,10 @@ class Search:
             network = model.network()
             for memory_bytes in memories:
                 for is_recomputed in recomputing:
-                    one = replace(job, memory_bytes=memory_bytes, is_recomputed=is_recomputed,
+                    stage_job = replace(job, memory_bytes=memory_bytes, is_recomputed=is_recomputed,
                                   num_microbatches=-(-batch_size // microbatch))  # fmt: skip
                     try:
-                        stages = Stages.of(network, one)
+                        stages = Stages.of(network, stage_job)
                     except InfeasibleError as error:
                         self.refused = error
                         continue
@@ -269,7 +269,7 @@ class Search:
             raise self._infeasible()
         proven = max(case.upper_bound() for case in self.cases)
         front = _front(result, tolerance)
-        return Codesign(max(result, key=lambda one: one.samples_per_s), front, proven, planned,
+        return Codesign(max(result, key=lambda choice: choice.samples_per_s), front, proven, planned,
                         len(self.space) * len(self.cases))  # fmt: skip
 
     @property
@@ -360,7 +360,7 @@ class Search:
 
     def _yields(self, case: Case, cuts: list[list[int]], expert: Expert, rows: Ints) -> Floats:
         """Samples per second of a given plan on chips [P]."""
-        one = case.stages.price_plan(
+        stage_plan = case.stages.price_plan(
             cuts, [expert.degree] * len(cuts), expert.num_pipelines, *case.layers_of(int(rows[0]))
         )
         column = case.stages.network.degrees.index(expert.degree)
@@ -373,7 +373,7 @@ class Search:
             again_P = np.maximum(waits[1], forward_P if case.setting.is_recomputed and index < len(cuts) - 1 else 0.0)
             worst_P = np.maximum(worst_P, waits[0] + forward_P + again_P + backward_P)
         batches = -(-case.stages.job.num_microbatches // expert.num_pipelines)
-        yields: Floats = self.batch_size / (worst_P * (batches + len(cuts) - 1) + one.sync_s)
+        yields: Floats = self.batch_size / (worst_P * (batches + len(cuts) - 1) + stage_plan.sync_s)
         return yields
 
     def _infeasible(self) -> InfeasibleError:
@@ -386,10 +386,10 @@ class Search:
 
 def _front(choices: Iterable[Choice], tolerance: float) -> tuple[Choice, ...]:
     """What no other beats in area, energy and throughput, thinned by the tolerance; the fastest is kept."""
-    given = sorted(choices, key=lambda one: (one.area_um2, -one.samples_per_s))
+    given = sorted(choices, key=lambda choice: (choice.area_um2, -choice.samples_per_s))
     goals = [(entry.area_um2, entry.energy_j, -entry.samples_per_s) for entry in given]
     ordered = [entry for entry, is_kept in zip(given, is_best(goals).tolist(), strict=True) if is_kept]
-    fastest = max(ordered, key=lambda one: one.samples_per_s)
+    fastest = max(ordered, key=lambda choice: choice.samples_per_s)
     result: list[Choice] = []
     for item in ordered:
         is_behind = any(

@@ -230,9 +230,9 @@ class Stages:
         """Every layer alone fits at some degree."""
         for layer, name in enumerate(self.network.names):
             network, job = self.network, self.job
-            one = network.kept_bytes_LT[layer] + network.extra_bytes_LT[layer]
-            one = one if job.memory_model == "alive" else network.written_bytes_LT[layer]
-            need = float((job.copies * network.param_bytes_LT[layer] + one).min())
+            layer_bytes = network.kept_bytes_LT[layer] + network.extra_bytes_LT[layer]
+            layer_bytes = layer_bytes if job.memory_model == "alive" else network.written_bytes_LT[layer]
+            need = float((job.copies * network.param_bytes_LT[layer] + layer_bytes).min())
             if need > job.memory_bytes * (1 + _SLACK):
                 over = format_size(math.ceil(need - job.memory_bytes))
                 raise InfeasibleError(
@@ -353,18 +353,18 @@ class Stages:
                 raise self._too_large(index, stage, columns[index])
         return plan
 
-    def waits(self, cuts: Sequence[Sequence[int]], place: int, column: int) -> tuple[float, float]:
+    def waits(self, cuts: Sequence[Sequence[int]], index: int, column: int) -> tuple[float, float]:
         """Seconds that a stage of a given plan waits for what enters, forward and backward."""
-        pair = self._pair(cuts[place:], cuts[place])
+        pair = self._pair(cuts[index:], cuts[index])
         return float(self.in_QT[pair, column]), float(self.out_QT[pair, column])
 
-    def _too_large(self, place: int, stage: PlannedStage, column: int) -> InfeasibleError:
+    def _too_large(self, index: int, stage: PlannedStage, column: int) -> InfeasibleError:
         network = self.network
         size = network.param_bytes_LT[:, column] * self.job.copies + network.kept_bytes_LT[:, column]
-        layer = max(stage.layers, key=lambda one: float(size[one]))
+        layer = max(stage.layers, key=lambda position: float(size[position]))
         over = format_size(math.ceil(stage.memory_bytes - self.job.memory_bytes))
         return InfeasibleError(
-            f"stage {place + 1} needs {format_size(math.ceil(stage.memory_bytes))}, {over} more than there is",
+            f"stage {index + 1} needs {format_size(math.ceil(stage.memory_bytes))}, {over} more than there is",
             where=f"its largest layer is {network.names[layer]}, {len(stage.layers)} layers in all",
             fix="more memory, more stages, a smaller microbatch, or recomputing",
         )

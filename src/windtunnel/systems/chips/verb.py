@@ -251,7 +251,7 @@ def _print(answer: Answer) -> None:
         less = {"smallest": "of less area", "frugal": "that takes less energy with its fastest plan"}[part]
         say_wrapped(f"  {_WORDS[part]}: no chip {less} yields as much; {item.num_planned:,} of {item.num_possible:,} "
                     "were planned for")  # fmt: skip
-    result = answer.found
+    result = answer.codesign
     if result is not None:
         above = result.bound_samples_per_s / result.best.samples_per_s - 1
         proof = "no chip with any plan is better" if above < 1e-6 else f"no chip is more than {above:.1%} better"

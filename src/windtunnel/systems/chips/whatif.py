@@ -82,13 +82,13 @@ def layer_tasks(graph: Graph, layer: str) -> tuple[Mask, Mask]:
     return selected & graph.select(phase=Phase.FORWARD), selected & graph.select(phase=Phase.BACKWARD)
 
 
-def _ratios(found: Mapping[str, Any], chip: Accelerator, mode: str) -> tuple[float, float]:
+def _ratios(record: Mapping[str, Any], chip: Accelerator, mode: str) -> tuple[float, float]:
     """Cycles over dense cycles, forward and backward."""
     assert chip.sparse_grid is not None
-    windows = (found[item] for item in ("stride", "padding", "dilation", "groups"))
-    shape = shape_of(found["inputs"], found["weight"], *windows)
-    densities = Densities.read(found["input"]), Densities.read(found["gradient"])
-    is_masked, is_first = bool(found["is_masked"]), bool(found["is_first"])
+    windows = (record[item] for item in ("stride", "padding", "dilation", "groups"))
+    shape = shape_of(record["inputs"], record["weight"], *windows)
+    densities = Densities.read(record["input"]), Densities.read(record["gradient"])
+    is_masked, is_first = bool(record["is_masked"]), bool(record["is_first"])
     cycles = estimate_cycles(shape, *densities, chip.sparse_grid, is_masked=is_masked, is_first=is_first)
     behind = [cycles[phase] for phase in ("backward", "weights") if phase in cycles]
     ratio = sum(item[mode] for item in behind) / sum(item["dc"] for item in behind)

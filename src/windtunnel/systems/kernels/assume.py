@@ -59,10 +59,10 @@ def promises_for(function: Function) -> Iterator[str]:
 _NARROWED = {"fadd", "fsub", "fmul", "fdiv", "call"}
 
 
-def _is_float(one: Instruction) -> bool:
-    if one.opcode == "fcmp":
+def _is_float(instruction: Instruction) -> bool:
+    if instruction.opcode == "fcmp":
         return True
-    return one.opcode in _FLOAT_OPS and bool(re.search(r"float|double|half", one.type))
+    return instruction.opcode in _FLOAT_OPS and bool(re.search(r"float|double|half", instruction.type))
 
 
 def add_hint(function: Function, text: str) -> Function:
@@ -113,38 +113,42 @@ def add_promise(function: Function, text: str) -> Function:
     return _declare_intrinsics(changed) if what == "narrow" else changed
 
 
-def _apply_promise(one: Instruction, uid: str, what: str) -> list[Instruction]:
-    if uid not in ("F", one.uid) or not _is_float(one):
-        return [one]
+def _apply_promise(instruction: Instruction, uid: str, what: str) -> list[Instruction]:
+    if uid not in ("F", instruction.uid) or not _is_float(instruction):
+        return [instruction]
     if what == "narrow":
-        return _narrow_to_float(one) if one.type == "double" and one.opcode in _NARROWED else [one]
-    new = tuple(dict.fromkeys((*one.flags, *what.split())))
+        return (
+            _narrow_to_float(instruction)
+            if instruction.type == "double" and instruction.opcode in _NARROWED
+            else [instruction]
+        )
+    new = tuple(dict.fromkeys((*instruction.flags, *what.split())))
     new = ("fast",) if "fast" in new else new
-    text = str(one.pieces[0])
-    head = one.opcode + (f" {' '.join(one.flags)}" if one.flags else "")
-    pieces = (f"{one.opcode} {' '.join(new)}{text[len(head) :]}", *one.pieces[1:])
-    return [replace(one, pieces=pieces, flags=new)]
+    text = str(instruction.pieces[0])
+    head = instruction.opcode + (f" {' '.join(instruction.flags)}" if instruction.flags else "")
+    pieces = (f"{instruction.opcode} {' '.join(new)}{text[len(head) :]}", *instruction.pieces[1:])
+    return [replace(instruction, pieces=pieces, flags=new)]
 
 
-def _narrow_to_float(one: Instruction) -> list[Instruction]:
+def _narrow_to_float(instruction: Instruction) -> list[Instruction]:
     """The same operation on floats, between casts."""
-    if one.opcode == "call" and not one.callee.endswith(".f64"):
-        return [one]
+    if instruction.opcode == "call" and not instruction.callee.endswith(".f64"):
+        return [instruction]
     before: list[Instruction] = []
     pieces: list[str | Operand] = []
     count = 0
-    for piece in one.pieces:
+    for piece in instruction.pieces:
         if isinstance(piece, Operand) and piece.type == "double":
             count += 1
-            name = f"{one.uid}.n{count}"
+            name = f"{instruction.uid}.n{count}"
             before.append(Instruction(name, "fptrunc", "float",
-                                      ("fptrunc double ", piece, " to float"), one.line))  # fmt: skip
+                                      ("fptrunc double ", piece, " to float"), instruction.line))  # fmt: skip
             pieces.append(Operand("float", f"%{name}"))
         else:
             pieces.append(piece.replace("double", "float").replace(".f64", ".f32") if isinstance(piece, str) else piece)
-    small = replace(one, uid=f"{one.uid}.n", type="float", pieces=tuple(pieces))
-    wide = Instruction(one.uid, "fpext", "double",
-                       ("fpext float ", Operand("float", f"%{small.uid}"), " to double"), one.line)  # fmt: skip
+    small = replace(instruction, uid=f"{instruction.uid}.n", type="float", pieces=tuple(pieces))
+    wide = Instruction(instruction.uid, "fpext", "double",
+                       ("fpext float ", Operand("float", f"%{small.uid}"), " to double"), instruction.line)  # fmt: skip
     return [*before, small, wide]
 
 

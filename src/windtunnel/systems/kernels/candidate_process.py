@@ -343,13 +343,13 @@ def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_p
     return _pack("ok", worst, is_exact=is_exact, digest=name, times=times)
 
 
-def _differences(origin: Origin, made: Any, tolerance: float) -> tuple[float, bool, str]:
+def _differences(origin: Origin, function: Any, tolerance: float) -> tuple[float, bool, str]:
     """Largest error over all cases, whether all bits are right, and the first place where an answer is wrong."""
     worst, is_exact = 0.0, True
     twice = [(item, salt) for item in origin.benches for salt in (101, 202)]
     for bench, salt in [*twice, *((check, 101) for check in origin.checks)]:
         bench.prepare(salt)
-        off, same, index = bench.differences(bench.call(made))
+        off, same, index = bench.differences(bench.call(function))
         worst, is_exact = max(worst, off), is_exact and same
         if off > tolerance or (tolerance == 0 and not same):
             return worst, False, index

@@ -40,7 +40,7 @@ class _Draft:
     function: Function
     blocks: list[list[Instruction]]
 
-    def place(self, uid: str, *, is_position: bool = False) -> tuple[int, int]:
+    def locate(self, uid: str, *, is_position: bool = False) -> tuple[int, int]:
         """Block and number; for a position, the anchor will do."""
         names = (uid, f"{uid}.d") if is_position else (uid,)
         for name in names:
@@ -60,7 +60,7 @@ class _Draft:
         return f"{uid}.{letter}{number}"
 
     def clone(self, uid: str, letter: str) -> Instruction:
-        number, index = self.place(uid)
+        number, index = self.locate(uid)
         return replace(self.blocks[number][index], uid=self.fresh(uid, letter))
 
     def anchor(self, uid: str) -> Instruction:
@@ -132,19 +132,19 @@ def apply_one(function: Function, edit: Edit) -> Function:
 
 
 def _delete(draft: _Draft, uid: str) -> None:
-    number, index = draft.place(uid)
+    number, index = draft.locate(uid)
     draft.blocks[number][index] = draft.anchor(uid)
 
 
 def _copy(draft: _Draft, source: str, position: str) -> None:
     created = draft.clone(source, "i")
-    number, index = draft.place(position, is_position=True)
+    number, index = draft.locate(position, is_position=True)
     draft.blocks[number].insert(index, created)
 
 
 def _move(draft: _Draft, source: str, position: str) -> None:
     created = draft.clone(source, "m")
-    number, index = draft.place(position, is_position=True)
+    number, index = draft.locate(position, is_position=True)
     draft.blocks[number].insert(index, created)
     _delete(draft, source)
 
@@ -155,12 +155,12 @@ def _replace(draft: _Draft, source: str, target: str) -> None:
     _replace_instruction(draft, created, target)
 
 
-def _replace_instruction(draft: _Draft, made: Instruction, target: str) -> None:
-    number, index = draft.place(target)
+def _replace_instruction(draft: _Draft, replacement: Instruction, target: str) -> None:
+    number, index = draft.locate(target)
     had_result = draft.blocks[number][index].type
-    draft.blocks[number][index : index + 1] = [draft.anchor(target), made]
+    draft.blocks[number][index : index + 1] = [draft.anchor(target), replacement]
     if had_result:
-        draft.redirect(target, f"%{made.uid}")
+        draft.redirect(target, f"%{replacement.uid}")
 
 
 def _swap(draft: _Draft, source: str, target: str) -> None:
@@ -171,30 +171,32 @@ def _swap(draft: _Draft, source: str, target: str) -> None:
 
 def _cache_hint(draft: _Draft, uid: str) -> None:
     """A load that shall not stay in the nearest cache: !nontemporal on processors."""
-    number, index = draft.place(uid)
-    one = draft.blocks[number][index]
-    if one.opcode != "load":
+    number, index = draft.locate(uid)
+    instruction = draft.blocks[number][index]
+    if instruction.opcode != "load":
         raise EditError(f"{uid} is no load", fix="cache hints are for loads")
-    marked = one.pieces[-1] if isinstance(one.pieces[-1], str) else ""
-    draft.blocks[number][index] = replace(one, pieces=(*one.pieces[:-1], f"{marked}, !nontemporal !{{i32 1}}"))
+    marked = instruction.pieces[-1] if isinstance(instruction.pieces[-1], str) else ""
+    draft.blocks[number][index] = replace(
+        instruction, pieces=(*instruction.pieces[:-1], f"{marked}, !nontemporal !{{i32 1}}")
+    )
 
 
 def _operand(draft: _Draft, slot: str, value: str) -> None:
     result = _SLOT.match(slot)
     if result is None:
         raise EditError(f"{slot!r} names no operand", fix="write it like U7.OP0")
-    number, index = draft.place(result.group(1))
-    one, position = draft.blocks[number][index], int(result.group(2))
-    if position >= len(one.operands):
-        raise EditError(f"{result.group(1)} has {len(one.operands)} operands, not {position + 1}")
-    kind = one.operands[position].type
+    number, index = draft.locate(result.group(1))
+    instruction, position = draft.blocks[number][index], int(result.group(2))
+    if position >= len(instruction.operands):
+        raise EditError(f"{result.group(1)} has {len(instruction.operands)} operands, not {position + 1}")
+    kind = instruction.operands[position].type
     if value != "C1":
         known = {argument.uid: argument.type for argument in draft.function.arguments}
         known |= {item.uid: item.type for block in draft.blocks for item in block}
         if known.get(value) != kind:
             raise EditError(f"{value} is no value of type {kind}", where=slot,
                             fix="edits belong to the kernel for which they were found")  # fmt: skip
-    draft.blocks[number][index] = one.with_operand(position, one_of(kind) if value == "C1" else f"%{value}")
+    draft.blocks[number][index] = instruction.with_operand(position, one_of(kind) if value == "C1" else f"%{value}")
 
 
 _STEPS: dict[str, Callable[..., None]] = {

@@ -195,7 +195,7 @@ def evolve_kernel(
         results = evolve(kernel.function, bench.evaluate, options, folder=folder, progress=progress,
                        counts=lambda: _counts(bench))  # fmt: skip
         ranked = sorted({item.key: item for item in (*results.front, *results.population)}.values(),
-                        key=lambda one: one.evaluation.fitness)  # fmt: skip
+                        key=lambda candidate: candidate.evaluation.fitness)  # fmt: skip
         verdict = judge(kernel, bench, [item for item in ranked if item.evaluation.time_ratio < 1],
                         is_faithful=allowed == "faithful")  # fmt: skip
         counts = _counts(bench)
@@ -211,13 +211,13 @@ def _counts(bench: Bench) -> dict[str, Any]:
     return {**counts.kinds, "repeated": counts.repeated, "same_program": counts.same_program}
 
 
-def _result(kernel: Kernel, allowed: str, verdict: Verdict, found: Found, counts: dict[str, Any]) -> Result:
+def _result(kernel: Kernel, allowed: str, verdict: Verdict, evolved: Found, counts: dict[str, Any]) -> Result:
     front = tuple(
         {"time_ratio": item.evaluation.time_ratio, "error": item.evaluation.error, "num_edits": len(item.edits),
-         "is_exact": item.evaluation.is_exact} for item in found.front
+         "is_exact": item.evaluation.is_exact} for item in evolved.front
     )  # fmt: skip
     changed = apply(kernel.function, verdict.edits).render()
-    return Result(kernel.name, allowed, kernel.file, verdict, front, found.history, counts, kernel.function.render(),
+    return Result(kernel.name, allowed, kernel.file, verdict, front, evolved.history, counts, kernel.function.render(),
                   changed)  # fmt: skip
 
 

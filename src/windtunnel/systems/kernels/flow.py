@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from windtunnel.systems.kernels.ir import Function, Instruction
 
-__all__ = ["Flow", "Place", "is_target", "kinds_of", "one_of"]
+__all__ = ["Flow", "Position", "is_target", "kinds_of", "one_of"]
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Number of a block, number of an instruction in it: before which something stands."""
 
 
@@ -60,14 +60,14 @@ class Flow:
     def _body(self, latch: int, header: int) -> frozenset[int]:
         result, open_blocks = {header, latch}, [latch]
         while open_blocks:
-            one = open_blocks.pop()
-            if one != header:
-                new = [predecessor for predecessor in self.predecessors[one] if predecessor not in result]
+            label = open_blocks.pop()
+            if label != header:
+                new = [predecessor for predecessor in self.predecessors[label] if predecessor not in result]
                 result.update(new)
                 open_blocks += new
         return frozenset(result)
 
-    def reaches(self, value: Place, use: Place) -> bool:
+    def reaches(self, value: Position, use: Position) -> bool:
         """Whether an instruction at ``value`` is there before ``use`` on every way."""
         if value[0] == use[0]:
             return value[1] < use[1]
@@ -95,10 +95,10 @@ def kinds_of(function: Function) -> dict[str, str]:
     """
     parent: dict[str, str] = {}
 
-    def root(one: str) -> str:
-        while parent.setdefault(one, one) != one:
-            one = parent[one]
-        return one
+    def root(node: str) -> str:
+        while parent.setdefault(node, node) != node:
+            node = parent[node]
+        return node
 
     reached: dict[str, set[str]] = {}
     types = {argument.uid: argument.type for argument in function.arguments}
@@ -136,6 +136,13 @@ def one_of(kind: str) -> str:
     return "null" if kind.startswith("ptr") else "zeroinitializer"
 
 
-def is_target(one: Instruction) -> bool:
+def is_target(instruction: Instruction) -> bool:
     """Whether an edit may take or replace it: no branch, phi, return, anchor, local memory."""
-    return not one.is_anchor and one.opcode not in ("br", "switch", "ret", "unreachable", "phi", "alloca")
+    return not instruction.is_anchor and instruction.opcode not in (
+        "br",
+        "switch",
+        "ret",
+        "unreachable",
+        "phi",
+        "alloca",
+    )

@@ -97,9 +97,9 @@ class Instruction:
         """What it does, without names of values; flags and alignment are part of it."""
         return "".join(piece if isinstance(piece, str) else "\0" for piece in self.pieces)
 
-    def with_operand(self, place: int, value: str) -> Instruction:
-        """The same with another value as operand ``place``."""
-        position = [index for index, piece in enumerate(self.pieces) if isinstance(piece, Operand)][place]
+    def with_operand(self, slot: int, value: str) -> Instruction:
+        """The same with another value as operand ``slot``."""
+        position = [index for index, piece in enumerate(self.pieces) if isinstance(piece, Operand)][slot]
         pieces = list(self.pieces)
         pieces[position] = replace(pieces[position], value=value)  # type: ignore[type-var]
         return replace(self, pieces=tuple(pieces))
@@ -175,9 +175,9 @@ class Function:
             ]
         return "\n".join([*lines, "}", self.tail, *nodes, ""])
 
-    def _hint_suffix(self, one: Instruction, nodes: list[str]) -> str:
+    def _hint_suffix(self, instruction: Instruction, nodes: list[str]) -> str:
         """What the hints of an instruction add to its line, and to the end of the module."""
-        hints = self.hints.get(one.uid)
+        hints = self.hints.get(instruction.uid)
         if not hints:
             return ""
         text = ""

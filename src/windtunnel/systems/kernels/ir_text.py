@@ -105,10 +105,10 @@ class UnknownTextError(ValueError):
     """Something that a kernel may not have, in words."""
 
 
-def split_bracket(text: str, at: int) -> tuple[str, str]:
-    """What the bracket at ``at`` holds, and what stands behind it."""
+def split_bracket(text: str, start: int) -> tuple[str, str]:
+    """What the bracket at ``start`` holds, and what stands behind it."""
     depth, quoted = 0, False
-    for index in range(at, len(text)):
+    for index in range(start, len(text)):
         letter = text[index]
         quoted ^= letter == '"'
         if quoted:
@@ -116,8 +116,8 @@ def split_bracket(text: str, at: int) -> tuple[str, str]:
         depth += letter in "<[{("
         depth -= letter in ">]})"
         if depth == 0:
-            return text[at + 1 : index], text[index + 1 :]
-    raise UnknownTextError(f"a {text[at]} without its end")
+            return text[start + 1 : index], text[index + 1 :]
+    raise UnknownTextError(f"a {text[start]} without its end")
 
 
 def split_top(text: str) -> list[str]:

@@ -69,8 +69,8 @@ def write_page(folder: Path, page: Page) -> Path:
     return path
 
 
-def _evaluation(one: Candidate) -> dict[str, Any]:
-    result = one.evaluation
+def _evaluation(candidate: Candidate) -> dict[str, Any]:
+    result = candidate.evaluation
     return {"kind": result.kind, "is_exact": result.is_exact, "digest": result.digest, "times_ns": result.times_ns}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.systems.kernels.assume import hints_for, promises_for
 from windtunnel.systems.kernels.edits import Edit, Individual, apply_one, sort_edits
-from windtunnel.systems.kernels.flow import Flow, Place, is_target, kinds_of
+from windtunnel.systems.kernels.flow import Flow, Position, is_target, kinds_of
 from windtunnel.systems.kernels.ir import Function, Instruction
 
 __all__ = ["OPERATORS", "cross", "draw_edit"]
@@ -31,7 +31,7 @@ class _View:
     function: Function
     flow: Flow
     kinds: dict[str, str]
-    places: dict[str, Place]
+    positions: dict[str, Position]
 
     @classmethod
     def of(cls, function: Function) -> _View:
@@ -42,29 +42,29 @@ class _View:
         }
         return cls(function, Flow.of(function), kinds_of(function), indices)
 
-    def values(self, kind: str, use: Place) -> list[str]:
+    def values(self, kind: str, use: Position) -> list[str]:
         """Arguments and instructions of a kind that are there before a use."""
         result = [argument.uid for argument in self.function.arguments if self.kinds[argument.uid] == kind]
-        for uid, index in self.places.items():
+        for uid, index in self.positions.items():
             if self.kinds.get(uid) == kind and self.flow.reaches(index, use) and not uid.endswith(".d"):
                 result.append(uid)
         return result
 
-    def kind_of_slot(self, one: Instruction, slot: int) -> str:
+    def kind_of_slot(self, user: Instruction, slot: int) -> str:
         """Kind of the value that stands there; of a constant, its type."""
-        operand = one.operands[slot]
+        operand = user.operands[slot]
         return self.kinds.get(operand.uid, operand.type) if operand.uid else operand.type
 
-    def place_of_use(self, one: Instruction, slot: int) -> Place:
+    def position_of_use(self, user: Instruction, slot: int) -> Position:
         """Where a value is used: for a phi, at the end of the block that it comes from."""
-        if not one.incoming:
-            return self.places[one.uid]
-        block = self.flow.labels.index(one.incoming[slot])
+        if not user.incoming:
+            return self.positions[user.uid]
+        block = self.flow.labels.index(user.incoming[slot])
         return block, len(self.function.blocks[block].instructions)
 
-    def has(self, uid: str, use: Place) -> bool:
+    def has(self, uid: str, use: Position) -> bool:
         """Whether a value is there at a use."""
-        return uid not in self.places or self.flow.reaches(self.places[uid], use)
+        return uid not in self.positions or self.flow.reaches(self.positions[uid], use)
 
 
 def draw_edit(function: Function, draw: np.random.Generator, operators: str = OPERATORS) -> Edit | None:
@@ -104,25 +104,25 @@ def _uses(function: Function, uid: str) -> list[tuple[Instruction, int]]:
     ]
 
 
-def _redirect_uses(view: _View, one: Instruction, draw: np.random.Generator) -> Edit:
+def _redirect_uses(view: _View, deleted: Instruction, draw: np.random.Generator) -> Edit:
     """All uses of what is deleted get one value that was there before it, or C1."""
-    used = _uses(view.function, one.uid)
+    used = _uses(view.function, deleted.uid)
     if not used:
         return ()
-    choices = [*view.values(view.kinds[one.uid], view.places[one.uid]), "C1"]
+    choices = [*view.values(view.kinds[deleted.uid], view.positions[deleted.uid]), "C1"]
     value = _pick(draw, choices)
     return tuple(("-p", f"{user.uid}.OP{slot},{value}") for user, slot in used)
 
 
-def _operand(view: _View, one: Instruction, draw: np.random.Generator) -> Edit | None:
-    slots = [slot for slot, operand in enumerate(one.operands) if not operand.is_fixed]
+def _operand(view: _View, instruction: Instruction, draw: np.random.Generator) -> Edit | None:
+    slots = [slot for slot, operand in enumerate(instruction.operands) if not operand.is_fixed]
     if not slots:
         return None
     slot = slots[int(draw.integers(len(slots)))]
-    now = one.operands[slot].uid
-    values = view.values(view.kind_of_slot(one, slot), view.place_of_use(one, slot))
-    values = [value for value in values if value not in (now, one.uid)]
-    return (("-p", f"{one.uid}.OP{slot},{_pick(draw, values)}"),) if values else None
+    now = instruction.operands[slot].uid
+    values = view.values(view.kind_of_slot(instruction, slot), view.position_of_use(instruction, slot))
+    values = [value for value in values if value not in (now, instruction.uid)]
+    return (("-p", f"{instruction.uid}.OP{slot},{_pick(draw, values)}"),) if values else None
 
 
 def _clone_instruction(
@@ -143,7 +143,7 @@ def _clone_instruction(
             repairs += _force_use(view, instruction, draw)
     if op == "m" and source.type:
         used = _uses(changed, source.uid)
-        index = view.places[f"{source.uid}.d"]
+        index = view.positions[f"{source.uid}.d"]
         kinds = kinds_of(function)
         choices = [*(value for value in view.values(kinds[source.uid], index)), "C1"]
         value = _pick(draw, choices)
@@ -152,29 +152,29 @@ def _clone_instruction(
     return (head, *repairs)
 
 
-def _repair_operands(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
+def _repair_operands(view: _View, clone: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
     """Each operand of a clone that is not there at its new place gets one that is."""
     result = []
-    for slot, operand in enumerate(one.operands):
-        if operand.uid and (operand.uid == one.uid or not view.has(operand.uid, view.places[one.uid])
+    for slot, operand in enumerate(clone.operands):
+        if operand.uid and (operand.uid == clone.uid or not view.has(operand.uid, view.positions[clone.uid])
                             or operand.uid not in view.kinds):  # fmt: skip
             kind = view.kinds.get(operand.uid, operand.type)
-            choices = [value for value in view.values(kind, view.places[one.uid]) if value != one.uid]
-            result.append(("-p", f"{one.uid}.OP{slot},{_pick(draw, [*choices, 'C1'])}"))
+            choices = [value for value in view.values(kind, view.positions[clone.uid]) if value != clone.uid]
+            result.append(("-p", f"{clone.uid}.OP{slot},{_pick(draw, [*choices, 'C1'])}"))
     return result
 
 
-def _force_use(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
+def _force_use(view: _View, clone: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
     """One later operand of the same kind becomes the copy."""
-    kind, index = view.kinds[one.uid], view.places[one.uid]
+    kind, index = view.kinds[clone.uid], view.positions[clone.uid]
     slots = [
         f"{user.uid}.OP{slot}"
         for user in view.function.instructions()
         for slot, operand in enumerate(user.operands)
-        if user.uid != one.uid and not operand.is_fixed and view.kind_of_slot(user, slot) == kind
-        and view.flow.reaches(index, view.place_of_use(user, slot))
+        if user.uid != clone.uid and not operand.is_fixed and view.kind_of_slot(user, slot) == kind
+        and view.flow.reaches(index, view.position_of_use(user, slot))
     ]  # fmt: skip
-    return [("-p", f"{_pick(draw, slots)},{one.uid}")] if slots else []
+    return [("-p", f"{_pick(draw, slots)},{clone.uid}")] if slots else []
 
 
 def _dangling(view: _View, repairs: list[tuple[str, str]], draw: np.random.Generator) -> list[tuple[str, str]]:
@@ -184,17 +184,17 @@ def _dangling(view: _View, repairs: list[tuple[str, str]], draw: np.random.Gener
     for user in view.function.instructions():
         for slot, operand in enumerate(user.operands):
             name = f"{user.uid}.OP{slot}"
-            if not operand.uid or name in repaired or view.has(operand.uid, view.place_of_use(user, slot)):
+            if not operand.uid or name in repaired or view.has(operand.uid, view.position_of_use(user, slot)):
                 continue
-            choices = view.values(view.kind_of_slot(user, slot), view.place_of_use(user, slot))
+            choices = view.values(view.kind_of_slot(user, slot), view.position_of_use(user, slot))
             choices = [value for value in choices if value != user.uid]
             result.append(("-p", f"{name},{_pick(draw, [*choices, 'C1'])}"))
     return result
 
 
-def cross(one: Individual, other: Individual, draw: np.random.Generator) -> tuple[Individual, Individual] | None:
+def cross(first: Individual, second: Individual, draw: np.random.Generator) -> tuple[Individual, Individual] | None:
     """Two children with what both parents have, and one part each of what only one has; None where nothing differs."""
-    common, differing = one & other, sort_edits(one ^ other)
+    common, differing = first & second, sort_edits(first ^ second)
     if len(differing) < 2:
         return None
     shuffled = [differing[int(index)] for index in draw.permutation(len(differing))]

@@ -107,7 +107,7 @@ def _ladder(document: Mapping[str, Any]) -> str:
     result = [entry for entry in document["ladder"] if entry["edits"] or document["ladder"]]
     if not result:
         return "<p>There is nothing to tell apart.</p>"
-    rows = sorted(result, key=lambda one: (len(one["edits"]), one["edits"]))[:_MOST_ROWS]
+    rows = sorted(result, key=lambda row: (len(row["edits"]), row["edits"]))[:_MOST_ROWS]
     speeds = [1 / row["time_ratio"] if row["time_ratio"] else 0.0 for row in rows]
     most, lines = max([1.0, *speeds]) * 1.05, []
     for index, (item, speed) in enumerate(zip(rows, speeds, strict=True)):

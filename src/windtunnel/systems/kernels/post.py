@@ -41,9 +41,9 @@ def minimize_edits(edits: Individual, again: Again, loss: float = _LOSS) -> Indi
     return frozenset(kept)
 
 
-def _as_fast(best: Evaluation, found: Evaluation, loss: float) -> bool:
+def _as_fast(best: Evaluation, result: Evaluation, loss: float) -> bool:
     """The same program is as fast whatever the clock says."""
-    return found.digest == best.digest or best.time_ratio / found.time_ratio > 1 - loss
+    return result.digest == best.digest or best.time_ratio / result.time_ratio > 1 - loss
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ def _subsets(independent: list[Edit], cluster: list[Edit], again: Again) -> dict
     subsets: dict[tuple[int, ...], Evaluation] = {(): again([base])[0]}
     pairs: list[tuple[int, ...]] = list(combinations(indices, 2))
     subsets |= dict(zip(pairs, again([base | {cluster[index] for index in pair} for pair in pairs]), strict=True))
-    now = min(pairs, key=lambda one: subsets[one].time_ratio)
+    now = min(pairs, key=lambda subset: subsets[subset].time_ratio)
     while len(now) < len(cluster):
         more = [tuple(sorted((*now, index))) for index in indices if index not in now]
         subsets |= dict(zip(more, again([base | {cluster[index] for index in item} for item in more]), strict=True))
-        now = min(more, key=lambda one: subsets[one].time_ratio)
+        now = min(more, key=lambda subset: subsets[subset].time_ratio)
     return subsets

@@ -101,11 +101,11 @@ def by_operator(timeline: Timeline, factor: float = 1.3) -> list[OperatorGain]:
                 min(max(1 - won_ns / saved_ns, 0.0), 1.0) if saved_ns else 0.0, kernel_for(names.values[code]),
             )
         )  # fmt: skip
-    return sorted(result, key=lambda one: -one.speedup)
+    return sorted(result, key=lambda entry: -entry.speedup)
 
 
-def _faster(duration_ns: np.ndarray, chosen: np.ndarray, factor: float) -> np.ndarray:
-    return np.where(chosen, np.rint(duration_ns / factor), duration_ns).astype(np.int64)
+def _faster(duration_ns: np.ndarray, selected: np.ndarray, factor: float) -> np.ndarray:
+    return np.where(selected, np.rint(duration_ns / factor), duration_ns).astype(np.int64)
 
 
 def kernel_for(operator: str) -> str:

@@ -190,19 +190,19 @@ class Bench:
             for index, name in sent:
                 self._by_key[name] = self._hear(index)
 
-    def _send(self, place: int, order: Order) -> None:
+    def _send(self, index: int, order: Order) -> None:
         try:
-            self._workers[place].send(order)
+            self._workers[index].send(order)
         except WorkerError:
-            self._restart(place)
-            self._workers[place].send(order)
+            self._restart(index)
+            self._workers[index].send(order)
 
-    def _hear(self, place: int) -> Evaluation:
+    def _hear(self, index: int) -> Evaluation:
         """An answer; where the process itself died, which no candidate should reach, it begins anew."""
         try:
-            kind, error, is_exact, detail, digest, times = self._workers[place].receive()
+            kind, error, is_exact, detail, digest, times = self._workers[index].receive()
         except WorkerError as failure:
-            self._restart(place)
+            self._restart(index)
             self._count("crash")
             return Evaluation("crash", detail=failure.message)
         if kind == "known":
@@ -214,10 +214,10 @@ class Bench:
             self._by_digest.setdefault(digest, result)
         return result
 
-    def _restart(self, place: int) -> None:
-        self._workers[place].close()
-        self._workers[place] = self._begin(self._cores[place])
-        self._greet([self._workers[place]])
+    def _restart(self, index: int) -> None:
+        self._workers[index].close()
+        self._workers[index] = self._begin(self._cores[index])
+        self._greet([self._workers[index]])
 
     def _count(self, kind: str) -> None:
         self.counts.kinds[kind] = self.counts.kinds.get(kind, 0) + 1
@@ -260,6 +260,6 @@ def _evaluation(
     result = Evaluation(kind, error=error, is_exact=is_exact, detail=detail, digest=digest)
     if kind != "ok":
         return result
-    each = [(quiet([pair[0] for pair in case]), quiet([pair[1] for pair in case])) for case in times]
-    ratio = float(np.mean([after / before for before, after in each]))
-    return replace(result, time_ratio=ratio, times_ns=tuple(each))
+    quartiles = [(quiet([pair[0] for pair in case]), quiet([pair[1] for pair in case])) for case in times]
+    ratio = float(np.mean([after / before for before, after in quartiles]))
+    return replace(result, time_ratio=ratio, times_ns=tuple(quartiles))

@@ -95,12 +95,12 @@ class Found:
         """Those that no other beats in time and error, quickest first, each once."""
         goals = np.asarray([item.evaluation.fitness for item in self.population])
         kept = {item.key: item for item, best in zip(self.population, is_best(goals), strict=True) if best}
-        return sorted(kept.values(), key=lambda one: one.evaluation.fitness)
+        return sorted(kept.values(), key=lambda candidate: candidate.evaluation.fitness)
 
     @property
     def best(self) -> Candidate:
         """The quickest."""
-        return min(self.population, key=lambda one: one.evaluation.fitness)
+        return min(self.population, key=lambda candidate: candidate.evaluation.fitness)
 
 
 def evolve(
@@ -162,8 +162,8 @@ def _keep(folder: Path | None, page: Page) -> None:
         write_page(folder, page)
 
 
-def _draws(options: Options, generation: int, place: int) -> np.random.Generator:
-    return np.random.default_rng([options.seed, generation, place])
+def _draws(options: Options, generation: int, index: int) -> np.random.Generator:
+    return np.random.default_rng([options.seed, generation, index])
 
 
 def _first(function: Function, evaluate: Evaluate, options: Options) -> list[Candidate]:
@@ -199,7 +199,7 @@ def _scan_single_edits(function: Function, evaluate: Evaluate, options: Options)
     alone: list[Individual] = [frozenset([(gene,)]) for gene in genes]
     result = [Candidate(edits, reported) for edits, reported in zip(alone, evaluate(alone), strict=True)]
     better = [item for item in result if item.evaluation.kind == "ok" and item.evaluation.time_ratio < 1]
-    return sorted(better, key=lambda one: one.evaluation.fitness)
+    return sorted(better, key=lambda candidate: candidate.evaluation.fitness)
 
 
 def _passing(seeds: Sequence[Individual], evaluate: Evaluate) -> list[Candidate]:
@@ -209,12 +209,12 @@ def _passing(seeds: Sequence[Individual], evaluate: Evaluate) -> list[Candidate]
         for seed, reported in zip(seeds, evaluate(seeds), strict=True)
         if reported.kind == "ok"
     ]
-    return sorted(result, key=lambda one: one.evaluation.fitness)
+    return sorted(result, key=lambda candidate: candidate.evaluation.fitness)
 
 
 def _add_scanned(population: list[Candidate], scanned: list[Candidate]) -> list[Candidate]:
     """The slower half makes room."""
-    kept = sorted(population, key=lambda one: one.evaluation.fitness)
+    kept = sorted(population, key=lambda candidate: candidate.evaluation.fitness)
     count = min(len(scanned), len(population) // 2)
     return [*scanned[:count], *kept[: len(population) - count]]
 
@@ -271,19 +271,19 @@ def _mutate_until_viable(
     function: Function,
     evaluate: Evaluate,
     options: Options,
-    chosen: dict[int, Candidate],
+    parents: dict[int, Candidate],
     draws: Sequence[np.random.Generator],
 ) -> dict[int, Candidate]:
     """Mutate each until it survives, at most twice as often as there are instructions; all of them side by side."""
     result: dict[int, Candidate] = {}
-    left = dict.fromkeys(chosen, 2 * function.num_instructions)
+    left = dict.fromkeys(parents, 2 * function.num_instructions)
     while left:
         tried: dict[int, Individual] = {}
         for index in list(left):
             edits = None
             while edits is None and left[index] > 0:
                 left[index] -= 1
-                edits = _with_one_more(function, chosen[index].edits, draws[index], options.operators)
+                edits = _with_one_more(function, parents[index].edits, draws[index], options.operators)
             if edits is None:
                 del left[index]
             else:

@@ -62,7 +62,7 @@ class _Reading:
 
     def read(self) -> None:
         """All blocks, dominators first; then what phis are given, as that may come from any block."""
-        order = sorted(range(len(self.function.blocks)), key=lambda one: (len(self.flow.dominators[one]), one))
+        order = sorted(range(len(self.function.blocks)), key=lambda index: (len(self.flow.dominators[index]), index))
         for item in self.function.blocks:
             for instruction in item.instructions:
                 if instruction.opcode == "phi":
@@ -76,13 +76,13 @@ class _Reading:
                 for entry in block.instructions if entry.opcode == "phi"
             )  # fmt: skip
 
-    def _block(self, at: int) -> None:
-        before = self.flow.predecessors[at]
-        memory: Term = ("memory", at)
+    def _block(self, block: int) -> None:
+        before = self.flow.predecessors[block]
+        memory: Term = ("memory", block)
         if len(before) == 1 and before[0] in self.leaves:
             memory = self.leaves[before[0]]
         risks: set[Term] = set()
-        for instruction in self.function.blocks[at].instructions:
+        for instruction in self.function.blocks[block].instructions:
             if instruction.opcode == "phi" or instruction.is_anchor:
                 continue
             operands = tuple(self._term(value.value, value.type) for value in instruction.operands)
@@ -93,7 +93,7 @@ class _Reading:
                 self.terms[instruction.uid] = _load_term(memory, instruction, operands[0])
                 risks.add(("reach", operands[0]))
             elif instruction.opcode in ("br", "switch", "ret", "unreachable"):
-                self.ends[at] = (instruction.key, operands)
+                self.ends[block] = (instruction.key, operands)
             elif instruction.opcode == "call" and not instruction.type:
                 memory = ("call", instruction.key, operands, memory)
                 risks.add(("call", instruction.key, operands))
@@ -101,7 +101,7 @@ class _Reading:
                 self.terms[instruction.uid] = term = _operation_term(instruction, operands)
                 if instruction.opcode in _TRAPS:
                     risks.add(term)
-        self.leaves[at], self.risks[at] = memory, risks
+        self.leaves[block], self.risks[block] = memory, risks
 
     def _term(self, value: str, kind: str) -> Term:
         if not value.startswith("%"):
@@ -109,58 +109,58 @@ class _Reading:
         return self.terms.get(value[1:], ("argument", value[1:]))
 
 
-def _operation_term(one: Instruction, operands: tuple[Term, ...]) -> Term:
-    if one.opcode == "select" and operands[1] == operands[2]:
+def _operation_term(instruction: Instruction, operands: tuple[Term, ...]) -> Term:
+    if instruction.opcode == "select" and operands[1] == operands[2]:
         return operands[1]
-    is_commuting = one.opcode in _COMMUTES or one.callee.startswith(
+    is_commuting = instruction.opcode in _COMMUTES or instruction.callee.startswith(
         tuple(f"@llvm.{item}." for item in _COMMUTING_CALLS)
     )
     if is_commuting:
-        if operands[0] == operands[1] and (one.opcode in ("and", "or") or one.opcode == "call"):
+        if operands[0] == operands[1] and (instruction.opcode in ("and", "or") or instruction.opcode == "call"):
             return operands[0]
         operands = tuple(sorted(operands, key=repr))
-    if one.opcode in ("add", "or", "xor", "shl", "lshr", "ashr", "sub"):
+    if instruction.opcode in ("add", "or", "xor", "shl", "lshr", "ashr", "sub"):
         rest = [operand for operand in operands if operand[0] != "constant" or operand[2] != "0"]
         if len(rest) == 1 and operands[0] == rest[0]:
             return rest[0]
-    return (one.key, operands)
+    return (instruction.key, operands)
 
 
-def _store_term(memory: Term, one: Instruction, operands: tuple[Term, ...]) -> Term:
+def _store_term(memory: Term, instruction: Instruction, operands: tuple[Term, ...]) -> Term:
     """Memory after a store: one that only writes what is there changes nothing; a later one to the same place wins."""
     value, index = operands
     if value[0] == "load" and value[2] == index and value[3] == memory:
         return memory
-    if memory[0] == "store" and memory[3] == index and memory[1] == one.key:
+    if memory[0] == "store" and memory[3] == index and memory[1] == instruction.key:
         memory = memory[4]
-    return ("store", one.key, value, index, memory)
+    return ("store", instruction.key, value, index, memory)
 
 
-def _load_term(memory: Term, one: Instruction, place: Term) -> Term:
+def _load_term(memory: Term, instruction: Instruction, address: Term) -> Term:
     """What is read: what was stored there last, seen through stores that surely went elsewhere."""
     while memory[0] == "store":
         value, there = memory[2], memory[3]
         stored = memory[1].removeprefix("store ").split(" ", 1)[0]
-        if there == place and stored == one.type:
+        if there == address and stored == instruction.type:
             return value
-        if not _apart(there, place):
+        if not _apart(there, address):
             break
         memory = memory[4]
-    return ("load", one.key, place, memory)
+    return ("load", instruction.key, address, memory)
 
 
-def _apart(one: Term, other: Term) -> bool:
+def _apart(first_address: Term, other: Term) -> bool:
     """Whether two places of at most eight bytes surely do not overlap: one base, constant distances."""
-    (first, near), (second, far) = _base(one), _base(other)
+    (first, near), (second, far) = _base(first_address), _base(other)
     return first == second and abs(near - far) >= 8
 
 
-def _base(place: Term) -> tuple[Term, int]:
+def _base(address: Term) -> tuple[Term, int]:
     distance = 0
-    while isinstance(place[0], str) and place[0].startswith("getelementptr") and " i8, " in place[0]:
-        base, *rest = place[1]
+    while isinstance(address[0], str) and address[0].startswith("getelementptr") and " i8, " in address[0]:
+        base, *rest = address[1]
         if len(rest) != 1 or rest[0][0] != "constant" or not rest[0][2].lstrip("-").isdigit():
             break
         distance += int(rest[0][2])
-        place = base
-    return place, distance
+        address = base
+    return address, distance

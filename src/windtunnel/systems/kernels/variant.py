@@ -107,7 +107,7 @@ def place_winners(
     for item in placed:
         evidence = f"evolved {item.kernel}, measured {gain_text(item.measured)}, {item.label}"
         changed = faster_operator(changed, re.escape(item.operator), item.measured.value, evidence)
-    return changed, sorted(placed, key=lambda one: -one.step.value)
+    return changed, sorted(placed, key=lambda entry: -entry.step.value)
 
 
 def _operator_of(graph: Graph, kernel: str) -> str:

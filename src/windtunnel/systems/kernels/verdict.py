@@ -146,7 +146,7 @@ class _Judges:
 
     kernel: Kernel
     unseen: Bench
-    drawn: Bench
+    fuzzed: Bench
 
 
 def _bench(kernel: Kernel, cases: Sequence[Case], checks: Sequence[Case], tolerance: float) -> Bench:
@@ -163,7 +163,7 @@ def _verdict(
     if unseen.kind != "ok":
         reasons.append(f"held-out: {unseen.detail or unseen.kind}")
         return None
-    if is_faithful and (fuzz := judges.drawn.evaluate([edits])[0]).kind != "ok":
+    if is_faithful and (fuzz := judges.fuzzed.evaluate([edits])[0]).kind != "ok":
         reasons.append(f"drawn inputs: {fuzz.detail or fuzz.kind}")
         return None
     timed = bench.time(edits, _PAIRS_LAST)
@@ -183,7 +183,7 @@ def _verdict(
 def _faithful_part(judges: _Judges, edits: Individual) -> Individual:
     """Those edits that drawn inputs find nothing wrong with, where others are wrong."""
     every = sort_edits(edits)
-    result = judges.drawn.evaluate([frozenset([edit]) for edit in every])
+    result = judges.fuzzed.evaluate([frozenset([edit]) for edit in every])
     kept = frozenset(edit for edit, reported in zip(every, result, strict=True) if reported.kind == "ok")
     return kept if kept != edits else frozenset()
 
@@ -200,7 +200,7 @@ def _gene(judges: _Judges, edit: Edit) -> Gene:
             return Gene(edit, words, "proof")
     except InputError:  # it only fits on top of others
         return Gene(edit, words, "fuzzing")
-    result = judges.drawn.evaluate([frozenset([edit])])[0]
+    result = judges.fuzzed.evaluate([frozenset([edit])])[0]
     return Gene(edit, words, "fuzzing" if result.kind == "ok" else "tests")
 
 

@@ -56,20 +56,23 @@ def describe(function: Function, edit: Edit) -> str:
     if op == "-x":
         return f"reads past the nearest cache at {_instruction_name(first, names[0])}"
     second = _instruction_name(_of(function, names[1]), names[1])
-    one = _instruction_name(first, names[0])
-    return {"-i": f"does {one} once more before {second}", "-m": f"moves {one} before {second}",
-            "-r": f"puts a copy of {one} in place of {second}", "-s": f"exchanges {one} and {second}"}[op]  # fmt: skip
+    name = _instruction_name(first, names[0])
+    return {"-i": f"does {name} once more before {second}", "-m": f"moves {name} before {second}",
+            "-r": f"puts a copy of {name} in place of {second}",
+            "-s": f"exchanges {name} and {second}"}[op]  # fmt: skip
 
 
-def _describe_deletion(function: Function, one: Instruction | None, edit: Edit) -> str:
+def _describe_deletion(function: Function, instruction: Instruction | None, edit: Edit) -> str:
     uid = edit[0][1]
     values = {text.split(",")[1] for op, text in edit[1:] if op == "-p"}
     users = [_of(function, text.split(".OP")[0]) for op, text in edit[1:] if op == "-p"]
-    if one is not None and one.type == "i1" and values == {"C1"}:
+    if instruction is not None and instruction.type == "i1" and values == {"C1"}:
         branches = [user for user in users if user is not None and user.opcode == "br"]
         what = "the branch" if branches else "it"
-        return f"takes {_instruction_name(one, uid)} as always true" + (f", so {what} has one way" if branches else "")
-    words = f"drops {_instruction_name(one, uid)}"
+        return f"takes {_instruction_name(instruction, uid)} as always true" + (
+            f", so {what} has one way" if branches else ""
+        )
+    words = f"drops {_instruction_name(instruction, uid)}"
     return f"{words}, and uses {_value(function, next(iter(values)))} instead" if values else words
 
 
@@ -77,14 +80,14 @@ def _of(function: Function, uid: str) -> Instruction | None:
     return function.find(uid) or function.find(re.split(r"\.[imrsdn]\d*$", uid)[0].split(".")[0])
 
 
-def _instruction_name(one: Instruction | None, uid: str) -> str:
-    if one is None:
+def _instruction_name(instruction: Instruction | None, uid: str) -> str:
+    if instruction is None:
         return uid
-    name = _NAMES.get(one.opcode, one.opcode)
-    if one.opcode == "call":
-        callee = one.callee.removeprefix("@").removeprefix("llvm.").split(".")[0]
+    name = _NAMES.get(instruction.opcode, instruction.opcode)
+    if instruction.opcode == "call":
+        callee = instruction.callee.removeprefix("@").removeprefix("llvm.").split(".")[0]
         name = _CALLS.get(callee, f"call of {callee}")
-    return f"the {name}{f' at line {one.line}' if one.line else ''} ({uid})"
+    return f"the {name}{f' at line {instruction.line}' if instruction.line else ''} ({uid})"
 
 
 def _value(function: Function, value: str) -> str:
@@ -98,8 +101,8 @@ def _value(function: Function, value: str) -> str:
 def _hint(function: Function, text: str) -> str:
     uid, _, rest = text.partition(",")
     name, _, value = rest.partition("=")
-    one = _of(function, uid)
-    return _HINTS[name].format(value, one.line if one is not None and one.line else uid)
+    instruction = _of(function, uid)
+    return _HINTS[name].format(value, instruction.line if instruction is not None and instruction.line else uid)
 
 
 def _promise(function: Function, text: str) -> str:

@@ -46,18 +46,18 @@ class Order:
     is_forced: bool = False
 
 
-def main(place: Place) -> int:
+def main(process: Place) -> int:
     """Prepare the original, then answer until there are no orders."""
-    setup: Setup = _bearable(place.config)
+    setup: Setup = _bearable(process.config)
     ending = contained(partial(_try_original, setup), setup.limits)
     if ending.kind != "done":
-        place.tell(InputError(
+        process.tell(InputError(
             f"the original fails its own tests: {ending.kind}, {ending.detail}", where=setup.function.name,
             fix="the kernel must end, within its arrays, on every case",
         ))  # fmt: skip
         return 0
     answer = pickle.loads(ending.answer)
-    place.tell(answer)
+    process.tell(answer)
     if isinstance(answer, WindtunnelError):
         return 0
     origin = None if setup.is_for_gpu else _origin(setup)  # a process that opened a GPU cannot fork
@@ -66,10 +66,10 @@ def main(place: Place) -> int:
     gc.freeze()  # a collection in a child would touch, and so copy, all that it shares with this process
     while True:
         try:
-            order: Order = place.order()
+            order: Order = process.order()
         except EOFError:
             return 0
-        place.tell(_answer(setup, origin, order, known))
+        process.tell(_answer(setup, origin, order, known))
 
 
 def _bearable(setup: Setup) -> Setup:

@@ -80,17 +80,17 @@ def _weight(call: Call) -> int:
     return int(call.inputs[_WEIGHT][0])
 
 
-def _problem(program: Program, place: int, k: int) -> str:
+def _problem(program: Program, index: int, k: int) -> str:
     """Why a layer stays as it is; empty where nothing speaks against it."""
-    call = program.calls[place]
+    call = program.calls[index]
     shape, weight = call.shapes[_WEIGHT], _weight(call)
-    if weight not in weights_of(program, place):
+    if weight not in weights_of(program, index):
         return "multiplies with something that is no parameter"
     if min(shape[:2]) < k:
         return f"is {shape[1]} x {shape[0]}, smaller than a block of {k}"
     if call.operator == "aten::conv2d" and int(call.inputs[_GROUPS]) != 1:
         return f"is a convolution of {call.inputs[_GROUPS]} groups"
-    others = [reader for reader in readers(program, weight) if reader != place]
+    others = [reader for reader in readers(program, weight) if reader != index]
     if others:
         return (
             f"shares its weight: {program.calls[others[0]].operator} in {program.calls[others[0]].layer} reads it too"

@@ -99,22 +99,22 @@ class _TwoWays(Row):
         self.overlaps: set[Action] = set()
         self._waiting: list[int] = []
 
-    def fill(self, place: int, num_places: int, num_each: int) -> None:
+    def fill(self, position: int, num_places: int, num_each: int) -> None:
         """All eight parts of the schedule, for so many microbatches each way."""
-        behind = num_places - place - 1
+        behind = num_places - position - 1
         self.add(self.near, "F", 2 * behind)
-        for _ in range(place + 1):
+        for _ in range(position + 1):
             self.add(self.near, "F")
             self.add(self.far, "F")
         self.add(self.far, "IWF", behind)
-        for turn in range(num_each - 2 * num_places + place + 1):
+        for turn in range(num_each - 2 * num_places + position + 1):
             # in the middle nothing has come back yet that the first pass could overlap with
             self._both(self.near, self.far, is_overlapped=turn > 0 or behind > 0)
             self._both(self.far, self.near)
         for _ in range(behind):
             self.add(self.far, "B")
             self._both(self.far, self.near)
-        self._empty(place, behind)
+        self._empty(position, behind)
 
     def _both(self, forward: int, backward: int, *, is_overlapped: bool = True) -> None:
         self.add(forward, "F")
@@ -122,10 +122,10 @@ class _TwoWays(Row):
             self.overlaps.add(self.actions[-1])
         self.add(backward, "B")
 
-    def _empty(self, place: int, behind: int) -> None:
+    def _empty(self, position: int, behind: int) -> None:
         """The last passes backward: from the middle on, the weights' gradients wait."""
-        switch = 2 * ((place + 1) // 2) + (place + 1) % 2
-        for index in range(2 * (place + 1)):
+        switch = 2 * ((position + 1) // 2) + (position + 1) % 2
+        for index in range(2 * (position + 1)):
             self._back(self.near if index % 2 else self.far, is_split=index >= switch)
         for _ in range(behind):
             self._weight()

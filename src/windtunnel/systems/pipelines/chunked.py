@@ -83,11 +83,11 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> S
     return Schedule("interleaved", tuple(rows), ranks, num_microbatches, most_in_flight=tuple(most))
 
 
-def _chunk_and_microbatch(place: int, num_ranks: int, num_chunks: int) -> tuple[int, int]:
-    """Chunk and microbatch of the so manieth pass forward."""
-    rounds, within = divmod(place, num_ranks * num_chunks)
+def _chunk_and_microbatch(number: int, num_ranks: int, num_chunks: int) -> tuple[int, int]:
+    """Return the chunk and the microbatch of a rank's forward pass ``number``, counted from 0."""
+    num_rounds, within = divmod(number, num_ranks * num_chunks)
     chunk, index = divmod(within, num_ranks)
-    return chunk, rounds * num_ranks + index
+    return chunk, num_rounds * num_ranks + index
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:

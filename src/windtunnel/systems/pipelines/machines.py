@@ -120,7 +120,7 @@ def cheapest_machines(
     if not 0 < samples_per_s < float("inf"):
         raise InputError(f"{samples_per_s} samples per s", where="--at-least", fix="above 0")
     offers = [Offer(instance, count) for instance in instances for count in range(1, most_machines + 1)]
-    offers.sort(key=lambda one: (one.usd_per_h, one.num_devices, one.instance.name))
+    offers.sort(key=lambda offer: (offer.usd_per_h, offer.num_devices, offer.instance.name))
     known: dict[str, Mapping[int, Blocks]] = {}
     cheaper: list[Offer] = []
     for done, offer in enumerate(offers):
@@ -155,7 +155,7 @@ def _plan_offer(offer: Offer, profiles: Mapping[int, Blocks], batch: int, most_n
     result = [
         Played(row, batch_ns(row, stage_times(row, profiles[row.microbatch], links))) for row in rows[:num_replayed]
     ]
-    best = min(result, key=lambda one: one.step_ns, default=None)
+    best = min(result, key=lambda plan: plan.step_ns, default=None)
     if best is not None and best.step_ns <= most_ns:
         return Offer(offer.instance, offer.count, best)
     if best is None:

@@ -50,7 +50,7 @@ def _run_exchanged(line: Line, rank: int) -> None:
     """Several stages per rank: all messages are exchanged between two rounds, and everybody waits for its own."""
     row = line.row(rank)
     begins = [0, *(i + 1 for i in range(len(row)) if line.ends_batch(rank, i))]
-    rounds = [one for first, last in pairwise(begins) for one in _rounds(row[first:last])]
+    rounds = [actions for first, last in pairwise(begins) for actions in _rounds(row[first:last])]
     first, index = 0, -1
     line.wait(rank, line.post(rank, _all(line.into, rounds[0])))
     for round_, following in zip(rounds, [*rounds[1:], ()], strict=True):

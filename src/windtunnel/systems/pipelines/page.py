@@ -113,8 +113,8 @@ def _diagram(played: PlayedSchedule) -> Section:
     return Section("schedule", "schedule", title, f"{picture}<p>{keys}</p>{note}")
 
 
-def _box(one: Pass, y: float, scale: float, *, is_later: bool) -> str:
-    action, begin, end = one
+def _box(pass_: Pass, y: float, scale: float, *, is_later: bool) -> str:
+    action, begin, end = pass_
     x, wide = _LEFT + begin * scale, max((end - begin) * scale - 0.6, 0.4)
     words = f"{action}: {PASS_LABELS[action.kind]} of microbatch {action.microbatch}, stage {action.stage}, "
     words += f"{format_duration(begin)} to {format_duration(end)}"

@@ -168,10 +168,10 @@ def _stages(
         code, data = divmod(code, num)
         before, degree = divmod(code, len(problem.degrees))
         inside = lattice.members(index) & ~lattice.members(before)
-        one = stage_of(problem, inside, degree, data, -(-summed // data))
-        assert one is not None, "a stage of the best plan fits"
-        yield one
-        index, devices, summed = before, devices - one.num_devices, summed - data
+        stage = stage_of(problem, inside, degree, data, -(-summed // data))
+        assert stage is not None, "a stage of the best plan fits"
+        yield stage
+        index, devices, summed = before, devices - stage.num_devices, summed - data
 
 
 def stage_of(

@@ -108,18 +108,18 @@ def _print_reasons(table: PlanTable, *, shows_all: bool) -> None:
             say_wrapped(f"  {count}: {reason}")
 
 
-def piper_document(problem: PiperProblem, found: PiperPlan, equal: PiperPlan | None) -> dict[str, Any]:
+def piper_document(problem: PiperProblem, plan: PiperPlan, equal: PiperPlan | None) -> dict[str, Any]:
     """Piper's plan and the best equal stages, in raw units."""
     return {
         "schema": "windtunnel.piper-plan/1",
-        **_plan(problem, found),
-        "num_downsets": found.num_downsets,
-        "num_pairs": found.num_pairs,
+        **_plan(problem, plan),
+        "num_downsets": plan.num_downsets,
+        "num_pairs": plan.num_pairs,
         "equal_stages": None if equal is None else _plan(problem, equal),
     }
 
 
-def _plan(problem: PiperProblem, one: PiperPlan) -> dict[str, Any]:
+def _plan(problem: PiperProblem, plan: PiperPlan) -> dict[str, Any]:
     stages = [
         {
             "layers": [problem.names[row] for row in stage.layers],
@@ -131,20 +131,20 @@ def _plan(problem: PiperProblem, one: PiperPlan) -> dict[str, Any]:
             "time_s": stage.time_s,
             "memory_bytes": stage.memory_bytes,
         }
-        for stage in one.stages
+        for stage in plan.stages
     ]
-    return {"time_s": one.time_s, "stages": stages}
+    return {"time_s": plan.time_s, "stages": stages}
 
 
-def print_piper(problem: PiperProblem, found: PiperPlan, equal: PiperPlan | None) -> None:
+def print_piper(problem: PiperProblem, plan: PiperPlan, equal: PiperPlan | None) -> None:
     """Stages, and how equal ones would do."""
     from windtunnel.units import format_duration, format_size
 
-    say(f"{format_duration(round(1e9 * found.time_s))} per microbatch in the slowest stage; no plan is faster")
-    say_wrapped("  " + _versus(problem, found, equal))
+    say(f"{format_duration(round(1e9 * plan.time_s))} per microbatch in the slowest stage; no plan is faster")
+    say_wrapped("  " + _versus(problem, plan, equal))
     say()
     rows = []
-    for index, stage in enumerate(found.stages):
+    for index, stage in enumerate(plan.stages):
         count: Mapping[str, int] = Counter(problem.variants[variant] for variant in stage.variants)
         kinds = ", ".join(f"{count[name]} {name}" for name in problem.variants if name in count)
         rows.append([
@@ -156,15 +156,15 @@ def print_piper(problem: PiperProblem, found: PiperPlan, equal: PiperPlan | None
     print_table(head, rows, numbers=range(1, 6), gives_way=6)
 
 
-def _versus(problem: PiperProblem, found: PiperPlan, equal: PiperPlan | None) -> str:
+def _versus(problem: PiperProblem, plan: PiperPlan, equal: PiperPlan | None) -> str:
     from windtunnel.units import format_duration
 
     if equal is None:
         return "equal stages with one data and tensor degree for all do not fit into memory"
-    one = equal.stages[0]
-    again = problem.variants[one.variants[0]]
-    replicas = f"{one.data} replica{'s' if one.data > 1 else ''}"
+    stage = equal.stages[0]
+    again = problem.variants[stage.variants[0]]
+    replicas = f"{stage.data} replica{'s' if stage.data > 1 else ''}"
     return (
-        f"{equal.time_s / found.time_s:.2f}x as fast as the best equal stages: {len(equal.stages)} of them, "
-        f"{replicas}, tensor degree {one.tensor}, {again}, {format_duration(round(1e9 * equal.time_s))}"
+        f"{equal.time_s / plan.time_s:.2f}x as fast as the best equal stages: {len(equal.stages)} of them, "
+        f"{replicas}, tensor degree {stage.tensor}, {again}, {format_duration(round(1e9 * equal.time_s))}"
     )

@@ -67,7 +67,7 @@ def rank_by_replay(
             progress("replaying plans", done, len(rows))
         times = stage_times(row, profiles[row.microbatch], job.links)
         result.append(Played(row, batch_ns(row, times)))
-    return sorted(result, key=lambda one: one.step_ns)
+    return sorted(result, key=lambda played: played.step_ns)
 
 
 def batch_ns(
@@ -147,7 +147,7 @@ def side_by_side(schedule: Schedule, width: int) -> Schedule:
     """So many pipelines as one table; stages and ranks of each follow those of the one before."""
     if width == 1:
         return schedule
-    num_ranks, num_stages, each = schedule.num_ranks, schedule.num_stages, range(width)
+    num_ranks, num_stages, replicas = schedule.num_ranks, schedule.num_stages, range(width)
 
     def shift_stage(action: Action, which: int) -> Action:
         return action._replace(stage=action.stage + which * num_stages)
@@ -155,14 +155,14 @@ def side_by_side(schedule: Schedule, width: int) -> Schedule:
     return dataclasses.replace(
         schedule,
         actions=tuple(
-            tuple(item and shift_stage(item, which) for item in row) for which in each for row in schedule.actions
+            tuple(item and shift_stage(item, which) for item in row) for which in replicas for row in schedule.actions
         ),
-        rank_of=tuple(which * num_ranks + rank for which in each for rank in schedule.rank_of),
+        rank_of=tuple(which * num_ranks + rank for which in replicas for rank in schedule.rank_of),
         replicas=tuple(
-            tuple(which * num_ranks + rank for rank in ranks) for which in each for ranks in schedule.replicas
+            tuple(which * num_ranks + rank for rank in ranks) for which in replicas for ranks in schedule.replicas
         ),
         most_in_flight=schedule.most_in_flight * width,
-        overlaps=frozenset(shift_stage(overlap, which) for which in each for overlap in schedule.overlaps),
+        overlaps=frozenset(shift_stage(overlap, which) for which in replicas for overlap in schedule.overlaps),
     )
 
 
@@ -184,8 +184,8 @@ def beside(times: StageTimes, num_stages: int, width: int) -> StageTimes:
     def tile_values(values: ArrayLike | None, number: int, more: int = 0) -> Floats | None:
         if values is None:
             return None
-        one = np.append(np.broadcast_to(np.asarray(values, float), number), np.zeros(more))
-        return np.tile(one, width)[: number * width + more * (width - 1)]
+        single = np.append(np.broadcast_to(np.asarray(values, float), number), np.zeros(more))
+        return np.tile(single, width)[: number * width + more * (width - 1)]
 
     of_stages: dict[str, Any] = {
         name: tile_values(getattr(times, name), num_stages)

@@ -158,8 +158,8 @@ def _replicas(rows: list[tuple[Action | None, ...]], num_stages: int) -> list[tu
                 where[item.stage].setdefault(rank, []).append(item.microbatch)
     result = []
     for used in where:
-        ranks = sorted(used, key=lambda rank, taken=used: min(taken[rank]))  # type: ignore[misc]
+        ranks = sorted(used, key=lambda rank, stages=used: min(stages[rank]))  # type: ignore[misc]
         in_turns = all(index % len(ranks) == turn for turn, rank in enumerate(ranks) for index in used[rank])
-        usual = sorted(ranks, key=lambda rank, taken=used: -len(taken[rank]))[:1]  # type: ignore[misc]
+        usual = sorted(ranks, key=lambda rank, stages=used: -len(stages[rank]))[:1]  # type: ignore[misc]
         result.append(tuple(ranks if in_turns else usual))
     return result

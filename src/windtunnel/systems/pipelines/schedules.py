@@ -169,8 +169,14 @@ def one_forward_one_backward(num_ranks: int, num_microbatches: int, replicas: Se
 
     Arguments and errors as of ``gpipe``; replicas of a stage share what it has under way.
     """
-    each = list(replicas) or [1] * num_ranks
-    return _linear("1f1b", num_ranks, num_microbatches, each, lambda stage: -(-sum(each[stage:]) // each[stage]))
+    replicas_of = list(replicas) or [1] * num_ranks
+    return _linear(
+        "1f1b",
+        num_ranks,
+        num_microbatches,
+        replicas_of,
+        lambda stage: -(-sum(replicas_of[stage:]) // replicas_of[stage]),
+    )
 
 
 def pipedream(num_ranks: int, num_microbatches: int, num_batches: int, replicas: Sequence[int] = ()) -> Schedule:
@@ -239,12 +245,12 @@ def _linear(
 ) -> Schedule:
     """One stage per rank: so many passes forward, then one backward and one forward in turns."""
     require_some(name, num_stages, num_microbatches)
-    each = list(replicas) or [1] * num_stages
-    if len(each) != num_stages or min(each) < 1:
-        raise InputError(f"replicas {each} of {num_stages} stages", where=name, fix="one or more of each stage")
+    replicas_of = list(replicas) or [1] * num_stages
+    if len(replicas_of) != num_stages or min(replicas_of) < 1:
+        raise InputError(f"replicas {replicas_of} of {num_stages} stages", where=name, fix="one or more of each stage")
     rows: list[tuple[Action, ...]] = []
     ranks, most = [], []
-    for stage, num_replicas in enumerate(each):
+    for stage, num_replicas in enumerate(replicas_of):
         ranks.append(tuple(range(len(rows), len(rows) + num_replicas)))
         for replica in range(num_replicas):
             local = range(replica, num_microbatches, num_replicas)
@@ -257,5 +263,5 @@ def _linear(
             most.append(first)
     return Schedule(
         name, tuple(rows), tuple(rank[0] for rank in ranks), num_microbatches, most_in_flight=tuple(most),
-        replicas=tuple(ranks) if max(each) > 1 else (),
+        replicas=tuple(ranks) if max(replicas_of) > 1 else (),
     )  # fmt: skip

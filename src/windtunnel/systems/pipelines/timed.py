@@ -184,9 +184,9 @@ class Line:
         """What a rank does."""
         return [action for action in self.schedule.actions[rank] if action is not None]
 
-    def ends_batch(self, rank: int, at: int) -> bool:
+    def ends_batch(self, rank: int, index: int) -> bool:
         """Whether a batch ends with this action of a rank."""
-        return at in self._ends[rank]
+        return index in self._ends[rank]
 
     def into(self, action: Action) -> list[Message]:
         """What a pass receives from other ranks."""
@@ -204,8 +204,8 @@ class Line:
             Message(stage, other, index, kind != "F") for other in sorted(others) if self._is_apart(stage, other, index)
         ]
 
-    def _is_apart(self, stage: int, other: int, at: int) -> bool:
-        return self.schedule.rank(stage, at) != self.schedule.rank(other, at)
+    def _is_apart(self, stage: int, other: int, microbatch: int) -> bool:
+        return self.schedule.rank(stage, microbatch) != self.schedule.rank(other, microbatch)
 
     def compute(self, rank: int, action: Action) -> None:
         """A pass, behind all that was waited for."""
@@ -234,15 +234,15 @@ class Line:
         if (stage, kind, index) in self._kept:
             self.builder.edge(self._kept[stage, kind, index], task, kind=EdgeKind.DATA)
 
-    def update(self, rank: int, at: int) -> None:
+    def update(self, rank: int, index: int) -> None:
         """The optimizer, where a stage's batch ends with this action of a rank; with others all at the rank's end."""
-        if at not in self._stage_ends[rank]:
+        if index not in self._stage_ends[rank]:
             return
-        stage, _, sample = self.row(rank)[at]
+        stage, _, sample = self.row(rank)[index]
         self._due[rank].append((stage, sample))
         if self._exchange_ns is not None:
             self._exchange(rank, stage, sample)
-            if not self.ends_batch(rank, at):
+            if not self.ends_batch(rank, index):
                 return
         for stage, sample in self._due[rank]:
             if self._exchange_ns is not None:
@@ -299,17 +299,18 @@ class Line:
         """What comes next comes behind them."""
         self._frontier[rank] += [self._messages[message] for message in messages]
 
-    def _message(self, one: Message) -> int:
-        if one not in self._messages:
-            sender, receiver = (self.schedule.rank(stage, one.microbatch) for stage in (one.src, one.dst))
-            boundary = min(one.src, one.dst)
+    def _message(self, message: Message) -> int:
+        if message not in self._messages:
+            sender, receiver = (self.schedule.rank(stage, message.microbatch) for stage in (message.src, message.dst))
+            boundary = min(message.src, message.dst)
             duration_ns = 0 if self._message_ns is None else int(self._message_ns[boundary])
-            self._messages[one] = self.builder.task(
-                f"sample {one.microbatch} {'back over' if one.is_backward else 'over'} {boundary}", kind=Kind.COMM,
+            direction = "back over" if message.is_backward else "over"
+            self._messages[message] = self.builder.task(
+                f"sample {message.microbatch} {direction} {boundary}", kind=Kind.COMM,
                 resource=self._link(self._link_of(sender, receiver)), duration_ns=duration_ns,
-                iteration=one.microbatch, rank=sender, peer=receiver,
+                iteration=message.microbatch, rank=sender, peer=receiver,
             )  # fmt: skip
-        return self._messages[one]
+        return self._messages[message]
 
     def _link(self, name: str) -> int:
         if name not in self._links:

@@ -208,49 +208,49 @@ def _shapes(num_workers: int, widths: Sequence[int] | None, depths: Sequence[int
                 yield width, depth
 
 
-def _row(asked: PlanRow, blocks: Blocks, job: Job) -> PlanRow:
+def _row(row: PlanRow, blocks: Blocks, job: Job) -> PlanRow:
     """A combination with its numbers, or why it cannot be."""
     try:
-        stages = cut_evenly(blocks.num_blocks, asked.depth)
+        stages = cut_evenly(blocks.num_blocks, row.depth)
     except InputError as error:
-        return _without(asked, error.message)
-    samples = asked.width * asked.microbatch
+        return _without(row, error.message)
+    samples = row.width * row.microbatch
     count, rest = divmod(job.batch, samples)
     if rest:
-        return _without(asked, f"a batch of {job.batch} is no multiple of {asked.width} x {asked.microbatch}")
-    if count < asked.depth:
-        return _without(asked, f"{count} microbatch{'es' * (count != 1)} for {asked.depth} stages", count)
+        return _without(row, f"a batch of {job.batch} is no multiple of {row.width} x {row.microbatch}")
+    if count < row.depth:
+        return _without(row, f"{count} microbatch{'es' * (count != 1)} for {row.depth} stages", count)
     how = Running(
-        asked.depth,
-        asked.width,
+        row.depth,
+        row.width,
         count,
         job.batch,
-        asked.schedule != "2bw",
-        asked.recomputes,
+        row.schedule != "2bw",
+        row.recomputes,
         job.precision,
         job.base_bytes,
     )
     memory = tuple(memory_of_stage(blocks, units, stage, how) for stage, units in enumerate(stages))
     microbatch_ns = time_per_microbatch_ns(blocks, stages, how, job)
-    turns = count + asked.depth - 1 if asked.schedule == "1f1b" else count
+    turns = count + row.depth - 1 if row.schedule == "1f1b" else count
     peak = max(item.total for item in memory)
     reason, missing = "", 0.0
     if peak > job.memory_bytes:
-        stage = max(range(len(memory)), key=lambda at: memory[at].total)
+        stage = max(range(len(memory)), key=lambda index: memory[index].total)
         layer = tightest_unit(blocks, stages[stage], stage, how)
         reason = (
-            f"microbatch {asked.microbatch}: needs {format_size(round(peak))} of "
+            f"microbatch {row.microbatch}: needs {format_size(round(peak))} of "
             f"{format_size(round(job.memory_bytes))}, tightest at stage {stage} layer {layer}"
         )
         missing = peak - job.memory_bytes
     return PlanRow(
-        asked.schedule, asked.width, asked.depth, asked.microbatch, asked.recomputes, count, microbatch_ns,
+        row.schedule, row.width, row.depth, row.microbatch, row.recomputes, count, microbatch_ns,
         turns * microbatch_ns, memory, reason, missing,
     )  # fmt: skip
 
 
-def _without(asked: PlanRow, reason: str, count: int = 0) -> PlanRow:
-    return PlanRow(asked.schedule, asked.width, asked.depth, asked.microbatch, asked.recomputes, count, reason=reason)
+def _without(row: PlanRow, reason: str, count: int = 0) -> PlanRow:
+    return PlanRow(row.schedule, row.width, row.depth, row.microbatch, row.recomputes, count, reason=reason)
 
 
 def time_per_microbatch_ns(blocks: Blocks, stages: Sequence[tuple[int, int]], how: Running, job: Job) -> float:

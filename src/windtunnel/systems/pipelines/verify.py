@@ -136,17 +136,17 @@ class _Table:
                         raise self.wrong(self.where(rank, index), f"{item} comes twice: {before}", "leave one of them")
                     self.place[part] = (rank, index)
 
-    def _require_here(self, one: Action, rank: int, at: int) -> None:
-        schedule, where = self.schedule, self.where(rank, at)
-        if not (0 <= one.stage < schedule.num_stages and 0 <= one.microbatch < schedule.num_passes):
+    def _require_here(self, action: Action, rank: int, index: int) -> None:
+        schedule, where = self.schedule, self.where(rank, index)
+        if not (0 <= action.stage < schedule.num_stages and 0 <= action.microbatch < schedule.num_passes):
             sizes = f"{schedule.num_stages} stages and {schedule.num_passes} microbatches, counted from 0"
-            raise self.wrong(where, f"{one} does not exist", f"there are {sizes}")
-        if rank != schedule.rank(one.stage, one.microbatch):
-            raise self.wrong(where, f"{one} belongs on rank {schedule.rank(one.stage, one.microbatch)}")
+            raise self.wrong(where, f"{action} does not exist", f"there are {sizes}")
+        if rank != schedule.rank(action.stage, action.microbatch):
+            raise self.wrong(where, f"{action} belongs on rank {schedule.rank(action.stage, action.microbatch)}")
 
-    def where(self, rank: int, at: int) -> str:
+    def where(self, rank: int, index: int) -> str:
         """As users count: slots that are waited in count as well, actions that overlap share one."""
-        return f"rank {rank}, slot {self._slot[rank][at]}"
+        return f"rank {rank}, slot {self._slot[rank][index]}"
 
     def describe(self, part: Action) -> str:
         """The action that does this part, with its place."""
@@ -218,10 +218,10 @@ def _require_progress(table: _Table) -> None:
             raise _deadlock_error(table, next_at, done, min(waits))
 
 
-def _missing(table: _Table, rank: int, at: int, done: set[Action]) -> list[Action]:
+def _missing(table: _Table, rank: int, index: int, done: set[Action]) -> list[Action]:
     """What an action still needs; a part of its own is no need."""
     row = table.rows[rank]
-    own = parts(row[at]) if row else ()
+    own = parts(row[index]) if row else ()
     requested = [need for part in own for need in needs(part, table.schedule.num_stages)]
     return [item for item in requested if item not in done and item not in own]
 

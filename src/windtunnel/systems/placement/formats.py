@@ -94,10 +94,10 @@ def _truth(row: Mapping[str, Any], field: str, where: str, default: bool | None 
     return bool(value)
 
 
-def _colors(nodes: Sequence[Mapping[str, Any]], at: Sequence[str]) -> NDArray[np.int64]:
+def _colors(nodes: Sequence[Mapping[str, Any]], colors: Sequence[str]) -> NDArray[np.int64]:
     """Color of every node; one without a color has its own."""
     given = [None if node.get("colorClass") is None else whole_of(node, "colorClass", index)
-             for node, index in zip(nodes, at, strict=True)]  # fmt: skip
+             for node, index in zip(nodes, colors, strict=True)]  # fmt: skip
     known = {color: number for number, color in enumerate(dict.fromkeys(item for item in given if item is not None))}
     own = iter(range(len(known), len(known) + len(nodes)))
     return np.array([next(own) if item is None else known[item] for item in given], np.int64)

@@ -202,10 +202,10 @@ class ProgramSet:
         if -1 in rows:
             raise InputError(f"program {rows.index(-1)} of the other set is not in this one", where="programs")
 
-        def join_columns(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> NDArray[np.float32]:
+        def join_columns(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
             added = np.full((self.num_programs, len(other.devices)), np.nan, np.float32)
-            added[rows] = theirs
-            return np.concatenate([mine, added], axis=1)
+            added[rows] = second
+            return np.concatenate([first, added], axis=1)
 
         return replace(
             self,
@@ -250,10 +250,10 @@ def _offsets(sizes: NDArray[Any]) -> NDArray[np.int32]:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
-def _ranges(offset: NDArray[np.int32], chosen: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    sizes = np.diff(offset)[chosen]
+def _ranges(offset: NDArray[np.int32], rows_P: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    sizes = np.diff(offset)[rows_P]
     begins = _offsets(sizes)
-    rows = np.arange(begins[-1]) - np.repeat(begins[:-1] - offset[:-1][chosen], sizes)
+    rows = np.arange(begins[-1]) - np.repeat(begins[:-1] - offset[:-1][rows_P], sizes)
     return rows, begins
 
 

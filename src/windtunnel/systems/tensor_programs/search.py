@@ -57,7 +57,7 @@ class Candidate:
     ----------
     key : int
         Its number; a worker knows it by that.
-    drawn : Drawn
+    sampled : Drawn
         Its steps and what the model sees of it.
     predicted_s : float
     timing : Timing or None
@@ -65,7 +65,7 @@ class Candidate:
     """
 
     key: int
-    drawn: Drawn
+    sampled: Drawn
     predicted_s: float = float("nan")
     timing: Timing | None = None
 
@@ -108,14 +108,14 @@ def rank_candidates(
 ) -> list[Candidate]:
     """Candidates with predicted times on a device of this sheet, the fastest first."""
     programs = replace(
-        unmeasured_programs([task], [(0, candidate.drawn) for candidate in candidates]), devices=(dict(sheet),)
+        unmeasured_programs([task], [(0, candidate.sampled) for candidate in candidates]), devices=(dict(sheet),)
     )
     samples = np.column_stack([np.arange(len(candidates)), np.zeros(len(candidates), np.int64)])
     seconds = predictor.predict(programs, samples).tolist()
     priced = [
         replace(candidate, predicted_s=float(value)) for candidate, value in zip(candidates, seconds, strict=True)
     ]
-    return sorted(priced, key=lambda one: one.predicted_s)
+    return sorted(priced, key=lambda candidate: candidate.predicted_s)
 
 
 def build_candidates(
@@ -134,7 +134,7 @@ def build_candidates(
         if progress is not None:
             progress("building", len(built), count)
         try:
-            worker.ask("replay", item.key, task, item.drawn.sched)
+            worker.ask("replay", item.key, task, item.sampled.sched)
             worker.ask("build", item.key, task, [isa])
         except WorkerError:
             worker.start()
@@ -172,7 +172,7 @@ def search(
     timings = in_turn(worker, [item.key for item in built], target)
     worker.ask("forget", list(timings))
     timed = [replace(item, timing=timings[item.key]) for item in built]
-    timed.sort(key=lambda one: timings[one.key].mean_s)
+    timed.sort(key=lambda candidate: timings[candidate.key].mean_s)
     known = {item.key for item in timed}
     return [*timed, *(item for item in order if item.key not in known)]
 

@@ -97,7 +97,7 @@ def _as_dict(found: list[Candidate]) -> dict[str, Any]:
             }
             for item in found
         ],
-        "steps": found[0].drawn.sched.tolist(),
+        "steps": found[0].sampled.sched.tolist(),
     }
 
 
@@ -113,7 +113,7 @@ def _print(task: Task, found: list[Candidate]) -> None:
             str(index),
             format_duration(round(1e9 * item.predicted_s)),
             format_duration(round(1e9 * item.timing.mean_s)) if item.timing else "",
-            str(int(item.drawn.sched.any(axis=1).sum())),
+            str(int(item.sampled.sched.any(axis=1).sum())),
         )
         for index, item in enumerate(found[:_SHOWN], start=1)
     ]

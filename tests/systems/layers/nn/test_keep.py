@@ -25,8 +25,8 @@ def test_a_set_has_the_size_that_the_share_gives_and_no_unit_twice(seed, num_uni
 
 @given(SEEDS, UNITS, SHARES)
 def test_a_set_can_be_drawn_again_without_the_ones_before_it(seed, num_units, dropout):
-    together = draw(num_units, dropout, range(5), seed=seed, layer=1, place=1)
-    alone = [keep for step in range(5) for keep in draw(num_units, dropout, [step], seed=seed, layer=1, place=1)]
+    together = draw(num_units, dropout, range(5), seed=seed, layer=1, site=1)
+    alone = [keep for step in range(5) for keep in draw(num_units, dropout, [step], seed=seed, layer=1, site=1)]
 
     assert [keep.index.tolist() for keep in alone] == [keep.index.tolist() for keep in together]
 
@@ -51,7 +51,7 @@ def test_the_expectation_of_a_unit_stays_also_where_groups_do_not_divide(num_uni
 
 def test_layers_places_steps_and_seeds_have_sets_of_their_own():
     sets = [
-        draw(64, 0.5, [step], seed=seed, layer=layer, place=place)[0].index.tolist()
+        draw(64, 0.5, [step], seed=seed, layer=layer, site=place)[0].index.tolist()
         for step in range(2)
         for seed in range(2)
         for layer in range(2)

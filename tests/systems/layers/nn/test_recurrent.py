@@ -45,7 +45,7 @@ def test_results_and_all_gradients_are_those_of_the_masked_form(precision, kind,
     sizes, (D, H) = sorted(sizes, reverse=True), (5, 6)
     N, B, num_gates = sum(sizes), sizes[0], 4 if kind == "lstm" else 3
     drop_x = spans(sizes, draw(D, 0.4, range(len(sizes)), seed=seed), 1)
-    drop_h = spans(sizes, draw(H, 0.5, range(len(sizes)), seed=seed, place=1), 1)
+    drop_h = spans(sizes, draw(H, 0.5, range(len(sizes)), seed=seed, site=1), 1)
     x, weight, recurrent, bias, second, h, c = given_ = random(
         (N, D),
         (num_gates * H, D),

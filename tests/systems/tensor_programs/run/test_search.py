@@ -40,7 +40,7 @@ def worker():
 def test_candidates_are_distinct_and_always_the_same(worker):
     first, second = (draw_candidates(worker, TASK, 12, seed=4) for _ in range(2))
 
-    assert len({one.drawn.sched.tobytes() for one in first}) == 12
+    assert len({one.sampled.sched.tobytes() for one in first}) == 12
     assert [one.key for one in first] == [one.key for one in second]
 
 
@@ -74,7 +74,7 @@ def test_a_chain_runs_every_program_and_takes_longer_than_one(worker):
 
 def test_programs_are_timed_in_turn(worker):
     (one,) = draw_candidates(worker, TASK, 1)
-    worker.ask("replay", one.key, TASK, one.drawn.sched)
+    worker.ask("replay", one.key, TASK, one.sampled.sched)
     worker.ask("build", one.key, TASK, [TARGET.isa])
     assert in_turn(worker, [one.key], TARGET, rounds=2)[one.key].mean_s > 0
 

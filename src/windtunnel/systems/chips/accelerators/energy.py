@@ -90,7 +90,7 @@ def vector_energy_j(
     is_backward: bool = False,
 ) -> Floats:
     """Joules of every vector operator on every machine [V, D]: its cycles as operations, its bytes through memory."""
-    each = cycles_per_element(operators, is_backward=is_backward)
-    operations = (np.asarray(elements, dtype=float) * each)[:, None] * operation_pj(machines.word_bytes)
+    cycles_each = cycles_per_element(operators, is_backward=is_backward)
+    operations = (np.asarray(elements, dtype=float) * cycles_each)[:, None] * operation_pj(machines.word_bytes)
     words = (np.asarray(bytes_moved, dtype=float) / machines.word_bytes)[:, None]
     return np.asarray(1e-12 * (operations + words * _memory_pj(machines)), dtype=np.float64)

@@ -232,8 +232,8 @@ def _lines(words: Ints, machines: Machines) -> Floats:
 def moved_words(m: Ints, n: Ints, k: Ints, machines: Machines) -> Traffic:
     """Words between memory and the chip, [P, D] from sizes [P, 1]; machines with equal buffers move the same."""
     sizes, index = np.unique(machines.buffer_bytes // machines.word_bytes, return_inverse=True)
-    each = machines.operand_bytes and [size // machines.word_bytes for size in machines.operand_bytes]
-    result = traffic(m, n, k, sizes[None, :], each)
+    operand_words = machines.operand_bytes and [size // machines.word_bytes for size in machines.operand_bytes]
+    result = traffic(m, n, k, sizes[None, :], operand_words)
     return Traffic(result.words[:, index], result.first[:, index], result.last[:, index])
 
 

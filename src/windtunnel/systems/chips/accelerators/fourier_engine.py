@@ -83,8 +83,8 @@ class BlockLayer:
     def butterflies(self) -> tuple[int, int]:
         """Of the forward and of the inverse transforms of a sample; real inputs need half of the complex ones."""
         down, across = self.num_blocks
-        each = self.block * self.levels
-        return -(-across * each // 4), -(-down * each // 4)
+        per_block = self.block * self.levels
+        return -(-across * per_block // 4), -(-down * per_block // 4)
 
     @property
     def products(self) -> int:

@@ -1,8 +1,8 @@
 """What a captured operator asks of an accelerator: products for its arrays, elements for its vector units.
 
-In: ``Work``. Out: ``Parts``: matrix products with the row that each belongs to, and elements by row. Convolutions and
-their gradients are products of pixels by filters; attention is two products and a softmax, its gradient five. Not here:
-how long they take (``pricer``).
+In: ``Work``. Out: ``Parts``: matrix products, each with the row that it belongs to, and elements by row. Convolutions
+and their gradients are products of pixels by filters; attention is two products and a softmax, its gradient five. Not
+here: how long they take (``pricer``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Parts:
     products : Gemms
         G of them.
     row : int64 [G]
-        To which row each belongs.
+        The row that the product belongs to.
     times : int64 [G]
         How often it is done, one after the other.
     elements : int64 [P]
@@ -93,9 +93,9 @@ def _of_product(operator: str, text: str, flops: int) -> tuple[list[Sizes], int]
     rows, inner, columns, batch = sides_of(operator, text)
     if min(rows, inner, columns, batch) < 1:
         return [], 1
-    each = 2 * rows * inner * columns * batch
+    num_flops = 2 * rows * inner * columns * batch
     if any(name in operator for name in _RECURRENT):
-        return [(rows, columns, inner, batch)], max(flops // each, 1)
+        return [(rows, columns, inner, batch)], max(flops // num_flops, 1)
     return [(rows, columns, inner, batch)], 1
 
 
@@ -104,9 +104,9 @@ def _of_convolution(shapes: Shapes, flops: int, *, is_backward: bool) -> list[Si
     images, weight = shapes[1:3] if is_backward else shapes[:2]
     filters, window = weight[0], math.prod(weight[1:])
     groups = max(images[1] // weight[1], 1)
-    each = 2 * filters * window
-    pixels = _pixels(shapes[0]) if is_backward else flops // each
-    if is_backward and flops % (each * pixels):  # transposed: its work goes by the pixels of what was put in
+    per_output = 2 * filters * window
+    pixels = _pixels(shapes[0]) if is_backward else flops // per_output
+    if is_backward and flops % (per_output * pixels):  # transposed: its work goes by the pixels of what was put in
         pixels, groups = _pixels(images), max(shapes[0][1] // weight[1], 1)
     if min(pixels, filters // groups, window) < 1:
         return []
@@ -114,7 +114,7 @@ def _of_convolution(shapes: Shapes, flops: int, *, is_backward: bool) -> list[Si
         return [(pixels, filters // groups, window, groups)]
     of_weight = (filters // groups, window, pixels, groups)
     of_input = (pixels, window, filters // groups, groups)
-    return [of_weight, of_input][: max(flops // (each * pixels), 1)]
+    return [of_weight, of_input][: max(flops // (per_output * pixels), 1)]
 
 
 def _pixels(shape: Sequence[int]) -> int:

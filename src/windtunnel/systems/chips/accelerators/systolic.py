@@ -144,13 +144,13 @@ def cycles(m: ArrayLike, n: ArrayLike, k: ArrayLike, rows: ArrayLike, cols: Arra
     Samajdar et al., "A systematic methodology for characterizing scalability of DNN accelerators using SCALE-Sim",
     ISPASS 2020.
     """
-    one, two, three, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
-    result = folds(one, two, three, high, wide, dataflow)
+    m_sizes, n_sizes, k_sizes, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
+    result = folds(m_sizes, n_sizes, k_sizes, high, wide, dataflow)
     return _cycles_of(result)
 
 
-def _cycles_of(found: Folds) -> Ints:
-    total: Ints = found.count * (found.steps + found.fill) - 1
+def _cycles_of(fold: Folds) -> Ints:
+    total: Ints = fold.count * (fold.steps + fold.fill) - 1
     return total
 
 
@@ -176,13 +176,13 @@ def accesses(m: ArrayLike, n: ArrayLike, k: ArrayLike, rows: ArrayLike, cols: Ar
     InputError
         As ``cycles``.
     """
-    one, two, three, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
-    return accesses_of(one, two, three, folds(one, two, three, high, wide, dataflow), dataflow)
+    m_sizes, n_sizes, k_sizes, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
+    return accesses_of(m_sizes, n_sizes, k_sizes, folds(m_sizes, n_sizes, k_sizes, high, wide, dataflow), dataflow)
 
 
-def accesses_of(m: Ints, n: Ints, k: Ints, found: Folds, dataflow: str) -> Accesses:
+def accesses_of(m: Ints, n: Ints, k: Ints, fold: Folds, dataflow: str) -> Accesses:
     """Words of products that lie on arrays: an operand is read again for each fold of a side that it does not have."""
-    down, across = found.num_rows, found.num_cols
+    down, across = fold.num_rows, fold.num_cols
     once = np.ones_like(down)
     times = {"os": (across, down, once), "ws": (across, once, down), "is": (once, across, down)}[dataflow]
     x, w, y = (size * again for size, again in zip((m * k, k * n, m * n), times, strict=True))
@@ -203,14 +203,14 @@ def utilization(
     compatible : float
         As SCALE-Sim reports it ("compute utilization"): where weight or input stays, a fold counts C - 1 more cycles.
     """
-    one, two, three, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
-    result = folds(one, two, three, high, wide, dataflow)
-    down, across, _ = _laid(one, two, three, dataflow)
+    m_sizes, n_sizes, k_sizes, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
+    result = folds(m_sizes, n_sizes, k_sizes, high, wide, dataflow)
+    down, across, _ = _laid(m_sizes, n_sizes, k_sizes, dataflow)
     total = np.maximum(_cycles_of(result), 1)  # SCALE-Sim counts from 0: one product on one multiplier takes none
     mapping = (down * across) / (result.count * high * wide)
     drain = 0 if dataflow == "os" else wide - 1
     return (
-        one * two * three / (high * wide * total),
+        m_sizes * n_sizes * k_sizes / (high * wide * total),
         mapping,
         mapping * result.steps / (result.steps + result.fill + drain),
     )

@@ -190,7 +190,7 @@ def evolve_step(
         costs, counts = bench.costs_ns, dict(bench.counts)
     # a step's operators gain less each than a few timings tell apart: the flight decides among what is predicted best
     ranked = sorted((item for item in result.population if item.edits),
-                    key=lambda one: predict_time_ratio(step, apply(step.function, one.edits), costs))  # fmt: skip
+                    key=lambda item: predict_time_ratio(step, apply(step.function, item.edits), costs))  # fmt: skip
     shortened = [_drop_useless_edits(step, item.edits, costs) for item in ranked[:_MOST_JUDGED]]
     nothing = StepResult(name, frozenset(), 1.0, Estimate(1.0, 1.0, 1.0), len(costs), len(costs), (), counts)
     with _StepBench(Setup(name, given, _UNSEEN, limits), tolerance, 1) as fresh:

@@ -34,24 +34,24 @@ class _State:
     original: Any
 
 
-def main(place: Place) -> int:
+def main(process: Place) -> int:
     """Trace the step, then answer until there are no orders."""
-    setup: Setup = place.config
+    setup: Setup = process.config
     step, workload = step_of(setup.name, setup.parameters)
     batches = [[item.detach() for item in inputs_of(workload, seed)] for seed in setup.seeds]
     original = step.program(step.function)
     state = _State(step, batches, [_run(original, batch, 0) for batch in batches], original)
-    place.tell((step.function, _costs(state)))
+    process.tell((step.function, _costs(state)))
     gc.collect()
     gc.freeze()
     while True:
         try:
-            order: Order = place.order()
+            order: Order = process.order()
         except EOFError:
             return 0
         ending = contained(partial(_evaluate_order, state, order), setup.limits)
         result = (ending.kind, math.inf, False, ending.detail, ())
-        place.tell(pickle.loads(ending.answer) if ending.kind == "done" else result)
+        process.tell(pickle.loads(ending.answer) if ending.kind == "done" else result)
 
 
 def _run(program: Any, batch: list[Any], seed: int) -> list[Any]:
@@ -99,10 +99,10 @@ def _evaluate_order(state: _State, order: Order, lock: Lock) -> bytes:
     return pickle.dumps(("ok", worst, is_exact, "", pairs.tolist()))
 
 
-def _difference(found: list[Any], right: list[Any]) -> tuple[float, bool]:
+def _difference(results: list[Any], right: list[Any]) -> tuple[float, bool]:
     """Largest relative error by norm, and whether all bits are the same."""
     worst, is_exact = 0.0, True
-    for item, other in zip(found, right, strict=True):
+    for item, other in zip(results, right, strict=True):
         if item.shape != other.shape:
             return math.inf, False
         if torch.equal(item, other):

@@ -57,7 +57,7 @@ def train_elastic(
         dist.broadcast_object_list(reported)
         planned: PlannedPipeline = reported[0]
         orders = planned.orders(**more)
-        report = train_rank(orders, rank, lambda said: progress(*said))
+        report = train_rank(orders, rank, lambda update: progress(*update))
         gathered: list[RankReport | None] = [None] * size
         dist.gather_object(report, gathered if rank == 0 else None)
         if rank:

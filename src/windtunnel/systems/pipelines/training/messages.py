@@ -68,17 +68,17 @@ class Mail:
     def __init__(
         self,
         schedule: Schedule,
-        place: int,
+        position: int,
         rank_of_place: Callable[[int], int],
         shapes: Mapping[int, Sequence[tuple[torch.Size, torch.dtype]]],
     ) -> None:
-        self._schedule, self._place, self._rank_of_place, self._shapes = schedule, place, rank_of_place, shapes
+        self._schedule, self._place, self._rank_of_place, self._shapes = schedule, position, rank_of_place, shapes
         self._made, self._used = _positions(schedule)
         self._own: dict[Way, list[torch.Tensor]] = {}
         self._asked: dict[Way, tuple[list[Any], list[torch.Tensor]]] = {}
         self._sent: dict[int, list[_Sent]] = {}
-        ways = (Way.into(action, schedule.num_stages) for action in schedule.actions[place] if action is not None)
-        self._coming = [item for item in ways if item is not None and self._from(item) != place]
+        ways = (Way.into(action, schedule.num_stages) for action in schedule.actions[position] if action is not None)
+        self._coming = [item for item in ways if item is not None and self._from(item) != position]
         self._next = 0
 
     def take(self, way: Way) -> list[torch.Tensor]:
@@ -128,31 +128,31 @@ class Mail:
             self._asked[way] = (works, values)
             self._next += 1
 
-    def _forget(self, place: int, row: int) -> None:
+    def _forget(self, position: int, row: int) -> None:
         """A place has come to that row: it has all that it used before."""
         kept = []
-        for item in self._sent.get(place, ()):
+        for item in self._sent.get(position, ()):
             if item.consumed_at < row:
                 for work in item.works:
-                    self._wait_for(work, place, "takes nothing")
+                    self._wait_for(work, position, "takes nothing")
             else:
                 kept.append(item)
-        self._sent[place] = kept
+        self._sent[position] = kept
 
-    def _wait_for(self, work: Any, place: int, what: str) -> None:
+    def _wait_for(self, work: Any, position: int, what: str) -> None:
         try:
             work.wait()
         except RuntimeError as error:
-            rank = self._rank_of_place(place)
+            rank = self._rank_of_place(position)
             raise FlightError(
                 f"rank {rank} was lost: it {what}", where=f"rank {self._rank_of_place(self._place)} of the pipeline",
                 fix="look for what ended it; --resume goes on from the last checkpoint",
             ) from error  # fmt: skip
 
 
-def _tag(way: Way, at: int) -> int:
+def _tag(way: Way, position: int) -> int:
     """Tells apart what may be on its way between two processes at one time."""
-    return ((2 * way.source + (way.source > way.target)) * 64 + at) * _TAGS + way.microbatch % _TAGS
+    return ((2 * way.source + (way.source > way.target)) * 64 + position) * _TAGS + way.microbatch % _TAGS
 
 
 def _positions(schedule: Schedule) -> tuple[dict[Way, int], dict[Way, int]]:

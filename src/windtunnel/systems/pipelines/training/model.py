@@ -243,8 +243,8 @@ def _task_slowdowns(
     timeline: Timeline, core_T: NDArray[np.int64], slowdown: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """How many times longer each task takes by what all cores do while it runs, float64 [T]."""
-    time_I, place = np.unique(np.concatenate([timeline.start_ns, timeline.finish_ns]), return_inverse=True)
-    begins_T, ends_T = np.split(place, 2)
+    time_I, index = np.unique(np.concatenate([timeline.start_ns, timeline.finish_ns]), return_inverse=True)
+    begins_T, ends_T = np.split(index, 2)
     users = np.zeros((len(slowdown), len(time_I)), dtype=np.int64)
     np.add.at(users, (core_T, begins_T), 1)
     np.subtract.at(users, (core_T, ends_T), 1)

@@ -73,15 +73,16 @@ def read_plan(path: Path) -> PlannedPipeline:
     return PlannedPipeline(spec, stage_of, *times)
 
 
-def _spec(found: Mapping[str, Any], where: str) -> PipelineSpec:
-    workload, parameters, schedule = (found.get(name) for name in ("workload", "parameters", "schedule"))
+def _spec(document: Mapping[str, Any], where: str) -> PipelineSpec:
+    workload, parameters, schedule = (document.get(name) for name in ("workload", "parameters", "schedule"))
     if not isinstance(workload, str) or not isinstance(schedule, str) or not isinstance(parameters, dict):
         raise InputError("workload, parameters or schedule are missing", where=where, fix="plan anew")
     registry.get("workload", workload)
     return PipelineSpec(
-        workload, parameters, whole_of(found, "ranks", where), whole_of(found, "microbatches", where), schedule,
-        None if found.get("chunks") is None else whole_of(found, "chunks", where), whole_of(found, "width", where),
-        found.get("recompute") is True,
+        workload, parameters, whole_of(document, "ranks", where), whole_of(document, "microbatches", where), schedule,
+        None if document.get("chunks") is None else whole_of(document, "chunks", where),
+        whole_of(document, "width", where),
+        document.get("recompute") is True,
     )  # fmt: skip
 
 

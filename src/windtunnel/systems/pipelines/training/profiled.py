@@ -91,14 +91,16 @@ def rank_on_host(
         if progress is not None:
             progress("replaying plans", done, len(rows))
         result.append(Played(row, _step_ns(row, profiles[row.microbatch], conditions)))
-    return sorted(result, key=lambda one: one.step_ns)
+    return sorted(result, key=lambda played: played.step_ns)
 
 
 def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:
-    one = stage_times(row, blocks, links_of(conditions, row.num_workers), latency_ns=conditions.latency_ns)
+    single = stage_times(row, blocks, links_of(conditions, row.num_workers), latency_ns=conditions.latency_ns)
     own = conditions.overhead_ns / 2 if row.depth > 1 else 0.0  # what a schedule does itself per pass
-    more: dict[str, Any] = {name: np.asarray(getattr(one, name), float) + own for name in ("forward_ns", "backward_ns")}
-    times = beside(dataclasses.replace(one, **more), row.depth, row.width)
+    more: dict[str, Any] = {
+        name: np.asarray(getattr(single, name), float) + own for name in ("forward_ns", "backward_ns")
+    }
+    times = beside(dataclasses.replace(single, **more), row.depth, row.width)
 
     def median_step_ns(graph: Graph) -> float:
         return float(median_ns(on_cores(graph, conditions, row.num_workers), conditions))
@@ -107,24 +109,24 @@ def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:
 
 
 def pipeline_of(
-    one: Played, profiles: Mapping[int, Blocks], workload: str, parameters: Mapping[str, Any], batch: int
+    played: Played, profiles: Mapping[int, Blocks], workload: str, parameters: Mapping[str, Any], batch: int
 ) -> PlannedPipeline:
     """A plan as the pipeline that runs exactly it.
 
     Parameters
     ----------
-    one : Played
+    played : Played
     profiles : mapping of int to Blocks
         By samples of a microbatch.
     workload, parameters
     batch : int
         Samples of an update.
     """
-    row, blocks = one.row, profiles[one.row.microbatch]
+    row, blocks = played.row, profiles[played.row.microbatch]
     spec = PipelineSpec(
         workload, {**parameters, "batch_size": batch}, row.depth, row.num_microbatches, table_of(row).name,
         num_replicas=row.width, recomputes=row.recomputes,
     )  # fmt: skip
     pass_ns = float(blocks.forward_ns.sum() + blocks.backward_ns.sum())
     alone_ns = batch / row.microbatch * pass_ns + float(blocks.update_ns.sum())
-    return PlannedPipeline(spec, stage_of_modules(row, blocks), one.step_ns, alone_ns)
+    return PlannedPipeline(spec, stage_of_modules(row, blocks), played.step_ns, alone_ns)

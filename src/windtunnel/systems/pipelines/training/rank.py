@@ -123,20 +123,20 @@ def still(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def main(place: Place) -> None:
+def main(process: Place) -> None:
     """Run what the orders say."""
-    orders: Orders = place.config
+    orders: Orders = process.config
     torch.set_num_threads(1)
     hold_heap()
-    place.join()
-    spans = _rounds(orders, place)
+    process.join()
+    spans = _rounds(orders, process)
     dist.barrier()
     dist.destroy_process_group()
-    place.tell(spans)
+    process.tell(spans)
 
 
-def _rounds(orders: Orders, place: Place) -> list[Span]:
-    rank = place.rank
+def _rounds(orders: Orders, process: Place) -> list[Span]:
+    rank = process.rank
     num_parts = orders.table.num_microbatches * orders.num_replicas
     whole = WholeModel(orders.workload, orders.parameters, num_parts, orders.home)
     actions: dict[Item, Callable[[], None]] = {}
@@ -157,11 +157,11 @@ def _rounds(orders: Orders, place: Place) -> list[Span]:
         actions[Item("copy", size_bytes)] = copy_pairs if rank == 0 else _nothing
     for number, stage_of in enumerate(orders.splits):
         actions[Item("split", number)] = _pipeline(orders, whole, stage_of, rank) if runs else _nothing
-        _report_progress(place, "splits", number + 1, len(orders.splits))
-    return _time_items(orders, actions, place)
+        _report_progress(process, "splits", number + 1, len(orders.splits))
+    return _time_items(orders, actions, process)
 
 
-def _time_items(orders: Orders, actions: dict[Item, Callable[[], None]], place: Place) -> list[Span]:
+def _time_items(orders: Orders, actions: dict[Item, Callable[[], None]], process: Place) -> list[Span]:
     spans: list[Span] = []
     items = sorted(actions)
     random = np.random.default_rng(orders.seed)
@@ -179,7 +179,7 @@ def _time_items(orders: Orders, actions: dict[Item, Callable[[], None]], place: 
             end_ns, computed_ns = time.perf_counter_ns(), time.process_time_ns() - computed_ns
             spans.append(Span(number, items[which], begin_ns, end_ns, computed_ns))
         gc.collect()
-        _report_progress(place, "rounds", number, orders.rounds)
+        _report_progress(process, "rounds", number, orders.rounds)
     return spans
 
 
@@ -266,6 +266,6 @@ def _nothing() -> None:
     """This rank waits for the others."""
 
 
-def _report_progress(place: Place, what: str, done: int, total: int) -> None:
-    if place.rank == 0:
-        place.tell((what, done, total))
+def _report_progress(process: Place, what: str, done: int, total: int) -> None:
+    if process.rank == 0:
+        process.tell((what, done, total))

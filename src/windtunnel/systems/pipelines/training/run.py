@@ -358,7 +358,7 @@ def _measure(
         num_replicas,
     )
     with pipeline_workers("windtunnel.systems.pipelines.training.rank", orders, orders.num_ranks) as ranks:
-        flown = _sort_spans(ranks.gather(None if progress is None else lambda said: progress(*said)))
+        flown = _sort_spans(ranks.gather(None if progress is None else lambda update: progress(*update)))
     return flown.conditions(table, 0.0 if cut is None else cut.first_ratio), flown
 
 

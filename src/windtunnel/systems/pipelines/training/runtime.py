@@ -165,7 +165,7 @@ class PipelineRank:
         self,
         stages: Mapping[int, StageRun],
         shapes: Mapping[int, Sequence[tuple[torch.Size, torch.dtype]]],
-        place: int,
+        position: int,
         num_places: int,
         replica: int,
         loss: Loss,
@@ -174,7 +174,7 @@ class PipelineRank:
         on_update: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._stages, self._shapes = stages, shapes
-        self._place, self._num_places, self._replica = place, num_places, replica
+        self._place, self._num_places, self._replica = position, num_places, replica
         self._loss, self._feed, self._reduction, self._on_update = loss, feed, reduction, on_update
         self._ready: dict[int, dict[int, Gradients]] = {}  # by batch and stage
         self._sharing: dict[int, list[Callable[[], None]]] = {}  # by batch: what is still to be waited for
@@ -200,7 +200,7 @@ class PipelineRank:
         FlightError
             Another rank is gone.
         """
-        mail = Mail(schedule, self._place, lambda place: self._replica * self._num_places + place, self._shapes)
+        mail = Mail(schedule, self._place, lambda position: self._replica * self._num_places + position, self._shapes)
         row = schedule.actions[self._place]
         left = Counter(
             (item.stage, item.microbatch // schedule.num_microbatches) for item in row if item and item.kind in "BW"
@@ -229,7 +229,7 @@ class PipelineRank:
             loss = None
             if not stage.handed_on:
                 target = self._feed.target(batch, part)
-                loss = lambda found: self._loss(found, target) / schedule.num_microbatches  # noqa: E731 - one line
+                loss = lambda output: self._loss(output, target) / schedule.num_microbatches  # noqa: E731 - one line
             inputs = values if values is not None else list(self._feed.inputs(batch, part))
             given = stage.forward(key, stage.weights.begin(batch), inputs, loss)
             if not stage.handed_on:
@@ -264,7 +264,7 @@ class PipelineRank:
 def pipeline_rank(
     cut: Sequence[CutStage],
     table: Schedule,
-    place: int,
+    position: int,
     loss: Loss,
     feed: Feed,
     make_optimizer: MakeOptimizer,
@@ -289,8 +289,8 @@ def pipeline_rank(
     """
     num_copies = 2 if table.versions == "2bw" else 1
     if table.versions == "stash" and table.most_in_flight:
-        num_copies = table.most_in_flight[place]
-    here = {action.stage for action in table.actions[place] if action is not None}
+        num_copies = table.most_in_flight[position]
+    here = {action.stage for action in table.actions[position] if action is not None}
     stages = {
         index: StageRun(
             StageWeights(item.module, make_optimizer, table.versions, num_copies),
@@ -303,7 +303,7 @@ def pipeline_rank(
     }
     shapes = {index: item.shapes for index, item in enumerate(cut)}
     return PipelineRank(
-        stages, shapes, place, table.num_ranks, replica, loss, feed, reduction or Reduction(), on_update
+        stages, shapes, position, table.num_ranks, replica, loss, feed, reduction or Reduction(), on_update
     )
 
 
@@ -314,7 +314,7 @@ def microbatch_passes(cut: Sequence[CutStage], loss: Loss, feed: Feed) -> list[C
         runs = [StageRun(cast("Any", None), entry.handed_on, index == 0) for index, entry in enumerate(cut)]
         values, gradients = list(feed.inputs(0, 0)), None
         for run, item in zip(runs, cut, strict=True):
-            ends = None if item.handed_on else lambda found: loss(found, feed.target(0, 0))
+            ends = None if item.handed_on else lambda output: loss(output, feed.target(0, 0))
             values = run.forward(0, item.module, values, ends)
         for run in reversed(runs) if kinds else ():
             gradients = (run.backward if kinds == "B" else run.backward_input)(0, gradients)

@@ -29,4 +29,4 @@ def improve(job: PipelineJob, plan: Plan, schedule: ScheduleName = "1f1b") -> Pl
     """
     cuts = [random_cut(plan.problem, seed) for seed in _STARTS]
     starts = [cut for cut in cuts if len(cut.kind) == len(plan.kind) and cut.loads.is_allowed]
-    return search_locally(plan, lambda one: predict_duration_ns(job, one, job.conditions, schedule), starts)
+    return search_locally(plan, lambda candidate: predict_duration_ns(job, candidate, job.conditions, schedule), starts)

@@ -142,7 +142,7 @@ def train_pipeline(orders: TrainOrders, *, progress: Progress | None = None) -> 
         A process failed or was killed; says which and what it printed.
     """
     with pipeline_workers(_MODULE, orders, orders.table.num_ranks * orders.num_replicas) as ranks:
-        reports = ranks.gather(None if progress is None else lambda said: progress(*said))
+        reports = ranks.gather(None if progress is None else lambda update: progress(*update))
     return merge_reports(orders, reports)
 
 

@@ -133,18 +133,18 @@ class RankReport:
     alone_ns: list[int] = field(default_factory=list)
 
 
-def main(place: Place) -> None:
+def main(process: Place) -> None:
     """Train as the orders say, under the launcher."""
     torch.set_num_threads(1)
     hold_heap()
-    place.join(PATIENCE.total_seconds())
-    orders: TrainOrders = place.config
-    before = _alone(orders, place.rank)
-    report = train_rank(orders, place.rank, place.tell)
-    report.alone_ns = before + _alone(orders, place.rank)
+    process.join(PATIENCE.total_seconds())
+    orders: TrainOrders = process.config
+    before = _alone(orders, process.rank)
+    report = train_rank(orders, process.rank, process.tell)
+    report.alone_ns = before + _alone(orders, process.rank)
     dist.barrier()
     dist.destroy_process_group()
-    place.tell(report)
+    process.tell(report)
 
 
 def _alone(orders: TrainOrders, rank: int) -> list[int]:
@@ -230,11 +230,11 @@ def _pipeline_rank(orders: TrainOrders, rank: int, on_update: Callable[[int], No
     return runs
 
 
-def _reads(table: Schedule, place: int) -> tuple[int, int]:
+def _reads(table: Schedule, position: int) -> tuple[int, int]:
     """How often a place reads of a batch: inputs for the first stage, targets for the last."""
     row = [
         action
-        for action in table.actions[place]
+        for action in table.actions[position]
         if action and action.kind == "F" and action.microbatch < table.num_microbatches
     ]
     return sum(item.stage == 0 for item in row), sum(item.stage == table.num_stages - 1 for item in row)
@@ -242,18 +242,18 @@ def _reads(table: Schedule, place: int) -> tuple[int, int]:
 
 def _groups(table: Schedule, replica: int, num_replicas: int) -> tuple[dict[int, Any], Any]:
     """Who holds each stage, and all places of this replica; every process has to make every group."""
-    each = range(num_replicas)
+    replicas = range(num_replicas)
     holders = {}
     for index, first in enumerate(table.rank_of):
         indices = table.replicas[index] if table.replicas else (first,)
         if len(indices) * num_replicas > 1:
             holders[index] = dist.new_group(
-                [item * table.num_ranks + position for item in each for position in indices]
+                [item * table.num_ranks + position for item in replicas for position in indices]
             )
     if num_replicas == 1:
         return holders, None
     whole = [
-        dist.new_group([item * table.num_ranks + position for position in range(table.num_ranks)]) for item in each
+        dist.new_group([item * table.num_ranks + position for position in range(table.num_ranks)]) for item in replicas
     ]
     return holders, whole[replica]
 

@@ -233,12 +233,12 @@ def _vectorize(body: _Body) -> None:
             return
 
 
-def _try_vector(body: _Body, at: int, length: int, count: int) -> None:
+def _try_vector(body: _Body, index: int, length: int, count: int) -> None:
     """Steps of a loop become lanes where stores lie side by side and loads do so or are the same."""
-    patterns = _patterns(body.statement, body.loops[at].variable, count)
+    patterns = _patterns(body.statement, body.loops[index].variable, count)
     if patterns[0] is Pattern.NEXT and all(pattern <= Pattern.NEXT for pattern in patterns):
-        body.automatic, body.length, body.patterns = at, length, patterns
-        body.extents[at] = math.ceil(body.extents[at] / length)
+        body.automatic, body.length, body.patterns = index, length, patterns
+        body.extents[index] = math.ceil(body.extents[index] / length)
 
 
 def _count_arithmetic(body: _Body, bits: int) -> None:
@@ -260,8 +260,8 @@ def _count_costly(body: _Body, bits: int) -> None:
     for item in body.statement.costly:
         is_vector, times = lane in item.variables, body.times(item.variables)
         if item.name in ("divide", "root"):
-            each = DIVIDE_CYCLES[bits] * (ROOT_OVER_DIVIDE if item.name == "root" else 1)
-            cycles["divide"] += each * times * (body.registers if is_vector else 1)
+            op_cycles = DIVIDE_CYCLES[bits] * (ROOT_OVER_DIVIDE if item.name == "root" else 1)
+            cycles["divide"] += op_cycles * times * (body.registers if is_vector else 1)
         else:
             cycles["call"] += of_call.get(item.name, OTHER_CALL_CYCLES) * times * (body.length if is_vector else 1)
 

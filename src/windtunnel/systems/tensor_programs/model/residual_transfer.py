@@ -134,12 +134,12 @@ def _log_residuals(
     return filled
 
 
-def _ridge(inputs: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    weight = np.ones(len(wanted))
+def _ridge(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    weight = np.ones(len(targets))
     for _ in range(NUM_PASSES):
         gram = (inputs.T * weight) @ inputs + PENALTY * np.eye(inputs.shape[1])
-        result = np.linalg.solve(gram, (inputs.T * weight) @ wanted)
-        apart = np.abs(wanted - inputs @ result)
+        result = np.linalg.solve(gram, (inputs.T * weight) @ targets)
+        apart = np.abs(targets - inputs @ result)
         deviation = 1.4826 * float(np.median(apart))
         weight = np.minimum(1.0, HUBER * max(deviation, TINY) / np.maximum(apart, TINY))
     return np.asarray(result)

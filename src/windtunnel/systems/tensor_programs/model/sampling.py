@@ -69,10 +69,12 @@ def select_tasks(
     return METHODS[method](vectors, task, num_tasks, seed)
 
 
-def members_of(task: np.ndarray, chosen: np.ndarray, most: int | None = PROGRAMS_PER_TASK, seed: int = 0) -> np.ndarray:
+def members_of(
+    task: np.ndarray, selected: np.ndarray, most: int | None = PROGRAMS_PER_TASK, seed: int = 0
+) -> np.ndarray:
     """Places in ``task`` [M] of at most so many programs of each chosen task, task by task, drawn at random."""
     generator = np.random.default_rng(seed)
-    return np.concatenate([generator.permutation(np.flatnonzero(task == item))[:most] for item in chosen])
+    return np.concatenate([generator.permutation(np.flatnonzero(task == item))[:most] for item in selected])
 
 
 def rows_to_measure(
@@ -99,9 +101,9 @@ def rows_to_measure(
     return np.asarray(rows[order[np.lexsort((np.random.default_rng(seed).permutation(order.size), turn))]])
 
 
-def selection_distance(vectors: np.ndarray, task: np.ndarray, chosen: np.ndarray) -> float:
+def selection_distance(vectors: np.ndarray, task: np.ndarray, selected: np.ndarray) -> float:
     """CMD between all programs and those of the chosen tasks: smaller is a better picture of the whole."""
-    return float(central_moment_discrepancy(vectors, vectors[np.isin(task, chosen)]))
+    return float(central_moment_discrepancy(vectors, vectors[np.isin(task, selected)]))
 
 
 def _kmeans(vectors: np.ndarray, task: np.ndarray, num_tasks: int, seed: int) -> np.ndarray:
@@ -118,12 +120,12 @@ def _kmeans(vectors: np.ndarray, task: np.ndarray, num_tasks: int, seed: int) ->
 
 def _mean_distances(centers: np.ndarray, vectors: np.ndarray, task: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Mean distance of each task's programs to each centre [K, T]."""
-    place = np.searchsorted(known, task)
-    counts = np.bincount(place)
+    index = np.searchsorted(known, task)
+    counts = np.bincount(index)
     rows = []
     for centre in centers:
         distances = np.linalg.norm(vectors - centre, axis=1)
-        rows.append(np.bincount(place, weights=distances) / counts)
+        rows.append(np.bincount(index, weights=distances) / counts)
     return np.array(rows)
 
 

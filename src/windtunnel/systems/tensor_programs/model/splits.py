@@ -165,10 +165,10 @@ def sources_of(programs: ProgramSet, held_out: str, *, of_other_hosts: bool = Fa
     return result
 
 
-def _same_network(asked: str, known: str) -> bool:
+def _same_network(requested: str, known: str) -> bool:
     """Collections differ by separators and by what they append: ``mobilenet-v2`` is also ``mobilenetv2_w1``."""
-    asked, known = ("".join(filter(str.isalnum, name.lower())) for name in (asked, known))
-    return known.startswith(asked)
+    requested, known = ("".join(filter(str.isalnum, name.lower())) for name in (requested, known))
+    return known.startswith(requested)
 
 
 def _signatures(programs: ProgramSet) -> np.ndarray:

@@ -214,12 +214,12 @@ def _buffer_entries(kind: int, size: int, numel: float, continuous: float, min_s
 
 
 @numba.njit(cache=True)
-def _position(around: Any, kinds: Any, axis: Any, wanted: int) -> int:
+def _position(around: Any, kinds: Any, axis: Any, kind: int) -> int:
     """Place of the annotated loops among those of their axis: 1-6, or 7 where they differ."""
     result = 0
     n = around.shape[0]
     for i in range(n):
-        if kinds[around[i]] != wanted:
+        if kinds[around[i]] != kind:
             continue
         is_first, is_last = True, True
         for j in range(n):

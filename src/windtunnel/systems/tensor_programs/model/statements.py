@@ -212,29 +212,29 @@ class _Inside:
         self.depth = max(self.depth, other.depth)
 
 
-def _walk(nodes: tuple[Node, ...], around: _Around, nest: Nest, found: list[Statement]) -> _Inside:
+def _walk(nodes: tuple[Node, ...], around: _Around, nest: Nest, statements: list[Statement]) -> _Inside:
     total = _Inside()
     for node in nodes:
         if isinstance(node, Store):
-            found.append(_statement(node, around, nest))
+            statements.append(_statement(node, around, nest))
             total.add(_Inside(steps=1))
         elif isinstance(node, For):
-            total.add(_loop(node, around, nest, found))
+            total.add(_loop(node, around, nest, statements))
         elif isinstance(node, Attribute) and node.key == UNROLL_KEY:
-            total.add(_walk(node.body, _Around(around.loops, int(node.value), around.guards), nest, found))
+            total.add(_walk(node.body, _Around(around.loops, int(node.value), around.guards), nest, statements))
         elif isinstance(node, If):
             guarded = _Around(around.loops, around.max_step, (*around.guards, node.condition))
-            total.add(_walk(node.body, guarded, nest, found))
-            total.add(_walk(node.otherwise, guarded, nest, found))
+            total.add(_walk(node.body, guarded, nest, statements))
+            total.add(_walk(node.otherwise, guarded, nest, statements))
         else:
-            total.add(_walk(node.body, around, nest, found))
+            total.add(_walk(node.body, around, nest, statements))
     return total
 
 
-def _loop(node: For, around: _Around, nest: Nest, found: list[Statement]) -> _Inside:
+def _loop(node: For, around: _Around, nest: Nest, statements: list[Statement]) -> _Inside:
     """TVM unrolls a serial loop whose steps, with those within, are no more than the pragma allows."""
     loop = Loop(node.variable, node.extent, node.kind)
-    inside = _walk(node.body, _Around([*around.loops, loop], around.max_step, around.guards), nest, found)
+    inside = _walk(node.body, _Around([*around.loops, loop], around.max_step, around.guards), nest, statements)
     if node.kind == "vectorized":
         return inside
     is_small = not inside.has_loop and inside.depth <= MAX_UNROLLED_DEPTH
@@ -311,12 +311,12 @@ def variables_of(values: Iterable[Expression]) -> frozenset[str]:
     return frozenset(result)
 
 
-def _divisions(values: Iterable[Expression], found: dict[Expression, None]) -> None:
+def _divisions(values: Iterable[Expression], divisions: dict[Expression, None]) -> None:
     for value in values:
         if isinstance(value, tuple):
             if value[0] in _DIVISIONS and not _is_power(value[2]):
-                found[value] = None
-            _divisions(value[1:], found)
+                divisions[value] = None
+            _divisions(value[1:], divisions)
 
 
 def _is_power(value: Expression) -> bool:

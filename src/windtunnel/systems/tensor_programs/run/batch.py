@@ -126,7 +126,7 @@ class Bench:
         """Build and time a batch; None where too few looks were undisturbed."""
         result = Measured()
         with ThreadPoolExecutor(len(self._workers)) as pool:
-            halves = list(pool.map(lambda at: self._build_part(at, members), range(len(self._workers))))
+            halves = list(pool.map(lambda index: self._build_part(index, members), range(len(self._workers))))
         for programs, dropped in halves:
             result.programs += programs
             result.dropped += dropped
@@ -149,8 +149,8 @@ class Bench:
         """Programs of one task are all drawn by one process, so that twins meet."""
         return self._workers[task % len(self._workers)]
 
-    def _build_part(self, at: int, members: Sequence[Member]) -> tuple[list[tuple[Member, Drawn]], Counter[str]]:
-        worker, dropped = self._workers[at], Counter[str]()
+    def _build_part(self, index: int, members: Sequence[Member]) -> tuple[list[tuple[Member, Drawn]], Counter[str]]:
+        worker, dropped = self._workers[index], Counter[str]()
         kept: list[tuple[Member, Drawn]] = []
         for member in members:
             if self._owner(member.task) is not worker:
@@ -198,9 +198,9 @@ class Bench:
                 dropped[_reason(error)] += 1
         return alive
 
-    def _time_all(self, found: Measured, seed: int) -> Looks:
+    def _time_all(self, measured: Measured, seed: int) -> Looks:
         """Passes over every program on every target, in shuffled order, until enough looks of each are undisturbed."""
-        tasks = {member.key: member.task for member, _ in found.programs}
+        tasks = {member.key: member.task for member, _ in measured.programs}
         pairs: list[Pair] = [(key, target) for key in tasks for target in self._targets]
         looks: Looks = {pair: [] for pair in pairs}
         generator = np.random.default_rng(seed)
@@ -215,7 +215,7 @@ class Bench:
                 break
             for index in generator.permutation(len(waiting)):
                 key, target = waiting[index]
-                looks[key, target] += self._time(found, self._owner(tasks[key]), key, target)
+                looks[key, target] += self._time(measured, self._owner(tasks[key]), key, target)
             self._learn(looks)
         return looks
 
@@ -237,33 +237,33 @@ class Bench:
     def _is_known(self, pair: Pair, looks: Sequence[Look]) -> bool:
         return self._timing(pair, looks).is_steady(self._max_spread)
 
-    def _time(self, found: Measured, worker: Worker, key: int, target: Target) -> Sequence[Look]:
+    def _time(self, measured: Measured, worker: Worker, key: int, target: Target) -> Sequence[Look]:
         """One pass over one program; nothing where it took its process with it."""
-        if all(key != member.key for member, _ in found.programs):
+        if all(key != member.key for member, _ in measured.programs):
             return ()
         try:
             band_s = self._canary.band_s(str(target.num_threads))
             looks: Sequence[Look] = worker.ask("time", key, target.isa, target.num_threads, band_s)
         except WorkerError:
-            found.dropped["program died"] += 1
-            others = [program for program in found.programs if program[0].key != key]
-            found.programs = self._revive(worker, others, found.dropped)
+            measured.dropped["program died"] += 1
+            others = [program for program in measured.programs if program[0].key != key]
+            measured.programs = self._revive(worker, others, measured.dropped)
             return ()
         return looks
 
-    def _judge(self, found: Measured, looks: Looks) -> None:
+    def _judge(self, measured: Measured, looks: Looks) -> None:
         """Keep what was steady; a program without any steady time is dropped."""
         kept = []
-        for member, sampled in found.programs:
+        for member, sampled in measured.programs:
             pairs = [(member.key, target) for target in self._targets]
             row = [self._timing(pair, looks[pair]) for pair in pairs]
             steady = [timing if timing.is_steady(self._max_spread) else None for timing in row]
             if any(steady):
                 kept.append((member, sampled))
-                found.timings.append(steady)
+                measured.timings.append(steady)
             else:
-                found.dropped["never steady"] += 1
-        found.programs = kept
+                measured.dropped["never steady"] += 1
+        measured.programs = kept
 
     def _forget(self, members: Sequence[Member], given_up: Sequence[tuple[Member, Drawn]]) -> None:
         """Let go of the code; programs that were given up may be drawn again."""

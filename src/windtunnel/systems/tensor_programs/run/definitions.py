@@ -37,11 +37,11 @@ def primitive_function(task: Task) -> Any:
 def _after(te: Any, op: str, value: Any, other: Any, name: str) -> Any:
     channel = 1 if len(value.shape) > 2 else len(value.shape) - 1
 
-    def element(*at: Any) -> Any:
-        local = value(*at)
+    def element(*indices: Any) -> Any:
+        local = value(*indices)
         if op in _UNARY:
             return _UNARY[op](local)
-        return _BINARY[op](local, other(at[channel]) if op in CHANNEL_OPS else other(*at))
+        return _BINARY[op](local, other(indices[channel]) if op in CHANNEL_OPS else other(*indices))
 
     return te.compute(value.shape, element, name=name)
 

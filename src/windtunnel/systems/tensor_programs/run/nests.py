@@ -128,11 +128,11 @@ class _Reader:
         self._name = name
         self._num_loops = 0
 
-    def buffer(self, found: Any) -> str:
+    def buffer(self, buffer_: Any) -> str:
         """Keep a buffer, and its name."""
-        name = str(found.name)
+        name = str(buffer_.name)
         if name not in self.buffers:
-            self.buffers[name] = Buffer(name, tuple(int(extent) for extent in found.shape), str(found.dtype))
+            self.buffers[name] = Buffer(name, tuple(int(extent) for extent in buffer_.shape), str(buffer_.dtype))
         return name
 
     def statements(self, statement: Any, scope: Mapping[Any, Expression]) -> list[Node]:

@@ -41,10 +41,10 @@ def result(task: Task, values: list[Array]) -> Array:
     return results
 
 
-def is_right(found: Array, expected: Array) -> bool:
+def is_right(result: Array, expected: Array) -> bool:
     """Whether a result is the expected one up to rounding: 1e-3 of its own size or of the largest element."""
     atol = RELATIVE_TOLERANCE * float(np.abs(expected).max(initial=0.0)) * 0.1
-    return bool(np.allclose(found, expected, rtol=RELATIVE_TOLERANCE, atol=atol))
+    return bool(np.allclose(result, expected, rtol=RELATIVE_TOLERANCE, atol=atol))
 
 
 def _with(op: str, value: Array, other: Array) -> Array:

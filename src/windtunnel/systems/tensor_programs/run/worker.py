@@ -125,22 +125,22 @@ class _State:
     code: dict[tuple[int, str], Built] = field(default_factory=dict)
 
 
-def main(place: Place) -> None:
+def main(process: Place) -> None:
     """The process: orders in, answers out, until the line closes."""
     from windtunnel.systems.tensor_programs.run.build import prepare_process
 
-    prepare_process(place.config)
+    prepare_process(process.config)
     state = _State(allowed_cores())
     with contextlib.suppress(EOFError, OSError):
         while True:
-            order, arguments = place.order()
+            order, arguments = process.order()
             try:
                 answer = _ORDERS[order](state, *arguments)
             except WindtunnelError as error:
                 answer = error
             except Exception as error:  # the compiler has no common class for what it refuses
                 answer = FlightError(f"{type(error).__name__}: {str(error)[:300]}", where=order)
-            place.tell(answer)
+            process.tell(answer)
 
 
 def _draw(state: _State, key: int, task: Task, seed: int) -> Drawn:

@@ -55,35 +55,37 @@ def patch_costs(
     num_images, channels, groups, lanes : int
         Channels are those of the operand.
     """
-    each = channels // groups
+    group_channels = channels // groups
     pixels, num_operands = len(taps_PT), len(words_QW) // num_images
     result = np.zeros((4, num_images * pixels, groups), dtype=np.int32)
-    if each % CHUNK == 0:
+    if group_channels % CHUNK == 0:
         of_pixel = np.zeros((2, len(words_QW), groups), dtype=np.int32)
-        _whole_chunks(words_QW, each // CHUNK, lanes, of_pixel)
-        full = (each // CHUNK) * -(-CHUNK // lanes)
-        _sum_patches(of_pixel, taps_PT, num_images, num_operands, full, each, result)
+        _whole_chunks(words_QW, group_channels // CHUNK, lanes, of_pixel)
+        full = (group_channels // CHUNK) * -(-CHUNK // lanes)
+        _sum_patches(of_pixel, taps_PT, num_images, num_operands, full, group_channels, result)
     else:
-        _stream_patches(words_QW, taps_PT, num_images, num_operands, each, lanes, result)
+        _stream_patches(words_QW, taps_PT, num_images, num_operands, group_channels, lanes, result)
     return Costs(*result)
 
 
 @njit(cache=True)
-def _whole_chunks(words_QW: Any, chunks: int, lanes: int, found: Any) -> None:
+def _whole_chunks(words_QW: Any, chunks: int, lanes: int, cycles_3QG: Any) -> None:
     """Cycles and operands of each pixel and group, where groups are whole words."""
     for pixel in range(len(words_QW)):
-        for group in range(found.shape[2]):
+        for group in range(cycles_3QG.shape[2]):
             cycles = operands = 0
             for index in range(group * chunks, (group + 1) * chunks):
                 ones = int(ones_of(words_QW[pixel, index]))
                 cycles += (ones + lanes - 1) // lanes
                 operands += ones
-            found[0, pixel, group] = cycles
-            found[1, pixel, group] = operands
+            cycles_3QG[0, pixel, group] = cycles
+            cycles_3QG[1, pixel, group] = operands
 
 
 @njit(cache=True)
-def _sum_patches(of_pixel: Any, taps_PT: Any, images: int, operands: int, full: int, each: int, found: Any) -> None:
+def _sum_patches(
+    of_pixel: Any, taps_PT: Any, images: int, operands: int, full: int, group_channels: int, sums_3RG: Any
+) -> None:
     pixels = len(taps_PT)
     for image in range(images):
         for pixel in range(pixels):
@@ -93,21 +95,23 @@ def _sum_patches(of_pixel: Any, taps_PT: Any, images: int, operands: int, full: 
                 if reached < 0:
                     continue
                 reached += image * operands
-                for group in range(found.shape[2]):
-                    found[0, row, group] += full
-                    found[1, row, group] += of_pixel[0, reached, group]
-                    found[2, row, group] += each
-                    found[3, row, group] += of_pixel[1, reached, group]
+                for group in range(sums_3RG.shape[2]):
+                    sums_3RG[0, row, group] += full
+                    sums_3RG[1, row, group] += of_pixel[0, reached, group]
+                    sums_3RG[2, row, group] += group_channels
+                    sums_3RG[3, row, group] += of_pixel[1, reached, group]
 
 
 @njit(cache=True)
-def _stream_patches(words_QW: Any, taps_PT: Any, images: int, operands: int, each: int, lanes: int, found: Any) -> None:
+def _stream_patches(
+    words_QW: Any, taps_PT: Any, images: int, operands: int, group_channels: int, lanes: int, cycles_3RG: Any
+) -> None:
     """The same where chunks go on from tap to tap."""
     pixels = len(taps_PT)
     for image in range(images):
         for pixel in range(pixels):
             row = image * pixels + pixel
-            for group in range(found.shape[2]):
+            for group in range(cycles_3RG.shape[2]):
                 filled = ones = 0  # of the chunk that is being filled
                 dense = sparse = total = nonzero = 0
                 for tap in range(taps_PT.shape[1]):
@@ -115,7 +119,7 @@ def _stream_patches(words_QW: Any, taps_PT: Any, images: int, operands: int, eac
                     if reached < 0:
                         continue
                     words_W = words_QW[reached + image * operands]
-                    index, left = group * each, each
+                    index, left = group * group_channels, group_channels
                     while left > 0:
                         used = min(left, CHUNK - filled)
                         ones += int(ones_of(bits_at(words_W, index, used)))
@@ -128,10 +132,10 @@ def _stream_patches(words_QW: Any, taps_PT: Any, images: int, operands: int, eac
                             total += CHUNK
                             nonzero += ones
                             filled = ones = 0
-                found[0, row, group] = dense + (filled + lanes - 1) // lanes
-                found[1, row, group] = sparse + (ones + lanes - 1) // lanes
-                found[2, row, group] = total + filled
-                found[3, row, group] = nonzero + ones
+                cycles_3RG[0, row, group] = dense + (filled + lanes - 1) // lanes
+                cycles_3RG[1, row, group] = sparse + (ones + lanes - 1) // lanes
+                cycles_3RG[2, row, group] = total + filled
+                cycles_3RG[3, row, group] = nonzero + ones
 
 
 def correlation_costs(
@@ -161,7 +165,7 @@ def correlation_costs(
 
 @njit(cache=True)
 def _correlate(inputs_ATW: Any, inside_TW: Any, gradients_FW: Any, channels: int, filters: int, lanes: int,
-               found: Any) -> None:  # fmt: skip
+               cycles_2RC: Any) -> None:  # fmt: skip
     for tap in range(len(inside_TW)):
         dense = total = 0
         for word in range(inside_TW.shape[1]):
@@ -171,14 +175,14 @@ def _correlate(inputs_ATW: Any, inside_TW: Any, gradients_FW: Any, channels: int
         for channel in range(channels):
             row = channel * len(inside_TW) + tap
             for column in range(len(gradients_FW)):
-                one = inputs_ATW[column // filters * channels + channel, tap]
+                input_words = inputs_ATW[column // filters * channels + channel, tap]
                 other = gradients_FW[column]
                 sparse = nonzero = 0
                 for word in range(len(other)):
-                    ones = int(ones_of(one[word] & other[word]))
+                    ones = int(ones_of(input_words[word] & other[word]))
                     sparse += (ones + lanes - 1) // lanes
                     nonzero += ones
-                found[0, row, column] = dense
-                found[1, row, column] = sparse
-                found[2, row, column] = total
-                found[3, row, column] = nonzero
+                cycles_2RC[0, row, column] = dense
+                cycles_2RC[1, row, column] = sparse
+                cycles_2RC[2, row, column] = total
+                cycles_2RC[3, row, column] = nonzero

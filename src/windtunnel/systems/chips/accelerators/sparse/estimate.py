@@ -42,9 +42,9 @@ class Densities:
         return cls(density, (density,), (density,))
 
     @classmethod
-    def read(cls, found: Mapping[str, Any]) -> Densities:
+    def read(cls, record: Mapping[str, Any]) -> Densities:
         """As a graph keeps them."""
-        return cls(float(found["density"]), tuple(found["of_channels"]), tuple(found["of_pixels"]))
+        return cls(float(record["density"]), tuple(record["of_channels"]), tuple(record["of_pixels"]))
 
 
 def estimate_cycles(
@@ -66,7 +66,7 @@ def estimate_cycles(
 
 
 def _patches(
-    shape: ConvShape, phase: str, operand: Densities, wanted: Densities | None, grid: SparseGrid
+    shape: ConvShape, phase: str, operand: Densities, output_densities: Densities | None, grid: SparseGrid
 ) -> dict[str, float]:
     is_back = phase == "backward"
     taps = shape.taps(phase)
@@ -79,7 +79,7 @@ def _patches(
     edges = _by_busiest(np.tile(-(-operands_P // grid.lanes), shape.images), dense, outputs, grid)
     by_pixel = [_chunks(num, of_pixel, grid.lanes) for of_pixel in operand.of_pixels]
     by_chance = _chunks(num, operand.overall, grid.lanes, is_variance=True)
-    result = _modes(rows, outputs, dense, by_pixel, wanted, grid, by_chance, is_alike=True)
+    result = _modes(rows, outputs, dense, by_pixel, output_densities, grid, by_chance, is_alike=True)
     return {mode: cycles * (1.0 if mode == "in+out+wr" else edges) for mode, cycles in result.items()}
 
 
@@ -111,7 +111,7 @@ def _modes(
     outputs: int,
     dense: float,
     sparse: Sequence[float],
-    wanted: Densities | None,
+    output_densities: Densities | None,
     grid: SparseGrid,
     by_chance: float,
     *,
@@ -123,25 +123,25 @@ def _modes(
     """
     deep, wide = tile_sides(grid, rows, outputs)
     tiles = -(-rows // (deep * grid.rows)) * -(-outputs // (wide * grid.cols))
-    each = deep * wide  # outputs of an element
+    tile_outputs = deep * wide  # outputs of an element
     mean = float(np.mean(sparse))
-    spread = math.sqrt(float(np.var(sparse)) + by_chance / (deep if is_alike else each))  # of an element's mean
-    open_share = 1.0 if wanted is None else wanted.overall
+    spread = math.sqrt(float(np.var(sparse)) + by_chance / (deep if is_alike else tile_outputs))  # of an element's mean
+    open_share = 1.0 if output_densities is None else output_densities.overall
     uneven = 0.0
-    if wanted is not None:  # neighbors among pixels are alike, neighbors among channels are not
-        by_chance = open_share * (1 - open_share) / each
-        uneven = float(np.var(wanted.of_pixels) + np.var(wanted.of_channels) / wide) + by_chance
+    if output_densities is not None:  # neighbors among pixels are alike, neighbors among channels are not
+        by_chance = open_share * (1 - open_share) / tile_outputs
+        uneven = float(np.var(output_densities.of_pixels) + np.var(output_densities.of_channels) / wide) + by_chance
     of_rows, of_all = _largest(min(grid.rows, -(-rows // deep))), _largest(grid.num_elements)
     most = {
-        "dc": each * dense,
-        "in": each * min(mean + (of_rows if is_alike else of_all) * spread, dense),
-        "out": each * dense * min(open_share + of_all * math.sqrt(uneven), 1.0),
+        "dc": tile_outputs * dense,
+        "in": tile_outputs * min(mean + (of_rows if is_alike else of_all) * spread, dense),
+        "out": tile_outputs * dense * min(open_share + of_all * math.sqrt(uneven), 1.0),
     }
-    if wanted is None:
+    if output_densities is None:
         most |= {"out": most["dc"], "in+out": most["in"]}
     else:
         relative = math.sqrt(uneven / max(open_share, 1e-9) ** 2 + (spread / max(mean, 1e-9)) ** 2)
-        even = each * mean * open_share
+        even = tile_outputs * mean * open_share
         most["in+out"] = min(even * (1 + of_all * relative), most["in"], most["out"])
     even = rows * outputs / tiles / grid.num_elements * mean * open_share
     most["in+out+wr"] = min(even + grid.steal_cycles + _LAST_OUTPUTS * mean, most["in+out"])

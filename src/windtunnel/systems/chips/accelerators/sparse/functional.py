@@ -52,10 +52,10 @@ def backward(gradient: Tensor, weight: Tensor, shape: ConvShape, inputs: Tensor 
 def weight_gradient(inputs: Tensor, gradient: Tensor, shape: ConvShape) -> tuple[Tensor, int]:
     """The gradient of the filters [F, C / groups, R, S], and multiplications that were done."""
     taps_PT = shape.taps("weights")
-    each = shape.channels // shape.groups
-    result = np.zeros((shape.filters, each, taps_PT.shape[1]), _sum_type(inputs))
+    group_channels = shape.channels // shape.groups
+    result = np.zeros((shape.filters, group_channels, taps_PT.shape[1]), _sum_type(inputs))
     macs = _correlate(_pixels(inputs), _pixels(gradient), pack(inputs), pack(gradient), taps_PT, shape.groups, result)
-    return result.reshape(shape.filters, each, *shape.kernel), int(macs)
+    return result.reshape(shape.filters, group_channels, *shape.kernel), int(macs)
 
 
 def multiplications_agree(zeros: LayerZeros, cycles: LayerCycles, seed: int) -> bool:
@@ -96,69 +96,71 @@ def _pixels(tensor: Tensor) -> Tensor:
     return np.ascontiguousarray(np.moveaxis(rows, 1, -1).reshape(len(rows), -1, rows.shape[1]))
 
 
-def _images(found: Tensor, images: int, sides: tuple[int, int]) -> Tensor:
-    return np.moveaxis(found.reshape(images, *sides, -1), -1, 1)
+def _images(pixels: Tensor, images: int, sides: tuple[int, int]) -> Tensor:
+    return np.moveaxis(pixels.reshape(images, *sides, -1), -1, 1)
 
 
 def _multiply_patches(operands: Tensor, kernels: Tensor, taps_PT: Any, masked_by: Tensor | None) -> tuple[Tensor, int]:
     """Outputs [N P, groups x outputs] of operands and kernels [G, T, operand channels, outputs]."""
-    groups, _, each, outputs = kernels.shape
+    groups, _, group_channels, outputs = kernels.shape
     result = np.zeros((len(operands) * len(taps_PT), groups, outputs), _sum_type(operands))
     bits = pack(operands if masked_by is None else masked_by)
     kernels = np.ascontiguousarray(kernels)
-    macs = _patch(_pixels(operands), pack(operands), kernels, taps_PT, bits, masked_by is not None, each, result)
+    macs = _patch(
+        _pixels(operands), pack(operands), kernels, taps_PT, bits, masked_by is not None, group_channels, result
+    )
     return result.reshape(len(result), -1), int(macs)
 
 
 @njit(cache=True, inline="always")
-def _is_set(words_W: Any, place: int) -> Any:
-    return (words_W[place >> 5] >> np.uint32(place & 31)) & np.uint32(1)
+def _is_set(words_W: Any, bit: int) -> Any:
+    return (words_W[bit >> 5] >> np.uint32(bit & 31)) & np.uint32(1)
 
 
 @njit(cache=True)
-def _patch(values_NPC: Any, words_QW: Any, kernels: Any, taps_PT: Any, wanted_RW: Any, is_masked: bool, each: int,
-           found: Any) -> int:  # fmt: skip
+def _patch(values_NPC: Any, words_QW: Any, kernels: Any, taps_PT: Any, mask_RW: Any, is_masked: bool,
+           group_channels: int, out_RGO: Any) -> int:  # fmt: skip
     groups, taps, _, outputs = kernels.shape
     pixels, operands, macs = len(taps_PT), values_NPC.shape[1], 0
-    for row in range(len(found)):
+    for row in range(len(out_RGO)):
         image, pixel = row // pixels, row % pixels
         for group in range(groups):
             for output in range(outputs):
-                if is_masked and not _is_set(wanted_RW[row], group * outputs + output):
+                if is_masked and not _is_set(mask_RW[row], group * outputs + output):
                     continue
-                total = found[row, group, output]
+                total = out_RGO[row, group, output]
                 for tap in range(taps):
                     reached = taps_PT[pixel, tap]
                     if reached < 0:
                         continue
                     words_W = words_QW[image * operands + reached]
-                    for index in range(each):
-                        if _is_set(words_W, group * each + index):
-                            value = values_NPC[image, reached, group * each + index]
+                    for index in range(group_channels):
+                        if _is_set(words_W, group * group_channels + index):
+                            value = values_NPC[image, reached, group * group_channels + index]
                             total += value * kernels[group, tap, index, output]
                             macs += 1
-                found[row, group, output] = total
+                out_RGO[row, group, output] = total
     return macs
 
 
 @njit(cache=True)
 def _correlate(inputs_NPC: Any, gradient_NPF: Any, inputs_QW: Any, gradient_QW: Any, taps_PT: Any, groups: int,
-               found: Any) -> int:  # fmt: skip
-    filters, each, taps = found.shape
+               out_FCT: Any) -> int:  # fmt: skip
+    filters, group_channels, taps = out_FCT.shape
     pixels, operands, macs = len(taps_PT), inputs_NPC.shape[1], 0
     for image in range(len(inputs_NPC)):
         for pixel in range(pixels):
             for index in range(filters):
                 if not _is_set(gradient_QW[image * pixels + pixel], index):
                     continue
-                first = index // (filters // groups) * each
+                first = index // (filters // groups) * group_channels
                 for tap in range(taps):
                     reached = taps_PT[pixel, tap]
                     if reached < 0:
                         continue
-                    for channel in range(each):
+                    for channel in range(group_channels):
                         if _is_set(inputs_QW[image * operands + reached], first + channel):
                             value = inputs_NPC[image, reached, first + channel]
-                            found[index, channel, tap] += value * gradient_NPF[image, pixel, index]
+                            out_FCT[index, channel, tap] += value * gradient_NPF[image, pixel, index]
                             macs += 1
     return macs

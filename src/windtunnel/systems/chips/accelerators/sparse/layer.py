@@ -63,10 +63,10 @@ class LayerZeros:
     is_first: bool = False
 
     def __post_init__(self) -> None:
-        one = self.shape
+        shape = self.shape
         for what, words, pixels, channels in (
-            ("inputs", self.inputs, one.num_input_pixels, one.channels),
-            ("gradients", self.gradients, one.num_output_pixels, one.filters),
+            ("inputs", self.inputs, shape.num_input_pixels, shape.channels),
+            ("gradients", self.gradients, shape.num_output_pixels, shape.filters),
         ):
             expected = (pixels, -(-channels // CHUNK))
             if words.shape != expected:
@@ -160,9 +160,11 @@ def _pass(zeros: LayerZeros, grid: SparseGrid, phase: str) -> PassCycles:
     tiles = cycles.shape[1]
     steps, energy = {}, {}
     for row, mode in enumerate(MODES):
-        each = max(moved[mode] / grid.memory_bytes_per_cycle, streamed[mode] / grid.buffer_bytes_per_cycle) / tiles
+        tile_cycles_bound = (
+            max(moved[mode] / grid.memory_bytes_per_cycle, streamed[mode] / grid.buffer_bytes_per_cycle) / tiles
+        )
         scanned = scan / tiles if row >= MODES.index("out") else 0.0
-        steps[mode] = int(np.ceil(np.maximum(cycles[row] + scanned, each).sum()))
+        steps[mode] = int(np.ceil(np.maximum(cycles[row] + scanned, tile_cycles_bound).sum()))
         energy[mode] = _energy_j(grid, macs[mode], moved[mode], streamed[mode])
     spent = {mode: int(cycles[row].sum()) for row, mode in enumerate(MODES)}
     bound = -(-int(work[-1]) // grid.num_elements)
@@ -171,16 +173,16 @@ def _pass(zeros: LayerZeros, grid: SparseGrid, phase: str) -> PassCycles:
 
 def _patches(zeros: LayerZeros, grid: SparseGrid, phase: str) -> tuple[Longs, Longs, dict[str, int], int]:
     """Forward and backward pass: outputs are sums over patches of pixels."""
-    one = zeros.shape
-    words, channels, outputs = (zeros.inputs, one.channels, one.filters)
+    shape = zeros.shape
+    words, channels, outputs = (zeros.inputs, shape.channels, shape.filters)
     if phase == "backward":
-        words, channels, outputs = (zeros.gradients, one.filters, one.channels)
-    costs = patch_costs(words, one.taps(phase), one.images, channels, one.groups, grid.lanes)
-    group_N = np.arange(outputs) // (outputs // one.groups)
+        words, channels, outputs = (zeros.gradients, shape.filters, shape.channels)
+    costs = patch_costs(words, shape.taps(phase), shape.images, channels, shape.groups, grid.lanes)
+    group_N = np.arange(outputs) // (outputs // shape.groups)
     requested = zeros.inputs if phase == "backward" and zeros.is_masked else None
     cycles, work = tile_cycles(costs, group_N, requested, grid)
-    open_RG = _open_outputs(requested, len(costs.dense), outputs, one.groups)
-    every = outputs // one.groups
+    open_RG = _open_outputs(requested, len(costs.dense), outputs, shape.groups)
+    every = outputs // shape.groups
     macs = _by_mode(
         every * int(costs.dense_macs.sum(dtype=np.int64)),
         every * int(costs.sparse_macs.sum(dtype=np.int64)),
@@ -190,11 +192,11 @@ def _patches(zeros: LayerZeros, grid: SparseGrid, phase: str) -> tuple[Longs, Lo
     return cycles, work, macs, len(costs.dense) * outputs
 
 
-def _open_outputs(wanted: Words | None, rows: int, outputs: int, groups: int) -> Longs:
+def _open_outputs(mask: Words | None, rows: int, outputs: int, groups: int) -> Longs:
     """Outputs that are not skipped, by row and group."""
-    if wanted is None:
+    if mask is None:
         return np.full((rows, groups), outputs // groups, dtype=np.int64)
-    result: Longs = unpack(wanted, outputs).reshape(rows, groups, -1).sum(axis=2, dtype=np.int64)
+    result: Longs = unpack(mask, outputs).reshape(rows, groups, -1).sum(axis=2, dtype=np.int64)
     return result
 
 
@@ -204,15 +206,15 @@ def _by_mode(dense: int, sparse: int, open_dense: int, open_sparse: int) -> dict
 
 def _weights(zeros: LayerZeros, grid: SparseGrid) -> tuple[Longs, Longs, dict[str, int], int]:
     """Gradients of weights: a tile is a part of the pixels, all of its sums are added up in the buffer."""
-    one, result = zeros.shape, []
+    shape, result = zeros.shape, []
     along = _along_pixels(zeros)
-    group_N = np.arange(one.filters)
+    group_N = np.arange(shape.filters)
     step = PIXELS_OF_WEIGHTS // CHUNK
     dense_macs = sparse_macs = num_outputs = 0
     for begin in range(0, along[-1].shape[1], step):
         part = slice(begin, begin + step)
         inputs, inside, gradients = (np.ascontiguousarray(all_of[..., part]) for all_of in along)
-        of_group = one.channels // one.groups, one.filters // one.groups
+        of_group = shape.channels // shape.groups, shape.filters // shape.groups
         costs = correlation_costs(inputs, inside, gradients, *of_group, grid.lanes)
         result.append(tile_cycles(costs, group_N, None, grid))
         dense_macs += int(costs.dense_macs.sum(dtype=np.int64))
@@ -225,13 +227,13 @@ def _weights(zeros: LayerZeros, grid: SparseGrid) -> tuple[Longs, Longs, dict[st
 
 def _along_pixels(zeros: LayerZeros) -> tuple[Words, Words, Words]:
     """Bits along output pixels: of what each tap reaches [C, T, W], whether it is inside [T, W], of dY [F, W]."""
-    one = zeros.shape
-    taps_PT = one.taps("weights")
-    bits = unpack(zeros.inputs, one.channels).reshape(one.images, -1, one.channels)
+    shape = zeros.shape
+    taps_PT = shape.taps("weights")
+    bits = unpack(zeros.inputs, shape.channels).reshape(shape.images, -1, shape.channels)
     reached = [bits[:, np.maximum(column, 0)] & (column >= 0)[:, None] for column in taps_PT.T]  # [N, P, C] by tap
-    inputs = np.stack([packed_along(item.reshape(-1, one.channels).T) for item in reached], axis=1)
-    inside = packed_along(np.tile(taps_PT.T >= 0, (1, one.images)))
-    return inputs, inside, packed_along(unpack(zeros.gradients, one.filters).T)
+    inputs = np.stack([packed_along(item.reshape(-1, shape.channels).T) for item in reached], axis=1)
+    inside = packed_along(np.tile(taps_PT.T >= 0, (1, shape.images)))
+    return inputs, inside, packed_along(unpack(zeros.gradients, shape.filters).T)
 
 
 def _memory_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, int]:
@@ -240,11 +242,11 @@ def _memory_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, 
     Of the two operands the smaller stays on the chip; where half of the buffer does not hold it, it is read once for
     each half buffer of the other.
     """
-    one, word = zeros.shape, grid.word_bytes
+    shape, word = zeros.shape, grid.word_bytes
     sizes = {
-        "inputs": one.num_input_pixels * one.channels,
-        "gradients": one.num_output_pixels * one.filters,
-        "weights": one.num_weights,
+        "inputs": shape.num_input_pixels * shape.channels,
+        "gradients": shape.num_output_pixels * shape.filters,
+        "weights": shape.num_weights,
     }
     packed = {"inputs": count(zeros.inputs), "gradients": count(zeros.gradients)}
     reads, writes = {
@@ -270,18 +272,20 @@ def _memory_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, 
 
 def _buffer_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, int]:
     """Bytes between the buffer and the elements: patches along rows for each column of tiles, weights the other way."""
-    one, word = zeros.shape, grid.word_bytes
+    shape, word = zeros.shape, grid.word_bytes
     if phase == "weights":
-        rows, columns = one.channels // one.groups * len(one.taps(phase)[0]), one.filters
+        rows, columns = shape.channels // shape.groups * len(shape.taps(phase)[0]), shape.filters
         deep, wide = tile_sides(grid, rows, columns)
-        first, second = (one.num_output_pixels * side for side in (rows * one.groups, columns))
+        first, second = (shape.num_output_pixels * side for side in (rows * shape.groups, columns))
         density = (zeros.input_density, zeros.gradient_density)
     else:
         is_back = phase == "backward"
-        rows, columns = (one.num_input_pixels, one.channels) if is_back else (one.num_output_pixels, one.filters)
+        rows, columns = (
+            (shape.num_input_pixels, shape.channels) if is_back else (shape.num_output_pixels, shape.filters)
+        )
         deep, wide = tile_sides(grid, rows, columns)
-        first = int((one.taps(phase) >= 0).sum()) * one.images * (one.filters if is_back else one.channels)
-        second, density = one.num_weights, ((zeros.gradient_density if is_back else zeros.input_density), 1.0)
+        first = int((shape.taps(phase) >= 0).sum()) * shape.images * (shape.filters if is_back else shape.channels)
+        second, density = shape.num_weights, ((zeros.gradient_density if is_back else zeros.input_density), 1.0)
     across, down = -(-columns // (wide * grid.cols)), -(-rows // (deep * grid.rows))
     result = {}
     for mode in MODES:

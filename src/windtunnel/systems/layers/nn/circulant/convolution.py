@@ -133,8 +133,8 @@ class BlockCirculantConv2d(CirculantProduct):
         real, imaginary = (part.transpose(1, 2).flatten(1, 2) for part in (frequencies.real, frequencies.imag))
         w_real, w_imaginary = (part.flatten(0, 1) for part in (weight.real, weight.imag))
 
-        def convolve(one: Tensor, kernel: Tensor) -> Tensor:
-            return torch.nn.functional.conv2d(one, kernel, groups=count, **self.how)
+        def convolve(x: Tensor, kernel: Tensor) -> Tensor:
+            return torch.nn.functional.conv2d(x, kernel, groups=count, **self.how)
 
         y_real = convolve(real, w_real) - convolve(imaginary, w_imaginary)
         y_imaginary = convolve(real, w_imaginary) + convolve(imaginary, w_real)

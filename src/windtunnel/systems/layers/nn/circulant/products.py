@@ -54,9 +54,9 @@ def _spectrum(weight: Tensor) -> Tensor:
     return frequencies.permute(2, 1, 0).contiguous()
 
 
-def _by_spectrum(x: Tensor, made: Tensor, blocks: Blocks) -> Tensor:
+def _by_spectrum(x: Tensor, spectrum: Tensor, blocks: Blocks) -> Tensor:
     frequencies = torch.fft.rfft(_split_into_blocks(x, blocks)).permute(2, 0, 1)  # [F, R, q]
-    product = torch.bmm(frequencies, made)  # [F, R, p]
+    product = torch.bmm(frequencies, spectrum)  # [F, R, p]
     return _join_blocks(torch.fft.irfft(product.permute(1, 2, 0), n=blocks.size), blocks)
 
 
@@ -82,14 +82,14 @@ def _real_spectrum(weight: Tensor, blocks: Blocks) -> Tensor:
     return torch.cat([torch.cat([real, imaginary], dim=2), torch.cat([-imaginary, real], dim=2)], dim=1)
 
 
-def _by_real_spectrum(x: Tensor, made: Tensor, blocks: Blocks) -> Tensor:
+def _by_real_spectrum(x: Tensor, spectrum: Tensor, blocks: Blocks) -> Tensor:
     p, q, k = blocks.shape
     num_frequencies = k // 2 + 1
     ahead, back = _transform(k, x.dtype, x.device.type)
     cut = _split_into_blocks(x, blocks)
     # frequencies first: what is copied lies in rows of q and of p
     parts = (ahead.t() @ cut.reshape(-1, k).t()).view(2, num_frequencies, len(cut), q)
-    product = torch.bmm(parts.permute(1, 2, 0, 3).reshape(num_frequencies, len(cut), 2 * q), made)  # [F, R, 2 p]
+    product = torch.bmm(parts.permute(1, 2, 0, 3).reshape(num_frequencies, len(cut), 2 * q), spectrum)  # [F, R, 2 p]
     both = product.view(num_frequencies, len(cut), 2, p).permute(2, 0, 1, 3).reshape(2 * num_frequencies, -1)
     return _join_blocks((both.t() @ back).view(len(cut), p, k), blocks)
 
@@ -97,7 +97,7 @@ def _by_real_spectrum(x: Tensor, made: Tensor, blocks: Blocks) -> Tensor:
 WAYS: dict[str, tuple[Prepare, Apply]] = {
     "fft": (lambda weight, _: _spectrum(weight), _by_spectrum),
     "dft": (_real_spectrum, _by_real_spectrum),
-    "dense": (dense, lambda x, made, _: torch.nn.functional.linear(x, made)),
+    "dense": (dense, lambda x, matrix, _: torch.nn.functional.linear(x, matrix)),
 }
 """What is made of the weights, which may be kept while they do not change, and the product of rows with it."""
 
@@ -136,9 +136,9 @@ def prepare_weight(weight: Tensor, blocks: Blocks, way: str) -> Tensor:
     return WAYS[way][0](weight, blocks)
 
 
-def multiply_prepared(x: Tensor, made: Tensor, blocks: Blocks, way: str) -> Tensor:
+def multiply_prepared(x: Tensor, operand: Tensor, blocks: Blocks, way: str) -> Tensor:
     """The product with what ``prepare_weight`` gave."""
-    rows = WAYS[way][1](x.reshape(-1, x.shape[-1]), made, blocks)
+    rows = WAYS[way][1](x.reshape(-1, x.shape[-1]), operand, blocks)
     return rows.reshape(*x.shape[:-1], blocks.num_outputs)
 
 

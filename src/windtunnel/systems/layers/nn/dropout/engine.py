@@ -199,7 +199,7 @@ def add_weight(x: Any, dy: Any, kept: Any, counts: Any, firsts: Any, lasts: Any,
 
 def pad_sets(sets: list[Any]) -> tuple[Any, Any]:
     """Sets of any sizes as rows of one array, int64 [S, most], and how many each has."""
-    counts = np.array([len(one) for one in sets], dtype=np.int64)
+    counts = np.array([len(indices) for indices in sets], dtype=np.int64)
     kept = np.zeros((len(sets), int(counts.max(initial=0))), dtype=np.int64)
     for row, set_ in enumerate(sets):
         kept[row, : len(set_)] = set_

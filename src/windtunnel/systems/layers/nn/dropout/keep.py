@@ -117,7 +117,7 @@ def draw(
     *,
     seed: int,
     layer: int = 0,
-    place: int = 0,
+    site: int = 0,
     group: int = 1,
     device: torch.device | None = None,
 ) -> list[Keep]:
@@ -130,7 +130,7 @@ def draw(
         Share of units that are dropped. Sets have exactly the size that this gives: products keep one shape.
     steps : sequence of int
         Numbers of the steps for which a set is drawn.
-    seed, layer, place : int
+    seed, layer, site : int
         Together with the step they decide the set.
     group : int
         Units are dropped in groups of so many neighbors; the last group may be smaller.
@@ -146,7 +146,7 @@ def draw(
     """
     num_groups, num_kept = count_groups(num_units, dropout, group)
     scale = num_groups / num_kept if num_kept else 0.0
-    selected = _smallest(_numbers(seed, layer, place, steps, num_groups), num_kept)  # [S, kept] ascending
+    selected = _smallest(_numbers(seed, layer, site, steps, num_groups), num_kept)  # [S, kept] ascending
     units = selected if group == 1 else (selected[:, :, None] * group + np.arange(group)).reshape(len(selected), -1)
     rows = [row[row < num_units] for row in units]
     return [Keep(torch.from_numpy(row).to(device or "cpu"), num_units, scale) for row in rows]
@@ -159,10 +159,10 @@ def _smallest(numbers: NDArray[np.uint64], count: int) -> NDArray[np.int64]:
     return np.sort(selected.astype(np.int64), axis=1)
 
 
-def _numbers(seed: int, layer: int, place: int, steps: Sequence[int], count: int) -> NDArray[np.uint64]:
+def _numbers(seed: int, layer: int, site: int, steps: Sequence[int], count: int) -> NDArray[np.uint64]:
     """A number for every unit at every step, uint64 [S, count]."""
     key = seed & _WORD
-    for part in (layer, place):
+    for part in (layer, site):
         key = int(_mix_bits(np.array([(key + _STEP * (part + 1)) & _WORD], dtype=np.uint64))[0])
     step = _mix_bits(np.array([(key + _STEP * (item + 1)) & _WORD for item in steps], dtype=np.uint64))
     return _mix_bits(step[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP))

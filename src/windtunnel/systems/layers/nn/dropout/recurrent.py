@@ -207,7 +207,7 @@ def _one(
     layer: Any,
     settings: Settings,
     seed: int,
-    place: int,
+    direction_index: int,
     direction: int,
     data: Tensor,
     batch_sizes: Sequence[int],
@@ -215,12 +215,12 @@ def _one(
     dropped: Dropped,
 ) -> tuple[Tensor, ...]:
     """One direction of one layer."""
-    suffix = f"_l{place // (2 if layer.bidirectional else 1)}{'_reverse' if direction else ''}"
+    suffix = f"_l{direction_index // (2 if layer.bidirectional else 1)}{'_reverse' if direction else ''}"
     names = [f"weight_{kind}{suffix}" for kind in ("ih", "hh")]
     names += [f"bias_{kind}{suffix}" for kind in ("ih", "hh")] if layer.bias else []
     given = Direction(tuple(getattr(layer, name) for name in names), tuple(states))
     steps = Steps(tuple(batch_sizes), bool(direction))
-    again = _draw_spans(settings, seed, place, _RECURRENT, settings.recurrent, states[0], batch_sizes, 1)
+    again = _draw_spans(settings, seed, direction_index, _RECURRENT, settings.recurrent, states[0], batch_sizes, 1)
     return run_direction(given, data, steps, dropped, again)
 
 
@@ -228,7 +228,7 @@ def _draw_spans(
     settings: Settings,
     seed: int,
     layer: int,
-    place: int,
+    site: int,
     share: float,
     like: Tensor,
     batch_sizes: Sequence[int],
@@ -240,9 +240,7 @@ def _draw_spans(
     num_units = like.shape[1]
     group = min(settings.group, num_units)
     num_sets = -(-len(batch_sizes) // settings.period)
-    keeps = draw(
-        num_units, share, range(num_sets), seed=seed, layer=layer, place=place, group=group, device=like.device
-    )
+    keeps = draw(num_units, share, range(num_sets), seed=seed, layer=layer, site=site, group=group, device=like.device)
     if steps_per_span == 1:
         keeps = [keeps[step // settings.period] for step in range(len(batch_sizes))]
     return Dropped(spans(batch_sizes, keeps, steps_per_span), group, settings.way)

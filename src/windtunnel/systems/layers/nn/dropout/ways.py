@@ -60,19 +60,19 @@ def way_for(name: str, product: str, shape: Shape | None) -> Way:
     return WAYS[_quickest(product, shape)]
 
 
-def shape_of(weight: torch.Tensor, found: Sequence[Span], group: int) -> Shape | None:
+def shape_of(weight: torch.Tensor, spans: Sequence[Span], group: int) -> Shape | None:
     """About the shape of the products of some spans with a transposed weight; None without any.
 
     Sets, and rows of each, are rounded up, so that sequences of many lengths have few shapes.
     """
-    if not found:
+    if not spans:
         return None
-    num_sets = coarse(len(found))
+    num_sets = coarse(len(spans))
     return Shape(
-        num_rows=num_sets * coarse(-(-(found[-1].last - found[0].first) // len(found)), 4),
+        num_rows=num_sets * coarse(-(-(spans[-1].last - spans[0].first) // len(spans)), 4),
         num_units=weight.shape[0],
         num_columns=weight.shape[1],
-        num_kept=found[0].keep.num_kept,
+        num_kept=spans[0].keep.num_kept,
         num_sets=num_sets,
         group=group,
         dtype=weight.dtype,
