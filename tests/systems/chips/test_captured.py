@@ -79,7 +79,7 @@ def test_chips_are_chosen_for_a_captured_step(graph):
     assert {"plan", "both", "smallest", "frugal"} == set(answer.choices)
     small = answer.choices["smallest"]
     assert small.samples_per_s >= 1e4
-    cheaper = [one for one in answer.found.front if one.area_um2 < small.area_um2]
+    cheaper = [one for one in answer.codesign.front if one.area_um2 < small.area_um2]
     assert all(one.samples_per_s < 1e4 for one in cheaper)
     assert {"num_planned", "num_possible"} == set(answer.to_dict()["cheapest"]["smallest"])
     with pytest.raises(InputError, match="nobody has said a plan"):

@@ -57,7 +57,7 @@ def _title(answer: Answer) -> str:
 
 def _picture(answer: Answer) -> str:
     """Throughput over area, both from zero: the front as steps, each search as a mark."""
-    front = answer.codesign.front if answer.found is not None else ()
+    front = answer.codesign.front if answer.codesign is not None else ()
     shown = [*front, *answer.choices.values()]
     most_x = 1.05 * max(entry.area_um2 for entry in shown)
     most_y = 1.1 * max(entry.samples_per_s for entry in shown)
