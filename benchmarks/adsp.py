@@ -103,7 +103,7 @@ def main() -> None:
             runs = {name: trained(job, fleet, *how, given.seconds) for name, how in STRATEGIES.items()}
             level = level_of(runs.values())
             times = {name: seconds_to(run, level) for name, run in runs.items()}
-            speeds = np.array([worker.speed.at(0) for worker in fleet.workers])
+            speeds = np.array([worker.speed.value_at(0) for worker in fleet.workers])
             free = trained(job, fleet_of(degree, num_workers, is_free=True), "bsp", {}, 20 * 0.4 * 2)
             expected = 1 - float(np.mean(speeds.min() / speeds))
             rows.append(
@@ -143,7 +143,7 @@ def sweep(job, seconds: float) -> dict:
     times = {rate: seconds_to(run, level) for rate, run in runs.items()}
     return {
         "forked_over_best": seconds_to(forked.run, level) / min(times.values()),
-        "forked_commits": [one.chosen for one in forked.periods],
+        "forked_commits": [one.selected for one in forked.periods],
         "searched_over_best": seconds_to(searched, level) / min(times.values()),
         "searched_s": seconds_to(searched, level),
         "fixed_s": {str(rate): value for rate, value in times.items()},

@@ -94,8 +94,8 @@ def conserves(run):
 
 def idle(run, last):
     """GPU time in which nobody held a GPU, summed over intervals between events."""
-    rows, places = run.segment_places
-    count, start, back = run.places["gpus"][places], run.segments["start"][rows], run.segments["back"][rows]
+    rows, places = run.segment_placements
+    count, start, back = run.placements["gpus"][places], run.segments["start"][rows], run.segments["back"][rows]
     times = np.concatenate([start, back, [run.jobs.arrival_ns.min(), last]])
     change = np.concatenate([-count, count, [run.cluster.num_gpus, 0]])
     order = np.argsort(times, kind="stable")

@@ -27,11 +27,11 @@ CHOICES = {("gpt2", 8): "<16,8>", ("bert", 128): "4x<4,32>", ("resnet", 32): "4x
 Group = list[tuple[Cell, float]]
 
 
-def profile_of(folder: Path, machine: str, model: str, most_threads: int = 99) -> Profile:
+def profile_of(folder: Path, machine: str, model: str, max_threads: int = 99) -> Profile:
     from tests.systems.serving.test_search import PUBLISHED
 
     found = read_profile(folder / "profiles.csv.gz", {**PUBLISHED, "machine": machine, "model": model})
-    return Profile.of({cell: ns for cell, ns in found.cells.items() if cell[0] <= most_threads})
+    return Profile.of({cell: ns for cell, ns in found.cells.items() if cell[0] <= max_threads})
 
 
 def exact(folder: Path) -> None:
@@ -109,7 +109,7 @@ def neighbors(folder: Path) -> None:
             batch = sum(cell[1] for cell, _ in group)
             others = [row for one in groups if sum(cell[1] for cell, _ in one) != batch for row in one]
             cell, took_ns = group[0][0], float(np.mean([ns for _, ns in group]))
-            predicted_ns = fit_slowdown(profile, others).at(cell[0]) * profile.cells[cell]
+            predicted_ns = fit_slowdown(profile, others).factor_at(cell[0]) * profile.cells[cell]
             off.append(abs(predicted_ns / took_ns - 1))
             off_alone.append(abs(profile.cells[cell] / took_ns - 1))
         errors[model], alone[model] = float(np.mean(off)), float(np.mean(off_alone))

@@ -70,7 +70,7 @@ def fly(name: str, rounds: int, budget_s: float) -> list[dict[str, object]]:
         )
         for one in flown:
             took_alone = max(alone.cells[cell] for cell in one.split.cells)
-            factor = slowdown.at(one.split.instances[0].threads)
+            factor = slowdown.factor_at(one.split.instances[0].threads)
             rows.append({
                 "model": name, "batch": batch, "split": str(one.split), "predicted_ms": one.split.latency_ns / 1e6,
                 "measured_ms": one.latency.value / 1e6, "error": one.error_ratio,

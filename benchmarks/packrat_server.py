@@ -113,7 +113,7 @@ def nothing_lost(num_requests: int) -> dict[str, object]:
     halves = {batch: Split((Instance(1, batch // 2, 1e6),) * 2, batch) for batch in (8, 16, 32, 64)}
     splits = {**whole, **halves}
     least_ready, batches = [], []
-    with LiveServer(job, Server(splits[1], 2_000_000), most_inputs=64) as live, adapt_to_queue(live, splits, 0.5):
+    with LiveServer(job, Server(splits[1], 2_000_000), max_inputs=64) as live, adapt_to_queue(live, splits, 0.5):
         clients = Clients(live, named=True)
         for step, count in enumerate(STEPS):
             aim = (step + 1) * num_requests // len(STEPS)
@@ -160,7 +160,7 @@ def foretold(rounds: int, budget_s: float) -> list[dict[str, object]]:
     splits = best_splits(slowdown.of(alone), 2)
     rows = []
     with (
-        LiveServer(job, Server(splits[1], 20_000_000), most_inputs=max(splits)) as live,
+        LiveServer(job, Server(splits[1], 20_000_000), max_inputs=max(splits)) as live,
         adapt_to_queue(live, splits, 2.0),
     ):
         for count in (6, 24):

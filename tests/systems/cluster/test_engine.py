@@ -16,7 +16,7 @@ def happened(run):
     """Every segment: job, start, end, GPUs by machine."""
     found = []
     for one in run.segments:
-        rows = run.places[one["place"] : one["place"] + one["width"]].tolist()
+        rows = run.placements[one["placement"] : one["placement"] + one["width"]].tolist()
         found.append((int(one["job"]), int(one["start"]), int(one["end"]), dict(rows)))
     return found
 

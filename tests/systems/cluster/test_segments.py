@@ -32,8 +32,8 @@ def test_the_replay_of_a_run_starts_every_segment_when_it_started(name, tmp_path
 
     timeline = replay(graph)
 
-    rows, places = run.segment_places
-    segment = np.repeat(rows, run.places["gpus"][places])
+    rows, places = run.segment_placements
+    segment = np.repeat(rows, run.placements["gpus"][places])
     zero = jobs.arrival_ns.min()
     assert (run.segments["start"][segment] - zero).tolist() == timeline.start_ns.tolist()
     assert (run.segments["end"][segment] - zero).tolist() == timeline.finish_ns.tolist()

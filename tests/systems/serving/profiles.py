@@ -22,11 +22,11 @@ def nothing():
 
 
 @st.composite
-def profiles(draw, most_threads: int = 4, most_batch: int = 6) -> Profile:
+def profiles(draw, max_threads: int = 4, most_batch: int = 6) -> Profile:
     """Some cells of a small server, equal latencies among them; the largest instance is always there."""
-    cells = st.tuples(st.integers(1, most_threads), st.integers(1, most_batch))
+    cells = st.tuples(st.integers(1, max_threads), st.integers(1, most_batch))
     found = draw(st.dictionaries(cells, st.integers(1, 12), max_size=8))
-    found.setdefault((most_threads, draw(st.integers(1, most_batch))), draw(st.integers(1, 12)))
+    found.setdefault((max_threads, draw(st.integers(1, most_batch))), draw(st.integers(1, 12)))
     return Profile.of({cell: float(one) for cell, one in found.items()})
 
 

@@ -41,7 +41,7 @@ def test_few_cells_choose_nearly_as_well_as_all(seed):
         asked.append(cell)
         return truth[cell]
 
-    found = measure_few_cells(measure, THREADS, BATCHES, 8, most_share=0.4)
+    found = measure_few_cells(measure, THREADS, BATCHES, 8, max_fraction=0.4)
     guessed, whole = estimate_profile(found, GRID), Profile.of(truth)
     lost = [
         max(truth[cell] for cell in best_split(guessed, 8, batch).cells) / soonest_ns(whole, 8, batch) - 1
@@ -53,7 +53,7 @@ def test_few_cells_choose_nearly_as_well_as_all(seed):
 
 
 def test_what_is_chosen_in_the_end_was_measured_or_there_was_no_more_to_measure():
-    found = measure_few_cells(law, THREADS, BATCHES, 8, most_share=1.0)
+    found = measure_few_cells(law, THREADS, BATCHES, 8, max_fraction=1.0)
     guessed = estimate_profile(found, GRID)
 
     assert all(cell in found for batch in BATCHES for cell in best_split(guessed, 8, batch).cells)

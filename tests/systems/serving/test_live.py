@@ -116,7 +116,7 @@ def test_what_cannot_be_answered_says_why_and_its_neighbors_are(job):
 
 def test_a_larger_batch_needs_no_new_instance(job):
     small, large = split((1, 1)), split((1, 8))
-    with LiveServer(job, Server(small, 0), most_inputs=8) as live:
+    with LiveServer(job, Server(small, 0), max_inputs=8) as live:
         before = [process for _, process in live._active]
         live.change(large)
         live.settle()
@@ -156,7 +156,7 @@ def test_a_server_that_never_starts_says_why(tmp_path):
 def test_a_full_queue_makes_batches_larger(job):
     splits = {batch: split((1, batch)) for batch in (1, 2, 4, 8)}
     with (
-        LiveServer(job, Server(splits[1], 20_000_000), most_inputs=8) as live,
+        LiveServer(job, Server(splits[1], 20_000_000), max_inputs=8) as live,
         adapt_to_queue(live, splits, period_s=0.2),
         Clients(live, 8) as clients,
     ):

@@ -29,14 +29,14 @@ def test_a_slowdown_that_was_seen_is_found_again(profile):
     known = Slowdown((1, 2, 3, 4), (2.0, 1.5, 1.25, 1.0))
     found = fit_slowdown(profile, known.of(profile).cells.items())
 
-    assert all(known.at(one) == pytest.approx(found.at(one)) for one in found.threads)
+    assert all(known.factor_at(one) == pytest.approx(found.factor_at(one)) for one in found.threads)
     assert list(found.of(profile).cells.values()) == pytest.approx(list(known.of(profile).cells.values()))
 
 
 def test_what_was_not_seen_lies_between_by_the_logarithm_and_stays_beyond():
     known = Slowdown((2, 8), (1.6, 1.0))
 
-    assert [1.6, 1.6, pytest.approx(1.3), 1.0, 1.0] == [known.at(one) for one in (1, 2, 4, 8, 16)]
+    assert [1.6, 1.6, pytest.approx(1.3), 1.0, 1.0] == [known.factor_at(one) for one in (1, 2, 4, 8, 16)]
 
 
 def test_runs_of_other_instances_say_nothing():

@@ -57,7 +57,7 @@ def test_no_split_is_sooner(profile, threads, batch, rule):
     assert plain_best(profile, threads, batch, rule) == table[threads, batch]
 
 
-@given(profiles(most_threads=6, most_batch=9))
+@given(profiles(max_threads=6, most_batch=9))
 def test_the_binary_search_says_what_the_table_says(profile):
     table = optimum_table(profile, 6, 20, "ragged")
     found = [[soonest_ns(profile, t, b) for b in range(1, 21)] for t in range(1, 7)]

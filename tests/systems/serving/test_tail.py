@@ -54,7 +54,7 @@ def test_no_request_is_answered_before_its_batch_could_be(arrivals, most):
 
 @given(profiles(), st.integers(1, 6))
 def test_every_batch_is_dealt_out_and_a_full_one_takes_as_long_as_its_split(profile, batch):
-    split = best_split(profile, profile.most_threads, int(min(batch, profile.batch_C.max())))
+    split = best_split(profile, profile.max_threads, int(min(batch, profile.batch_C.max())))
     latencies = batch_latencies(profile, split)
 
     assert split.batch + 1 == len(latencies)

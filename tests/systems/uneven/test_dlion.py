@@ -14,7 +14,7 @@ from tests.systems.uneven.small import fleet_of, small_job, trained, without_ser
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.systems.uneven.policy import sparse_bytes
-from windtunnel.systems.uneven.strategies.dlion import BatchPlan, Power, equal_times, most_that_fits
+from windtunnel.systems.uneven.strategies.dlion import BatchPlan, Power, equal_times, largest_that_fits
 
 OFF = {"adjust_every": 0, "transfer_every": 0}
 FREE = {"rate": "10 GB/s", "latency": "0 us"}
@@ -27,8 +27,8 @@ def test_what_fits_is_sent_and_no_more(size, budget, random):
     gradient = torch.tensor([random.gauss(0, 1) for _ in range(size)]).nan_to_num().clamp(-5, 5).mul(8).round() / 8
     cut = random.randint(0, size)
     shapes = [one for one in (cut, size - cut) if one]
-    indices = most_that_fits(gradient, shapes, budget, 0.85)
-    least = most_that_fits(gradient, shapes, 0, 0.85)
+    indices = largest_that_fits(gradient, shapes, budget, 0.85)
+    least = largest_that_fits(gradient, shapes, 0, 0.85)
 
     assert sparse_bytes(len(indices), size) <= max(budget, sparse_bytes(len(least), size))
     if sparse_bytes(int((gradient != 0).sum()), size) <= budget:
@@ -46,8 +46,8 @@ def test_what_fits_is_sent_and_no_more(size, budget, random):
 
 def test_nothing_of_zeros_is_sent():
     """A parameter whose gradient is zero has no largest entry."""
-    assert len(most_that_fits(torch.zeros(10), [10], 1e9, 0.85)) == 0
-    assert most_that_fits(torch.tensor([0.0, 0.0, 1.0, 0.5]), [2, 2], 8, 0.85).tolist() == [2]
+    assert len(largest_that_fits(torch.zeros(10), [10], 1e9, 0.85)) == 0
+    assert largest_that_fits(torch.tensor([0.0, 0.0, 1.0, 0.5]), [2, 2], 8, 0.85).tolist() == [2]
 
 
 def test_every_sample_counts_once_while_batches_change(tmp_path):

@@ -128,9 +128,9 @@ def test_a_killed_process_is_lost_as_in_virtual_time(tmp_path, strategy, is_in_k
     real = train_really(job, fleet, strategy, {}, goal, is_in_kernel=is_in_kernel)
     virtual = train_virtually(train_job(job), fleet, strategy, registry.get("strategy", strategy).function(), goal)
 
-    (lost,) = real.lost
+    (lost,) = real.lost_workers
     ends = [real.steps[real.steps[:, 0] == rank, 2] for rank in range(3)]
-    assert [rank for rank, _ in real.lost] == [rank for rank, _ in virtual.lost] == [1]
+    assert [rank for rank, _ in real.lost_workers] == [rank for rank, _ in virtual.lost_workers] == [1]
     assert lost[1] >= 1_550_000_000
     assert len(real.points) == len(virtual.points)
     assert (ends[1] <= lost[1]).all()
@@ -175,7 +175,7 @@ def test_a_process_that_somebody_kills_is_lost_or_ends_the_run_with_its_name(tmp
             train()
         return
     run = train()
-    (lost,) = run.lost
+    (lost,) = run.lost_workers
     assert 1 == lost[0]
     assert (run.steps[run.steps[:, 0] == 1, 2] <= lost[1]).all()
     ends = [run.steps[run.steps[:, 0] == rank, 2].max(initial=0) for rank in range(3)]

@@ -71,7 +71,7 @@ def test_work_along_a_trace_is_done_when_its_integral_is(steps, begin, work):
     end = trace.finish_ns(begin, work)
 
     fine = np.arange(begin, end) + 0.5
-    area = sum(trace.at(int(one)) for one in fine)
+    area = sum(trace.value_at(int(one)) for one in fine)
     assert area >= work - 11  # the last ns may not be full
     assert area <= work + 11
 

@@ -93,9 +93,9 @@ def test_the_run_is_that_of_the_chosen_forks(fleet):
     before = 2
     for one in found.periods:
         losses = dict(one.losses)
-        assert losses[one.chosen] == min(losses.values())
+        assert losses[one.selected] == min(losses.values())
         assert before in losses
-        before = one.chosen
+        before = one.selected
 
 
 def test_one_good_value_is_found_and_kept(fleet):

@@ -42,8 +42,8 @@ def advice():
 
     graph = capture(step, iterations=3, warmup=1, model=model)
     with pytest.MonkeyPatch.context() as patch:  # on a loaded machine a gain may be lost in the spread
-        patch.setattr(rules, "_LEAST_GAIN", 1.0)
-        patch.setattr(rules, "_LEAST_SHARE", 0.0)
+        patch.setattr(rules, "_MIN_GAIN", 1.0)
+        patch.setattr(rules, "_MIN_SHARE", 0.0)
         return {one.kind: one for one in advise(graph, HOST)}
 
 

@@ -27,7 +27,7 @@ from windtunnel.systems.cluster.state import (
     IS_SERVED,
     IS_STOPPED,
     LATER,
-    MOST_OPEN,
+    MAX_OPEN,
     NEED_ROOM,
     NEED_SPEED,
     NEVER,
@@ -68,102 +68,102 @@ _WAKE_NS = 60_000_000_000  # published: where nothing is to come, look again aft
 @entry
 def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
     """Go on until all jobs are over, something is needed, or nothing more happens by a time; see the top."""
-    index = state.at
+    scalars = state.scalars
     while True:
-        if index[IS_DUE]:
-            if rules.asks and index[NUM_WAITING]:
+        if scalars[IS_DUE]:
+            if rules.asks and scalars[NUM_WAITING]:
                 return ASK
             code = schedule(state, rules)
             if code != DONE:
                 return int(code)
-            index[IS_DUE] = index[IS_SERVED] = 0
-        if index[NUM_OVER] == len(state.jobs):
+            scalars[IS_DUE] = scalars[IS_SERVED] = 0
+        if scalars[NUM_OVER] == len(state.jobs):
             return DONE
         if not has_room(state):
             return NEED_ROOM
-        if index[POPPED] >= max_events:
+        if scalars[POPPED] >= max_events:
             return STUCK
-        next_arrival = state.jobs[index[NEXT_ARRIVAL]].arrival if index[NEXT_ARRIVAL] < len(state.jobs) else NEVER
-        next_event = state.events[0].time if index[NUM_EVENTS] else NEVER
+        next_arrival = state.jobs[scalars[NEXT_ARRIVAL]].arrival if scalars[NEXT_ARRIVAL] < len(state.jobs) else NEVER
+        next_event = state.events[0].time if scalars[NUM_EVENTS] else NEVER
         time = min(next_arrival, next_event)
         if time > until or (time == NEVER and until < NEVER):
-            index[NOW] = max(index[NOW], until)
+            scalars[NOW] = max(scalars[NOW], until)
             return LATER
         if time == NEVER:
-            if index[WAKES] >= (1_000 if rules.asks else 1_000_000):
+            if scalars[WAKES] >= (1_000 if rules.asks else 1_000_000):
                 return STUCK
-            index[WAKES] += 1
-            index[NOW] += _WAKE_NS
-            index[IS_DUE] = 1
+            scalars[WAKES] += 1
+            scalars[NOW] += _WAKE_NS
+            scalars[IS_DUE] = 1
             continue
-        index[WAKES] = 0
-        index[NOW] = time
-        while index[NEXT_ARRIVAL] < len(state.jobs) and state.jobs[index[NEXT_ARRIVAL]].arrival == time:
-            job = index[NEXT_ARRIVAL]
-            index[NEXT_ARRIVAL] += 1
-            index[POPPED] += 1
+        scalars[WAKES] = 0
+        scalars[NOW] = time
+        while scalars[NEXT_ARRIVAL] < len(state.jobs) and state.jobs[scalars[NEXT_ARRIVAL]].arrival == time:
+            job = scalars[NEXT_ARRIVAL]
+            scalars[NEXT_ARRIVAL] += 1
+            scalars[POPPED] += 1
             state.jobs[job].since = time
             set_key(state, rules, job)
             enqueue(state, job)
-            index[IS_DUE] = 1
-        while index[NUM_EVENTS] and state.events[0].time == time:
+            scalars[IS_DUE] = 1
+        while scalars[NUM_EVENTS] and state.events[0].time == time:
             if not has_room(state):
                 return NEED_ROOM
             kind, item = pop_event(state)
-            index[POPPED] += 1
+            scalars[POPPED] += 1
             handle(state, rules, kind, item)
 
 
 @kernel
 def handle(state: Any, rules: Any, kind: int, item: int) -> None:
     """One event."""
-    index = state.at
+    scalars = state.scalars
     if kind == RETURN:
         give_back(state, item)
-        index[IS_DUE] = 1
+        scalars[IS_DUE] = 1
     elif kind == TIMER:
-        if state.jobs[item].status == WAITING and state.jobs[item].timer == index[NOW]:
+        if state.jobs[item].status == WAITING and state.jobs[item].timer == scalars[NOW]:
             state.jobs[item].timer = NEVER
-            index[IS_DUE] = 1
-            index[TIMED] += 1
+            scalars[IS_DUE] = 1
+            scalars[TIMED] += 1
     elif is_running(state, item):
         job = state.segments[item].job
         if state.jobs[job].quantum > 0:
             end_quantum(state, rules, job)
-        elif state.jobs[job].stop == index[NOW]:
+        elif state.jobs[job].stop == scalars[NOW]:
             end_segment(state, rules, job, state.jobs[job].stop <= state.jobs[job].expires and is_final(state, job))
 
 
 @kernel
 def schedule(state: Any, rules: Any) -> int:
     """Offer what is free to the waiting jobs, one after the other."""
-    index = state.at
-    if index[NUM_WAITING] == 0:
+    scalars = state.scalars
+    if scalars[NUM_WAITING] == 0:
         return int(migrate(state, rules)) if rules.migrates else DONE
-    if not index[IS_SERVED]:  # once in a pass, even if it is begun again
+    if not scalars[IS_SERVED]:  # once in a pass, even if it is begun again
         if rules.reserve_after != NEVER:
             code = serve_reservation(state, rules)
             if code != DONE:
                 return int(code)
         if rules.tuner == MARGINAL:
             predict_frees(state, rules)
-        index[IS_SERVED] = 1
-    if index[OPEN] == 0:
+        scalars[IS_SERVED] = 1
+    if scalars[OPEN] == 0:
         return DONE
     rank_waiting(state, rules)
     shadow, extra = NEVER, 1 << 40
-    for row in range(index[NUM_WAITING]):
-        if index[OPEN] == 0:
+    for row in range(scalars[NUM_WAITING]):
+        if scalars[OPEN] == 0:
             break
         job = state.ranked[row]
-        if state.jobs[job].gpus > index[OPEN]:
+        if state.jobs[job].gpus > scalars[OPEN]:
             if rules.backfills and shadow == NEVER:
                 shadow, extra = shadow_of(state, rules, job)
             continue
         if not offer(state, rules, job):
             return NEED_SPEED
-        if index[PICKED] == 0:
-            if job == index[WATCHED] and not note_declined_offer(state, rules, job):
+        if scalars[PICKED] == 0:
+            if job == scalars[WATCHED] and not note_declined_offer(state, rules, job):
                 return NEED_SPEED
             if rules.backfills and shadow == NEVER:
                 shadow, extra = shadow_of(state, rules, job)
@@ -176,10 +176,10 @@ def schedule(state: Any, rules: Any) -> int:
                     push_event(state, time, TIMER, job)
             continue
         if shadow != NEVER:
-            speed = speed_of(state, job, index[PICKED])
+            speed = speed_of(state, job, scalars[PICKED])
             if np.isnan(speed):
                 return NEED_SPEED
-            if index[NOW] + (state.jobs[job].work - state.jobs[job].done) / speed > shadow:
+            if scalars[NOW] + (state.jobs[job].work - state.jobs[job].done) / speed > shadow:
                 if state.jobs[job].gpus > extra:
                     continue
                 extra -= state.jobs[job].gpus
@@ -194,31 +194,31 @@ def schedule(state: Any, rules: Any) -> int:
 @kernel
 def note_declined_offer(state: Any, rules: Any, job: int) -> bool:
     """Note what a job could have taken now, once for each time. False: a speed is missing."""
-    index, declined = state.at, state.declined
-    row, eager = index[NUM_DECLINED], index[EAGER]
-    if row == len(declined) or (row > 0 and declined[row - 1].time == index[NOW]):
+    scalars, declined = state.scalars, state.declined
+    row, eager = scalars[NUM_DECLINED], scalars[EAGER]
+    if row == len(declined) or (row > 0 and declined[row - 1].time == scalars[NOW]):
         return True
-    index[EAGER] = index[NOW]
+    scalars[EAGER] = scalars[NOW]
     is_known = offer(state, rules, job)
-    index[EAGER] = eager
+    scalars[EAGER] = eager
     if not is_known:
         return False
-    if index[PICKED]:
-        speed = speed_of(state, job, index[PICKED])
+    if scalars[PICKED]:
+        speed = speed_of(state, job, scalars[PICKED])
         if np.isnan(speed):
             return False
-        declined[row].time, declined[row].tier = index[NOW], index[PICKED_TIER]
-        declined[row].machines, declined[row].speed = index[PICKED], speed
-        index[NUM_DECLINED] += 1
-        index[PICKED] = 0
+        declined[row].time, declined[row].tier = scalars[NOW], scalars[PICKED_TIER]
+        declined[row].machines, declined[row].speed = scalars[PICKED], speed
+        scalars[NUM_DECLINED] += 1
+        scalars[PICKED] = 0
     return True
 
 
 @kernel
 def shadow_of(state: Any, rules: Any, job: int) -> tuple[int, int]:
     """When the first job that cannot start will have enough GPUs, and how many are left over then."""
-    index = state.at
-    ends, free = hold_ends(state, rules), index[OPEN]
+    scalars = state.scalars
+    ends, free = hold_ends(state, rules), scalars[OPEN]
     for position in np.argsort(ends, kind="mergesort"):
         free += state.jobs[state.segments[state.holding[position]].job].gpus
         if free >= state.jobs[job].gpus:
@@ -229,28 +229,28 @@ def shadow_of(state: Any, rules: Any, job: int) -> tuple[int, int]:
 @kernel
 def migrate(state: Any, rules: Any) -> int:
     """Move spread jobs into one machine where that has become free, at no cost, in order of their numbers."""
-    index = state.at
-    jobs = np.empty(index[NUM_HOLDING], np.int64)
+    scalars = state.scalars
+    jobs = np.empty(scalars[NUM_HOLDING], np.int64)
     num = 0
-    for position in range(index[NUM_HOLDING]):
+    for position in range(scalars[NUM_HOLDING]):
         segment = state.holding[position]
         if (
             is_running(state, segment)
             and state.segments[segment].tier > 0
-            and state.segments[segment].start < index[NOW]
+            and state.segments[segment].start < scalars[NOW]
         ):
             jobs[num] = state.segments[segment].job
             num += 1
     for job in np.sort(jobs[:num]):
-        if state.jobs[job].gpus > index[MOST_OPEN]:
+        if state.jobs[job].gpus > scalars[MAX_OPEN]:
             continue
-        index[PICKED] = 0
+        scalars[PICKED] = 0
         add_pick(
             state,
             best_machine(state, rules, state.jobs[job].gpus, 0, len(state.machines), NOBODY),
             state.jobs[job].gpus,
         )
-        index[PICKED_TIER] = 0
+        scalars[PICKED_TIER] = 0
         if np.isnan(speed_of(state, job, np.int64(1))):
             return NEED_SPEED
         if not has_room(state):
@@ -258,7 +258,7 @@ def migrate(state: Any, rules: Any) -> int:
         machine = state.pick[0].machine
         end_segment(state, rules, job, IS_STOPPED)
         state.jobs[job].preempted -= 1
-        index[PICKED] = 0
+        scalars[PICKED] = 0
         add_pick(state, machine, state.jobs[job].gpus)
         code = start(state, rules, job)
         if code != DONE:
@@ -269,20 +269,20 @@ def migrate(state: Any, rules: Any) -> int:
 @kernel
 def serve_reservation(state: Any, rules: Any) -> int:
     """Drain machines for the job larger than one that waits longest beyond the limit; start it when they suffice."""
-    index = state.at
+    scalars = state.scalars
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
-    if index[RESERVER] < 0:
-        oldest, since = -1, index[NOW] - rules.reserve_after + 1
-        for row in range(index[NUM_WAITING]):
+    if scalars[RESERVER] < 0:
+        oldest, since = -1, scalars[NOW] - rules.reserve_after + 1
+        for row in range(scalars[NUM_WAITING]):
             job = state.waiting[row]
             if state.jobs[job].gpus > per_machine and state.jobs[job].since < since:
                 oldest, since = job, state.jobs[job].since
         if oldest < 0:
             return DONE
-        index[RESERVER] = oldest
+        scalars[RESERVER] = oldest
         choose_drain(state, rules, oldest)
-    job = index[RESERVER]
-    num, index[PICKED] = state.jobs[job].gpus, 0
+    job = scalars[RESERVER]
+    num, scalars[PICKED] = state.jobs[job].gpus, 0
     free = 0
     for machine in range(len(state.machines)):
         if state.machines[machine].kept_for == job:
@@ -300,14 +300,14 @@ def serve_reservation(state: Any, rules: Any) -> int:
 @kernel
 def choose_drain(state: Any, rules: Any, job: int) -> None:
     """The machines of one rack, or of all, that are free the soonest."""
-    index, num = state.at, state.jobs[job].gpus
+    scalars, num = state.scalars, state.jobs[job].gpus
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
-    ready = np.full(len(state.machines), index[NOW], np.int64)
+    ready = np.full(len(state.machines), scalars[NOW], np.int64)
     ends = hold_ends(state, rules)
     for position in range(len(ends)):
-        first = state.segments[state.holding[position]].place
+        first = state.segments[state.holding[position]].placement
         for row in range(first, first + state.segments[state.holding[position]].width):
-            machine = state.places[row].machine
+            machine = state.placements[row].machine
             ready[machine] = max(ready[machine], ends[position])
     order = np.argsort(ready, kind="mergesort")
     needed = (num + per_machine - 1) // per_machine

@@ -77,7 +77,7 @@ class Why:
     def best(self) -> Declined | None:
         """The offer that would have made it end the soonest, if any would have made it end sooner."""
         sooner = [item for item in self.declined if item.end_ns < self.run.end_ns[self.job]]
-        return min(sooner, key=lambda one: one.end_ns, default=None)
+        return min(sooner, key=lambda offer: offer.end_ns, default=None)
 
 
 def explain_job(
@@ -120,11 +120,11 @@ def explain_job(
     for done, (row, num_same) in enumerate(tries):
         if progress is not None:
             progress("offers", done, len(tries))
-        one = offers[row]
-        at_ns = int(one["time"])
+        offer = offers[row]
+        at_ns = int(offer["time"])
         other = simulate(cluster, jobs, speeds, policy, watch=Watch(watch.job, at_ns))
         end_ns, mean_ns = int(other.end_ns[watch.job]), float(other.jct_ns.mean())
-        kind = int(one["tier"]), int(one["machines"]), float(one["speed"])
+        kind = int(offer["tier"]), int(offer["machines"]), float(offer["speed"])
         declined.append(Declined(at_ns, num_same, *kind, end_ns, mean_ns))
     return Why(watch.job, run, tuple(declined), len(offers))
 

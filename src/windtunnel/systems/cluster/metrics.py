@@ -106,12 +106,12 @@ def use_over_time(run: ClusterRun, num: int = 200) -> tuple[NDArray[np.float64],
     gpus = run.jobs.gpus[run.segments["job"]].astype(np.float64)
     begin, end = run.segments["start"].astype(np.float64), run.segments["end"].astype(np.float64)
 
-    def gpu_time_until(time: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Integral of GPUs taken at ``at`` until each time."""
-        order = np.argsort(at, kind="stable")
+    def gpu_time_until(time: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Integral of GPUs taken at ``scalars`` until each time."""
+        order = np.argsort(starts, kind="stable")
         count = np.concatenate([[0.0], np.cumsum(gpus[order])])
-        moment = np.concatenate([[0.0], np.cumsum(gpus[order] * at[order])])
-        row = np.searchsorted(at[order], time, side="right")
+        moment = np.concatenate([[0.0], np.cumsum(gpus[order] * starts[order])])
+        row = np.searchsorted(starts[order], time, side="right")
         total: NDArray[np.float64] = count[row] * time - moment[row]
         return total
 
@@ -166,9 +166,9 @@ def link_contention_fraction(run: ClusterRun) -> float:
     is_spread = (segments["width"] > 1) & (length_ns > 0)
     if not is_spread.any():
         return 0.0
-    rows, indices = run.segment_places
+    rows, indices = run.segment_placements
     kept = is_spread[rows]
-    rows, machine = rows[kept], run.places["machine"][indices[kept]].astype(np.int64)
+    rows, machine = rows[kept], run.placements["machine"][indices[kept]].astype(np.int64)
     crosses = segments["tier"][rows] == 2
     rack = run.cluster.num_machines + machine // run.cluster.machines_per_rack
     # one row for each job and link: machines count from 0, racks behind them

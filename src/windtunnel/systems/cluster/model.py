@@ -30,7 +30,7 @@ __all__ = ["ClusterRun", "Watch", "new_state", "run_of", "simulate", "supply"]
 
 Ints = NDArray[np.int64]
 _EVENTS_PER_CALL = 2_000_000
-_MOST_DECLINED = 10_000
+_MAX_DECLINED = 10_000
 
 
 @dataclass
@@ -66,8 +66,8 @@ class ClusterRun:
     num_preempted : int64 [J]
     segments : records [N]
         From a start to a stop: ``job``, ``start``, ``begin`` (of progress), ``end``, ``back`` (GPUs free again),
-        ``speed`` (S), ``done`` (ns of work), ``tier``, ``place`` and ``width`` (rows of ``places``).
-    places : records [P]
+        ``speed`` (S), ``done`` (ns of work), ``tier``, ``placement`` and ``width`` (rows of ``placements``).
+    placements : records [P]
         ``machine`` and ``gpus`` of each.
     num_events : int
     notes : tuple of str
@@ -85,7 +85,7 @@ class ClusterRun:
     num_tiers: Ints = field(repr=False)
     num_preempted: Ints = field(repr=False)
     segments: NDArray[Any] = field(repr=False)
-    places: NDArray[Any] = field(repr=False)
+    placements: NDArray[Any] = field(repr=False)
     num_events: int
     notes: tuple[str, ...] = ()
 
@@ -100,12 +100,12 @@ class ClusterRun:
         return self.jct_ns - self.run_ns - self.restart_ns
 
     @cached_property
-    def segment_places(self) -> tuple[Ints, Ints]:
-        """Each machine of each segment: row of ``segments``, row of ``places``, both int64 [P]."""
+    def segment_placements(self) -> tuple[Ints, Ints]:
+        """Each machine of each segment: row of ``segments``, row of ``placements``, both int64 [P]."""
         width = self.segments["width"]
         rows = np.repeat(np.arange(len(width)), width)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(width) - width, width)
-        return rows, self.segments["place"][rows] + within
+        return rows, self.segments["placement"][rows] + within
 
     @property
     def makespan_ns(self) -> int:
@@ -152,8 +152,8 @@ def simulate(
     notes = _check_leases(cluster, jobs, policy, quantum)
     state, profiles = new_state(cluster, jobs, policy, quantum)
     if watch is not None:
-        state.at[st.WATCHED], state.at[st.EAGER] = watch.job, watch.takes_at_ns
-        state = state._replace(declined=_table(st.DECLINED, _MOST_DECLINED))
+        state.scalars[st.WATCHED], state.scalars[st.EAGER] = watch.job, watch.takes_at_ns
+        state = state._replace(declined=_table(st.DECLINED, _MAX_DECLINED))
     most = _EVENTS_PER_CALL
 
     def supply_missing(state: State, code: int) -> State:
@@ -162,21 +162,21 @@ def simulate(
     requested = PythonPolicyRunner(policy, rules, cluster, jobs, supply_missing)
     while (code := run_events(state, rules, most, st.NEVER)) != st.DONE:
         if progress is not None:
-            progress("jobs", int(state.at[st.NUM_OVER]), len(jobs))
+            progress("jobs", int(state.scalars[st.NUM_OVER]), len(jobs))
         if code in (st.NEED_SPEED, st.NEED_ROOM):
             state = supply_missing(state, code)
         elif code == st.ASK:
             state = requested(state)
-        elif state.at[st.POPPED] >= most:
+        elif state.scalars[st.POPPED] >= most:
             most += _EVENTS_PER_CALL
         else:
             raise InputError(
-                f"{state.at[st.NUM_WAITING]} jobs wait on an idle cluster and the policy starts none of them",
+                f"{state.scalars[st.NUM_WAITING]} jobs wait on an idle cluster and the policy starts none of them",
                 where=f"job {jobs.job_id[state.waiting[0]]}, {jobs.gpus[state.waiting[0]]} GPUs",
                 fix="let the policy start them, or yield a Wake at the time when it will",
             )
     if watch is not None:
-        watch.declined = np.asarray(state.declined[: state.at[st.NUM_DECLINED]])
+        watch.declined = np.asarray(state.declined[: state.scalars[st.NUM_DECLINED]])
     return run_of(state, cluster, jobs, policy, notes)
 
 
@@ -226,10 +226,14 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
     num, machines, per_machine = len(jobs), cluster.num_machines, cluster.gpus_per_machine
     demands, demand = np.unique(jobs.gpus, return_inverse=True)
     widest = max(cluster.gpus_per_rack, per_machine)
-    index = np.zeros(st.NUM_AT, np.int64)
-    index[st.OPEN], index[st.MOST_OPEN], index[st.MOST_OPEN_RACK] = cluster.num_gpus, per_machine, cluster.gpus_per_rack
-    index[st.SHARES] = cluster.shares_links
-    index[st.RESERVER] = index[st.WATCHED] = index[st.EAGER] = -1
+    scalars = np.zeros(st.NUM_SCALARS, np.int64)
+    scalars[st.OPEN], scalars[st.MAX_OPEN], scalars[st.MAX_OPEN_RACK] = (
+        cluster.num_gpus,
+        per_machine,
+        cluster.gpus_per_rack,
+    )
+    scalars[st.SHARES] = cluster.shares_links
+    scalars[st.RESERVER] = scalars[st.WATCHED] = scalars[st.EAGER] = -1
     open_count = np.zeros(per_machine + 1, np.int64)
     open_count[per_machine] = machines
     skewed = [
@@ -241,7 +245,7 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
     )  # fmt: skip
     numbers = np.arange(machines) // cluster.machines_per_rack
     created = State(
-        at=index,
+        scalars=scalars,
         machines=_table(st.MACHINE, machines, rack=numbers, free=per_machine, kept_for=-1),
         rack_first=np.arange(cluster.num_racks + 1) * cluster.machines_per_rack,
         rack_open=np.full(cluster.num_racks, cluster.gpus_per_rack, np.int64),
@@ -251,9 +255,9 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
         ranked=np.zeros(num, np.int64),
         events=_table(st.EVENT, 4 * num + 64),
         segments=_table(st.SEGMENT, 4 * num + 64),
-        places=_table(st.PLACE, 8 * num + 4 * machines),
+        placements=_table(st.PLACEMENT, 8 * num + 4 * machines),
         holding=np.zeros(cluster.num_gpus + 1, np.int64),
-        pick=_table(st.PLACE, 2 * (machines + 1)),
+        pick=_table(st.PLACEMENT, 2 * (machines + 1)),
         table=_table(st.SPEED, 1024, speed=np.nan),
         waits=_table(st.WAITS, (2, len(demands)), head=-1, tail=-1, is_stale=True),
         frees=np.zeros((2, widest + 1), np.int64),
@@ -286,7 +290,7 @@ def _losses(jobs: Jobs, per_machine: int) -> NDArray[np.float64]:
 
 def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds, cluster: Cluster) -> State:
     """The picked placement's speed, in the table."""
-    num, job = int(state.at[st.PICKED]), int(state.at[st.ASKING])
+    num, job = int(state.scalars[st.PICKED]), int(state.scalars[st.ASKING])
     shape = _shape_of_pick(state, num)
     profile = int(state.jobs["profile"][job])
     model, _, batch = str(profiles[profile]).partition("\0")
@@ -295,9 +299,11 @@ def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds, cluster: C
         raise InputError(f"{model} has a speed of {value} on {shape_text(shape)}", fix="a speed is above 0")
     if 2 * int((~np.isnan(state.table["speed"])).sum()) > len(state.table):
         state = _larger_table(state)
-    one, two = st.shape_keys(state, num)
-    use = link_use(speeds, model, int(batch), shape, cluster.links) if state.at[st.SHARES] else (0.0, 0.0, 0.0, 0.0)
-    _store_speed(state, (profile, np.uint64(one), np.uint64(two), value, *use))
+    first, second = st.shape_keys(state, num)
+    use = (
+        link_use(speeds, model, int(batch), shape, cluster.links) if state.scalars[st.SHARES] else (0.0, 0.0, 0.0, 0.0)
+    )
+    _store_speed(state, (profile, np.uint64(first), np.uint64(second), value, *use))
     return state
 
 
@@ -309,8 +315,8 @@ def _shape_of_pick(state: State, num: int) -> Shape:
 
 
 def _store_speed(state: State, row: tuple[Any, ...]) -> None:
-    profile, one, two = row[0], np.uint64(row[1]), np.uint64(row[2])
-    state.table[st.table_slot(state, profile, one, two)] = np.array(row, st.SPEED)
+    profile, first, second = row[0], np.uint64(row[1]), np.uint64(row[2])
+    state.table[st.table_slot(state, profile, first, second)] = np.array(row, st.SPEED)
 
 
 def _larger_table(state: State) -> State:
@@ -324,7 +330,7 @@ def _double_capacity(state: State) -> State:
     """Twice the room in every list that grows."""
     larger = {
         name: np.concatenate([old, np.zeros_like(old)]).view(np.recarray)
-        for name, old in (("events", state.events), ("segments", state.segments), ("places", state.places))
+        for name, old in (("events", state.events), ("segments", state.segments), ("placements", state.placements))
     }
     return state._replace(**larger)
 
@@ -334,11 +340,11 @@ def run_of(state: State, cluster: Cluster, jobs: Jobs, policy: Policy, notes: tu
     done = {
         name: state.jobs[name].copy() for name in ("first", "end", "run", "restarting", "longest_wait", "preempted")
     }
-    segments = state.segments[: state.at[st.NUM_SEGMENTS]]
-    indices = state.places[: state.at[st.NUM_PLACES]]
+    segments = state.segments[: state.scalars[st.NUM_SEGMENTS]]
+    indices = state.placements[: state.scalars[st.NUM_PLACEMENTS]]
     num_tiers = np.zeros((len(jobs), 3), np.int64)
     np.add.at(num_tiers, (segments["job"], segments["tier"]), 1)
     return ClusterRun(
         cluster, jobs, policy, done["first"], done["end"], done["run"], done["restarting"], done["longest_wait"],
-        num_tiers, done["preempted"], np.asarray(segments), np.asarray(indices), int(state.at[st.POPPED]), notes,
+        num_tiers, done["preempted"], np.asarray(segments), np.asarray(indices), int(state.scalars[st.POPPED]), notes,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Which GPUs a job is offered, compiled.
 
-In: a state and a job. Out: machines with GPUs of each in ``pick_machine`` and ``pick_gpus``, rack by rack; their number
-in ``at[PICKED]``, what they span in ``at[PICKED_TIER]``; 0: it declines, or there is nothing. Not here: whose turn it
-is (``engine.py``).
+In: a state and a job. Out: the machines of a placement and the GPUs on each, in ``State.pick``, rack by rack. The
+number of machines is in ``scalars[PICKED]`` (0: the job declines, or too few GPUs are free), the tier that they span in
+``scalars[PICKED_TIER]``. Not here: the order of jobs (``queue_order.py``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from windtunnel.systems.cluster.state import (
     EAGER,
-    MOST_OPEN,
-    MOST_OPEN_RACK,
+    MAX_OPEN,
+    MAX_OPEN_RACK,
     NEVER,
     NOBODY,
     NOW,
@@ -81,9 +81,9 @@ def best_machine(state: Any, rules: Any, num: int, first: int, last: int, kept: 
 @kernel
 def add_pick(state: Any, machine: int, num: int) -> None:
     """One more machine of the placement."""
-    state.pick[state.at[PICKED]].machine = machine
-    state.pick[state.at[PICKED]].gpus = num
-    state.at[PICKED] += 1
+    state.pick[state.scalars[PICKED]].machine = machine
+    state.pick[state.scalars[PICKED]].gpus = num
+    state.scalars[PICKED] += 1
 
 
 @kernel
@@ -98,7 +98,7 @@ def copy_pick(state: Any, source: int, target: int, num: int) -> None:
 def fill_rack(state: Any, rules: Any, rack: int, num: int, kept: int) -> None:
     """Take so many free GPUs of a rack, which has them: as they come, or of as few machines as will do."""
     first, last = state.rack_first[rack], state.rack_first[rack + 1]
-    begin = state.at[PICKED]
+    begin = state.scalars[PICKED]
     while num:
         if rules.fit != FIRST:
             machine = -1
@@ -107,7 +107,7 @@ def fill_rack(state: Any, rules: Any, rack: int, num: int, kept: int) -> None:
                 if state.machines[index].kept_for != kept or state.machines[index].free == 0:
                     continue
                 is_taken = False
-                for position in range(begin, state.at[PICKED]):
+                for position in range(begin, state.scalars[PICKED]):
                     is_taken |= state.pick[position].machine == index
                 if is_taken:
                     continue
@@ -117,7 +117,7 @@ def fill_rack(state: Any, rules: Any, rack: int, num: int, kept: int) -> None:
                     whole, least = index, state.machines[index].free
             machine = whole if whole >= 0 else machine
         else:
-            machine = state.pick[state.at[PICKED] - 1].machine + 1 if state.at[PICKED] > begin else first
+            machine = state.pick[state.scalars[PICKED] - 1].machine + 1 if state.scalars[PICKED] > begin else first
             while state.machines[machine].kept_for != kept or state.machines[machine].free == 0:
                 machine += 1
         used = min(num, state.machines[machine].free)
@@ -150,7 +150,7 @@ def pick_rack(state: Any, rules: Any, num: int, kept: int) -> bool:
     if best < 0:
         return False
     fill_rack(state, rules, best, num, kept)
-    state.at[PICKED_TIER] = 1 if state.at[PICKED] > 1 else 0
+    state.scalars[PICKED_TIER] = 1 if state.scalars[PICKED] > 1 else 0
     return True
 
 
@@ -178,7 +178,7 @@ def pick_any(state: Any, rules: Any, num: int, kept: int) -> None:
         fill_rack(state, rules, rack, used_, kept)
         num -= used_
         num_racks += 1
-    state.at[PICKED_TIER] = 2 if num_racks > 1 else (1 if state.at[PICKED] > 1 else 0)
+    state.scalars[PICKED_TIER] = 2 if num_racks > 1 else (1 if state.scalars[PICKED] > 1 else 0)
 
 
 @kernel
@@ -188,7 +188,7 @@ def pick_machine(state: Any, rules: Any, num: int, kept: int) -> bool:
     if machine < 0:
         return False
     add_pick(state, machine, num)
-    state.at[PICKED_TIER] = 0
+    state.scalars[PICKED_TIER] = 0
     return True
 
 
@@ -199,7 +199,7 @@ def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
     used[: len(state.machines)] = 0
     salt = mix_bits(np.uint64(rules.seed), np.uint64(job)) ^ np.uint64(state.jobs[job].num_starts)
     for draw in range(num):
-        left = state.at[OPEN] - draw
+        left = state.scalars[OPEN] - draw
         selected = np.int64(mix_bits(salt, np.uint64(draw + 1)) % np.uint64(left))
         for machine in range(len(state.machines)):
             free = state.machines[machine].free - used[machine] if state.machines[machine].kept_for < 0 else 0
@@ -210,9 +210,9 @@ def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
     for machine in range(len(state.machines)):
         if used[machine]:
             add_pick(state, machine, used[machine])
-    num_picked = state.at[PICKED]
+    num_picked = state.scalars[PICKED]
     outermost = state.machines[state.pick[0].machine].rack != state.machines[state.pick[num_picked - 1].machine].rack
-    state.at[PICKED_TIER] = 2 if outermost else (1 if num_picked > 1 else 0)
+    state.scalars[PICKED_TIER] = 2 if outermost else (1 if num_picked > 1 else 0)
 
 
 @kernel
@@ -221,11 +221,11 @@ def offer_affine(state: Any, rules: Any, job: int) -> None:
     num, best, best_free, is_affine = state.jobs[job].gpus, -1, 0, False
     last = state.scratch  # the segment that came last of those that hold GPUs of each machine
     last[: len(state.machines)] = -1
-    for index in range(state.at[NUM_HOLDING]):
+    for index in range(state.scalars[NUM_HOLDING]):
         segment = state.holding[index]
-        first = state.segments[segment].place
+        first = state.segments[segment].placement
         for row in range(first, first + state.segments[segment].width):
-            machine = state.places[row].machine
+            machine = state.placements[row].machine
             last[machine] = max(last[machine], segment)
     for machine in range(len(state.machines)):
         free = state.machines[machine].free
@@ -236,7 +236,7 @@ def offer_affine(state: Any, rules: Any, job: int) -> None:
             best, best_free, is_affine = machine, free, own
     if best >= 0:
         add_pick(state, best, num)
-        state.at[PICKED_TIER] = 0
+        state.scalars[PICKED_TIER] = 0
     else:
         pick_random(state, rules, job, num)
 
@@ -249,33 +249,33 @@ def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool
     it is taken where ``S_loose >= S_tight * L / (L + patience * w)``, w until a machine (a rack) has enough, L the
     shorter of lease and what is left of the job.
     """
-    index, num = state.at, state.jobs[job].gpus
-    loose = speed_of(state, job, index[PICKED])
+    scalars, num = state.scalars, state.jobs[job].gpus
+    loose = speed_of(state, job, scalars[PICKED])
     if np.isnan(loose):
         return False, False
-    machines, per_machine = index[PICKED], len(state.open_count) - 1
+    machines, per_machine = scalars[PICKED], len(state.open_count) - 1
     copy_pick(state, 0, len(state.machines) + 1, machines)
     is_worth = True
     for level in range(tier):
         # the tightest form of this level
-        index[PICKED] = 0
+        scalars[PICKED] = 0
         left, machine = num, 0
         while left > 0 and machine < len(state.machines):
             add_pick(state, machine, min(left, per_machine))
             left -= per_machine
             machine += 1
-        fits = index[PICKED] == 1 if level == 0 else num < state.frees.shape[1]
+        fits = scalars[PICKED] == 1 if level == 0 else num < state.frees.shape[1]
         if not fits:
             continue
-        tight = speed_of(state, job, index[PICKED])
+        tight = speed_of(state, job, scalars[PICKED])
         if np.isnan(tight):
             return False, False  # what is asked for is what is picked now
-        wait = state.frees[level, num] - index[NOW] if num < state.frees.shape[1] else NEVER
+        wait = state.frees[level, num] - scalars[NOW] if num < state.frees.shape[1] else NEVER
         length = min(float(rules.lease), (state.jobs[job].work - state.jobs[job].done) / tight)
         if loose < tight * length / (length + rules.patience * max(wait, rules.checkpoint)):
             is_worth = False
             break
-    index[PICKED] = machines
+    scalars[PICKED] = machines
     copy_pick(state, len(state.machines) + 1, 0, machines)
     return is_worth, True
 
@@ -283,10 +283,10 @@ def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool
 @kernel
 def offer(state: Any, rules: Any, job: int) -> bool:
     """Offer a job what is open; what it takes is picked. False: a speed is missing."""
-    index = state.at
-    index[PICKED] = 0
+    scalars = state.scalars
+    scalars[PICKED] = 0
     num = state.jobs[job].gpus
-    if num > index[OPEN]:
+    if num > scalars[OPEN]:
         return True
     if rules.placement == AFFINE:
         offer_affine(state, rules, job)
@@ -294,15 +294,15 @@ def offer(state: Any, rules: Any, job: int) -> bool:
     if rules.placement == SPREAD and (not state.jobs[job].is_skewed or num > len(state.open_count) - 1):
         pick_any(state, rules, num, NOBODY)
         return True
-    if num <= index[MOST_OPEN]:
+    if num <= scalars[MAX_OPEN]:
         pick_machine(state, rules, num, NOBODY)
         return True
     if rules.tuner == AUTO:
         retune(state, rules, state.jobs[job].demand)
-    waited = index[NOW] - state.jobs[job].since
+    waited = scalars[NOW] - state.jobs[job].since
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
     if (
-        num <= index[MOST_OPEN_RACK]
+        num <= scalars[MAX_OPEN_RACK]
         and (num > per_machine or waited >= timer_of(state, rules, job, SPANS_RACK))
         and pick_rack(state, rules, num, NOBODY)
     ):
@@ -316,11 +316,11 @@ def offer(state: Any, rules: Any, job: int) -> bool:
 @kernel
 def take_or_leave(state: Any, rules: Any, job: int) -> bool:
     """Under marginal timers, whether a spread placement is taken is a matter of its price."""
-    if rules.tuner != MARGINAL or state.at[PICKED] < 2:
+    if rules.tuner != MARGINAL or state.scalars[PICKED] < 2:
         return True
-    if job == state.at[WATCHED] and state.at[NOW] == state.at[EAGER]:
+    if job == state.scalars[WATCHED] and state.scalars[NOW] == state.scalars[EAGER]:
         return True
-    is_worth, is_known = is_worth_it(state, rules, job, state.at[PICKED_TIER])
+    is_worth, is_known = is_worth_it(state, rules, job, state.scalars[PICKED_TIER])
     if is_known and not is_worth:
-        state.at[PICKED] = 0
+        state.scalars[PICKED] = 0
     return bool(is_known)

@@ -71,7 +71,7 @@ class Online:
     @property
     def num_over(self) -> int:
         """Jobs that have ended."""
-        return int(self._state.at[st.NUM_OVER])
+        return int(self._state.scalars[st.NUM_OVER])
 
     def advance(self, now_ns: int) -> list[Start | Stop]:
         """Decide whatever is to be decided until now.
@@ -93,7 +93,7 @@ class Online:
             end_segment(state, self._rules, job, True)
         else:  # it ended while it was told to stop
             st.dequeue(state, job)
-            state.at[st.NUM_OVER] += 1
+            state.scalars[st.NUM_OVER] += 1
             state.jobs["status"][job], state.jobs["end"][job] = st.OVER, now_ns
 
     def _go(self, now_ns: int) -> None:
@@ -114,10 +114,10 @@ class Online:
         ended = [row for row in self._open if segments["end"][row] != st.NEVER]
         jobs = [self._open.pop(row) for row in ended]
         changes: list[Start | Stop] = [Stop(job) for job in jobs if state.jobs["status"][job] != st.OVER]
-        for row in range(self._num_seen, int(state.at[st.NUM_SEGMENTS])):
+        for row in range(self._num_seen, int(state.scalars[st.NUM_SEGMENTS])):
             if segments["end"][row] == st.NEVER:
-                first, width = int(segments["place"][row]), int(segments["width"][row])
+                first, width = int(segments["placement"][row]), int(segments["width"][row])
                 self._open[row] = int(segments["job"][row])
-                changes.append(Start(self._open[row], dict(state.places[first : first + width].tolist())))
-        self._num_seen = int(state.at[st.NUM_SEGMENTS])
+                changes.append(Start(self._open[row], dict(state.placements[first : first + width].tolist())))
+        self._num_seen = int(state.scalars[st.NUM_SEGMENTS])
         return changes

@@ -24,7 +24,7 @@ from windtunnel.systems.cluster.state import State
 
 __all__ = ["PythonPolicyRunner", "View"]
 
-_MOST_IN_VAIN = 50
+_MAX_IN_VAIN = 50
 
 
 class View:
@@ -43,9 +43,9 @@ class View:
 
     def __init__(self, state: State, jobs: Jobs, cluster: Cluster) -> None:
         self._state, self.jobs, self.cluster = state, jobs, cluster
-        self.now_ns = int(state.at[st.NOW])
+        self.now_ns = int(state.scalars[st.NOW])
         self.free = state.machines["free"].copy()
-        self.waiting: NDArray[np.int64] = np.sort(state.waiting[: state.at[st.NUM_WAITING]])
+        self.waiting: NDArray[np.int64] = np.sort(state.waiting[: state.scalars[st.NUM_WAITING]])
         self.running: NDArray[np.int64] = np.flatnonzero(state.jobs["status"] == st.RUNNING)
 
     def waited_ns(self, job: int) -> int:
@@ -69,8 +69,8 @@ class View:
         segment = int(self._state.jobs["segment"][job])
         if segment < 0:
             return {}
-        first, width = self._state.segments["place"][segment], self._state.segments["width"][segment]
-        return MappingProxyType(dict(self._state.places[first : first + width].tolist()))
+        first, width = self._state.segments["placement"][segment], self._state.segments["width"][segment]
+        return MappingProxyType(dict(self._state.placements[first : first + width].tolist()))
 
     def started_ns(self, job: int) -> int:
         """When a running job got its GPUs."""
@@ -115,7 +115,7 @@ class PythonPolicyRunner:
                 state = self._start(state, decision)
             else:
                 raise InputError(f"a policy decided {decision!r}", fix="yield Start, Stop and Wake")
-        state.at[st.IS_DUE] = 0
+        state.scalars[st.IS_DUE] = 0
         return state
 
     def _job_label(self, job: int) -> str:
@@ -147,8 +147,8 @@ class PythonPolicyRunner:
         while True:
             for row, (machine, count) in enumerate(given):
                 state.pick[row] = (machine, count)
-            state.at[st.PICKED] = len(given)
-            state.at[st.PICKED_TIER] = 2 if len(racks) > 1 else int(len(given) > 1)
+            state.scalars[st.PICKED] = len(given)
+            state.scalars[st.PICKED_TIER] = 2 if len(racks) > 1 else int(len(given) > 1)
             code = start(state, self._rules, job)
             if code == st.DONE:
                 return state
@@ -158,25 +158,25 @@ class PythonPolicyRunner:
         job = self._check_job(job)
         if state.jobs["status"][job] != st.RUNNING:
             raise InputError(f"{self._job_label(job)} is stopped and does not run", fix="stop jobs of state.running")
-        ran_ns = int(state.at[st.NOW] - state.jobs["begin"][job])
+        ran_ns = int(state.scalars[st.NOW] - state.jobs["begin"][job])
         while not stop_job(state, self._rules, job):
             state = self._supply_missing(state, st.NEED_ROOM)
         self._in_vain[job] = self._in_vain[job] + 1 if ran_ns <= 0 else 0
-        if self._in_vain[job] >= _MOST_IN_VAIN:
-            cycle = [self._job_label(key) for key, count in self._in_vain.items() if count >= _MOST_IN_VAIN // 2]
+        if self._in_vain[job] >= _MAX_IN_VAIN:
+            cycle = [self._job_label(key) for key, count in self._in_vain.items() if count >= _MAX_IN_VAIN // 2]
             raise InputError(
-                f"jobs preempt each other in a cycle: {_MOST_IN_VAIN} times each was stopped before it ran at all",
-                where=f"{', '.join(cycle[:8])} at {state.at[st.NOW] / 1e9:.3f} s",
+                f"jobs preempt each other in a cycle: {_MAX_IN_VAIN} times each was stopped before it ran at all",
+                where=f"{', '.join(cycle[:8])} at {state.scalars[st.NOW] / 1e9:.3f} s",
                 fix="let a job that was just started run before it may be stopped",
             )
         return state
 
     def _wake(self, state: State, at_ns: int) -> State:
-        if at_ns <= state.at[st.NOW]:
+        if at_ns <= state.scalars[st.NOW]:
             raise InputError(f"a policy wants to wake at {at_ns} ns, which is over", fix="name a later time")
         job = int(state.waiting[0])
         if at_ns < state.jobs["timer"][job]:
-            if state.at[st.NUM_EVENTS] + 4 >= len(state.events):
+            if state.scalars[st.NUM_EVENTS] + 4 >= len(state.events):
                 state = self._supply_missing(state, st.NEED_ROOM)
             state.jobs["timer"][job] = at_ns
             st.push_event(state, at_ns, st.TIMER, job)

@@ -77,12 +77,12 @@ def set_key(state: Any, rules: Any, job: int) -> None:
 @kernel
 def rank_waiting(state: Any, rules: Any) -> None:
     """Put the jobs that wait into ``ranked``, in the order of this pass."""
-    num = state.at[NUM_WAITING]
+    num = state.scalars[NUM_WAITING]
     state.ranked[:num] = state.waiting[:num]
     if rules.order < DYNAMIC or num < 2:
         return
     keys = np.empty(num)
-    now, num_gpus = state.at[NOW], float(len(state.machines) * (len(state.open_count) - 1))
+    now, num_gpus = state.scalars[NOW], float(len(state.machines) * (len(state.open_count) - 1))
     if rules.order == FTF:
         present = 0
         for job in range(len(state.jobs)):

@@ -23,7 +23,7 @@ from windtunnel.systems.cluster.state import (
     NUM_EVENTS,
     NUM_HOLDING,
     NUM_OVER,
-    NUM_PLACES,
+    NUM_PLACEMENTS,
     NUM_SEGMENTS,
     OVER,
     PICKED,
@@ -50,11 +50,11 @@ from windtunnel.systems.cluster.timers import AUTO, record_wait
 @kernel
 def has_room(state: Any) -> bool:
     """Whether what one event or start may add finds a place."""
-    index = state.at
+    scalars = state.scalars
     return bool(
-        index[NUM_EVENTS] + 4 + index[SHARES] * (index[NUM_HOLDING] + 1) < len(state.events)
-        and index[NUM_SEGMENTS] < len(state.segments)
-        and index[NUM_PLACES] + len(state.machines) < len(state.places)
+        scalars[NUM_EVENTS] + 4 + scalars[SHARES] * (scalars[NUM_HOLDING] + 1) < len(state.events)
+        and scalars[NUM_SEGMENTS] < len(state.segments)
+        and scalars[NUM_PLACEMENTS] + len(state.machines) < len(state.placements)
     )
 
 
@@ -91,33 +91,33 @@ def end_quantum(state: Any, rules: Any, job: int) -> None:
 @entry
 def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
     """A running job gives its GPUs back, now: its work is done, or it waits again."""
-    index, segment = state.at, state.jobs[job].segment
-    ran = max(index[NOW] - state.jobs[job].begin, 0)
+    scalars, segment = state.scalars, state.jobs[job].segment
+    ran = max(scalars[NOW] - state.jobs[job].begin, 0)
     left = state.jobs[job].work - state.jobs[job].done
     if is_last:
         progress = left
-    elif state.jobs[job].quantum > 0 and index[NOW] == state.jobs[job].stop:
+    elif state.jobs[job].quantum > 0 and scalars[NOW] == state.jobs[job].stop:
         progress = min(state.jobs[job].quanta * state.jobs[job].quantum, left)
     else:
-        here = max(index[NOW] - state.jobs[job].rated, 0)
+        here = max(scalars[NOW] - state.jobs[job].rated, 0)
         progress = min(state.jobs[job].carried + here * state.jobs[job].speed, left)
-    state.segments[segment].end, state.segments[segment].done = index[NOW], progress
+    state.segments[segment].end, state.segments[segment].done = scalars[NOW], progress
     state.jobs[job].run += ran
-    state.jobs[job].restarting += min(index[NOW], state.jobs[job].begin) - state.segments[segment].start
+    state.jobs[job].restarting += min(scalars[NOW], state.jobs[job].begin) - state.segments[segment].start
     state.jobs[job].done = state.jobs[job].work if is_last else state.jobs[job].done + progress
     state.jobs[job].segment = -1
-    state.jobs[job].since = index[NOW]
+    state.jobs[job].since = scalars[NOW]
     if is_last:
-        state.jobs[job].status, state.jobs[job].end = OVER, index[NOW]
-        index[NUM_OVER] += 1
+        state.jobs[job].status, state.jobs[job].end = OVER, scalars[NOW]
+        scalars[NUM_OVER] += 1
     else:
         state.jobs[job].preempted += 1
         set_key(state, rules, job)
         enqueue(state, job)
-    if index[SHARES] and state.segments[segment].tier > 0:
+    if scalars[SHARES] and state.segments[segment].tier > 0:
         state.segments[segment].speed = progress / ran if ran > 0 else state.jobs[job].alone
         share_links(state)
-    back = index[NOW] + rules.checkpoint * state.jobs[job].gpus
+    back = scalars[NOW] + rules.checkpoint * state.jobs[job].gpus
     state.segments[segment].back = back
     push_event(state, back, RETURN, segment)
 
@@ -125,12 +125,14 @@ def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
 @kernel
 def give_back(state: Any, segment: int) -> None:
     """The GPUs of a segment are free again."""
-    index = state.at
-    for row in range(state.segments[segment].place, state.segments[segment].place + state.segments[segment].width):
-        machine = state.places[row].machine
-        change_free(state, machine, state.places[row].gpus)
-    index[NUM_HOLDING] -= 1
-    moved = state.holding[index[NUM_HOLDING]]
+    scalars = state.scalars
+    for row in range(
+        state.segments[segment].placement, state.segments[segment].placement + state.segments[segment].width
+    ):
+        machine = state.placements[row].machine
+        change_free(state, machine, state.placements[row].gpus)
+    scalars[NUM_HOLDING] -= 1
+    moved = state.holding[scalars[NUM_HOLDING]]
     position = state.segments[segment].hold
     state.holding[position] = moved
     state.segments[moved].hold = position
@@ -140,33 +142,36 @@ def give_back(state: Any, segment: int) -> None:
 @entry
 def start(state: Any, rules: Any, job: int) -> int:
     """Start a waiting job on what is picked."""
-    index = state.at
-    speed = speed_of(state, job, index[PICKED])
+    scalars = state.scalars
+    speed = speed_of(state, job, scalars[PICKED])
     if np.isnan(speed):
         return NEED_SPEED
     if not has_room(state):
         return NEED_ROOM
-    now, segment, num = index[NOW], index[NUM_SEGMENTS], index[PICKED]
-    if state.at[RESERVER] == job:
+    now, segment, num = scalars[NOW], scalars[NUM_SEGMENTS], scalars[PICKED]
+    if state.scalars[RESERVER] == job:
         drop_reservation(state)
     dequeue(state, job)
     if rules.tuner == AUTO:
-        record_wait(state, rules, job, index[PICKED_TIER])
-    state.segments[segment].place, state.segments[segment].width = index[NUM_PLACES], num
+        record_wait(state, rules, job, scalars[PICKED_TIER])
+    state.segments[segment].placement, state.segments[segment].width = scalars[NUM_PLACEMENTS], num
     for row in range(num):
         machine, count = state.pick[row].machine, state.pick[row].gpus
-        state.places[index[NUM_PLACES] + row].machine, state.places[index[NUM_PLACES] + row].gpus = machine, count
+        (
+            state.placements[scalars[NUM_PLACEMENTS] + row].machine,
+            state.placements[scalars[NUM_PLACEMENTS] + row].gpus,
+        ) = machine, count
         change_free(state, machine, -count)
     note_open(state)
-    index[NUM_PLACES] += num
-    index[NUM_SEGMENTS] += 1
-    index[STARTED] += 1
-    state.holding[index[NUM_HOLDING]], state.segments[segment].hold = segment, index[NUM_HOLDING]
-    index[NUM_HOLDING] += 1
+    scalars[NUM_PLACEMENTS] += num
+    scalars[NUM_SEGMENTS] += 1
+    scalars[STARTED] += 1
+    state.holding[scalars[NUM_HOLDING]], state.segments[segment].hold = segment, scalars[NUM_HOLDING]
+    scalars[NUM_HOLDING] += 1
     restart = rules.restart * state.jobs[job].gpus if state.jobs[job].first >= 0 else 0
     state.segments[segment].job, state.segments[segment].start, state.segments[segment].begin = job, now, now + restart
     state.segments[segment].end, state.segments[segment].back = NEVER, NEVER
-    state.segments[segment].speed, state.segments[segment].tier = speed, index[PICKED_TIER]
+    state.segments[segment].speed, state.segments[segment].tier = speed, scalars[PICKED_TIER]
     state.jobs[job].longest_wait = max(state.jobs[job].longest_wait, now - state.jobs[job].since)
     if state.jobs[job].first < 0:
         state.jobs[job].first = now
@@ -180,8 +185,8 @@ def start(state: Any, rules: Any, job: int) -> int:
     else:
         state.jobs[job].stop = min(final_stop(state, job), state.jobs[job].expires)
     push_event(state, state.jobs[job].stop, STOP, segment)
-    if index[SHARES] and index[PICKED_TIER] > 0:
-        use_of(state, job, index[PICKED])
+    if scalars[SHARES] and scalars[PICKED_TIER] > 0:
+        use_of(state, job, scalars[PICKED])
         share_links(state)
     return DONE
 
@@ -192,7 +197,7 @@ def drop_reservation(state: Any) -> None:
     for machine in range(len(state.machines)):
         if state.machines[machine].kept_for >= 0:
             keep_for(state, machine, NOBODY)
-    state.at[RESERVER] = -1
+    state.scalars[RESERVER] = -1
     note_open(state)
 
 

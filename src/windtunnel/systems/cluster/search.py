@@ -73,7 +73,7 @@ def compare(
             progress(name, index, len(policies))
         run = simulate(cluster, jobs, speeds, policy, quantum=quantum)
         result.append(Outcome(name, run, summarize(run)))
-    return sorted(result, key=lambda one: one.summary.mean_jct_h)
+    return sorted(result, key=lambda outcome: outcome.summary.mean_jct_h)
 
 
 def tune(

@@ -24,8 +24,8 @@ __all__ = ["segments_graph"]
 
 def segments_graph(run: ClusterRun) -> Graph:
     """Tasks are segments, one per GPU that is held; resources are GPUs, ranks are machines."""
-    segments, indices, per_machine = run.segments, run.places, run.cluster.gpus_per_machine
-    rows, index = run.segment_places
+    segments, indices, per_machine = run.segments, run.placements, run.cluster.gpus_per_machine
+    rows, index = run.segment_placements
     count = indices["gpus"][index]
     segment = np.repeat(rows, count)  # [T], in order of starts
     machine = np.repeat(indices["machine"][index], count)

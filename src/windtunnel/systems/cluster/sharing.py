@@ -53,8 +53,8 @@ def final_stop(state: Any, job: int) -> int:
 @kernel
 def use_of(state: Any, job: int, num: int) -> None:
     """Note how a job uses links on the machines that are picked; its speed there is known."""
-    one, two = shape_keys(state, num)
-    slot = table_slot(state, state.jobs[job].profile, one, two)
+    first, second = shape_keys(state, num)
+    slot = table_slot(state, state.jobs[job].profile, first, second)
     state.jobs[job].card, state.jobs[job].uplink = state.table[slot].card, state.table[slot].uplink
     state.jobs[job].load, state.jobs[job].both = state.table[slot].load, state.table[slot].both
 
@@ -62,13 +62,13 @@ def use_of(state: Any, job: int, num: int) -> None:
 @kernel
 def share_links(state: Any) -> None:
     """Loads of all links anew, then speeds that have changed, from now on."""
-    index = state.at
+    scalars = state.scalars
     state.loads[:] = 0.0
-    for position in range(index[NUM_HOLDING]):
+    for position in range(scalars[NUM_HOLDING]):
         segment = state.holding[position]
         if state.segments[segment].tier > 0 and is_running(state, segment):
             add_load(state, segment)
-    for position in range(index[NUM_HOLDING]):
+    for position in range(scalars[NUM_HOLDING]):
         segment = state.holding[position]
         if state.segments[segment].tier > 0 and is_running(state, segment):
             change_speed(state, segment, contended_speed(state, segment))
@@ -77,9 +77,9 @@ def share_links(state: Any) -> None:
 @kernel
 def add_load(state: Any, segment: int) -> None:
     """What a job sends, on each of its links; its machines stand rack by rack."""
-    job, first, last_rack = state.segments[segment].job, state.segments[segment].place, -1
+    job, first, last_rack = state.segments[segment].job, state.segments[segment].placement, -1
     for row in range(first, first + state.segments[segment].width):
-        machine = state.places[row].machine
+        machine = state.placements[row].machine
         rack = state.machines[machine].rack
         state.loads[machine] += state.jobs[job].load
         if state.segments[segment].tier == 2 and rack != last_rack:
@@ -90,10 +90,10 @@ def add_load(state: Any, segment: int) -> None:
 @kernel
 def contended_speed(state: Any, segment: int) -> float:
     """S beside the others that send now."""
-    job, first = state.segments[segment].job, state.segments[segment].place
+    job, first = state.segments[segment].job, state.segments[segment].placement
     card, uplink = 0.0, 0.0
     for row in range(first, first + state.segments[segment].width):
-        machine = state.places[row].machine
+        machine = state.placements[row].machine
         card = max(card, state.loads[machine] - state.jobs[job].load)
         if state.segments[segment].tier == 2:
             load = state.loads[len(state.machines) + state.machines[machine].rack]
@@ -105,7 +105,7 @@ def contended_speed(state: Any, segment: int) -> float:
 @kernel
 def change_speed(state: Any, segment: int, speed: float) -> None:
     """Let a job go on at another speed from now on."""
-    job, now = state.segments[segment].job, state.at[NOW]
+    job, now = state.segments[segment].job, state.scalars[NOW]
     old = state.jobs[job].speed
     if abs(speed - old) <= _NO_CHANGE * old:
         return

@@ -25,9 +25,9 @@ NOBODY = np.int64(-1)  # a job for which a machine is drained
 SPANS_RACK, SPANS_NETWORK = np.int64(0), np.int64(1)  # what a job takes when its timer is over
 IS_LAST, IS_STOPPED = np.bool_(True), np.bool_(False)  # its work is done with a segment, or it waits again
 
-# places in ``at``
-NOW, NUM_WAITING, NUM_EVENTS, SEQUENCE, NUM_SEGMENTS, NUM_PLACES, NEXT_ARRIVAL, IS_DUE, NUM_OVER, POPPED = range(10)
-PICKED, PICKED_TIER, OPEN, MOST_OPEN, MOST_OPEN_RACK, RESERVER, NUM_HOLDING, IS_SERVED, STARTED, TIMED, WAKES = range(
+# rows of ``scalars``
+NOW, NUM_WAITING, NUM_EVENTS, SEQUENCE, NUM_SEGMENTS, NUM_PLACEMENTS, NEXT_ARRIVAL, IS_DUE, NUM_OVER, POPPED = range(10)
+PICKED, PICKED_TIER, OPEN, MAX_OPEN, MAX_OPEN_RACK, RESERVER, NUM_HOLDING, IS_SERVED, STARTED, TIMED, WAKES = range(
     10, 21
 )
 ASKING = 21  # whose speed was looked up last
@@ -37,7 +37,7 @@ WATCHED, EAGER, NUM_DECLINED = (
     24,
 )  # a job whose offers are noted (-1: none); when it takes whatever it is offered
 SHARES = 25  # 1: links that several jobs send over are shared
-NUM_AT = 26
+NUM_SCALARS = 26
 
 DONE, NEED_SPEED, NEED_ROOM, ASK, STUCK, LATER = 0, 1, 2, 3, 4, 5  # why the loop returned
 
@@ -73,12 +73,12 @@ SEGMENT = np.dtype(
         ("job", np.int64), ("start", np.int64), ("begin", np.int64), ("end", np.int64),
         ("back", np.int64),  # when its GPUs were free again
         ("speed", np.float64), ("done", np.float64),  # work in it
-        ("tier", np.int64), ("place", np.int64), ("width", np.int64),  # first of its machines, their number
-        ("hold", np.int64),  # place in ``holding``
+        ("tier", np.int64), ("placement", np.int64), ("width", np.int64),  # first of its machines, their number
+        ("hold", np.int64),  # row of ``holding``
         ("wait", np.float64), ("wait_time", np.int64), ("wait_next", np.int64),  # leases waited before it; next record
     ]
 )  # fmt: skip
-PLACE = np.dtype([("machine", np.int64), ("gpus", np.int64)])
+PLACEMENT = np.dtype([("machine", np.int64), ("gpus", np.int64)])
 SPEED = np.dtype(
     [
         ("profile", np.int64), ("first", np.uint64), ("second", np.uint64), ("speed", np.float64),
@@ -96,7 +96,7 @@ DECLINED = np.dtype([("time", np.int64), ("tier", np.int64), ("machines", np.int
 class State(NamedTuple):
     """See the legend above; times in ns. Few tables, as compiling takes time with the number of arrays."""
 
-    at: Array  # int64, what is one number
+    scalars: Array  # int64, what is one number
     machines: Array  # MACHINE [M]
     rack_first: Array  # int64 [R + 1], first machine of each
     rack_open: Array  # int64 [R], free GPUs of machines that are drained for nobody
@@ -106,9 +106,9 @@ class State(NamedTuple):
     ranked: Array  # int64 [J], scratch: jobs in the order of this pass
     events: Array  # EVENT [H], a heap
     segments: Array  # SEGMENT [N]
-    places: Array  # PLACE [P]
+    placements: Array  # PLACEMENT [P]
     holding: Array  # int64 [M * G], segments whose GPUs are not free
-    pick: Array  # PLACE [M + 1]
+    pick: Array  # PLACEMENT [M + 1]
     table: Array  # SPEED [K], NaN: nothing
     waits: Array  # WAITS [2, D], of a machine, a rack: records of waits, and the timer made of them
     frees: Array  # int64 [2, rack + 1], when a machine, a rack may have so many free
@@ -133,18 +133,18 @@ def kernel(function: Any) -> Any:
 @entry
 def push_event(state: Any, time: int, kind: int, item: int) -> None:
     """Ask for an event."""
-    index, events = state.at, state.events
-    hole = index[NUM_EVENTS]
-    index[NUM_EVENTS] += 1
+    scalars, events = state.scalars, state.events
+    hole = scalars[NUM_EVENTS]
+    scalars[NUM_EVENTS] += 1
     while hole > 0:
         above = (hole - 1) >> 1
         if events[above].time <= time:  # equal times: what was asked for first, as ranks only grow
             break
         copy_event(events, above, hole)
         hole = above
-    events[hole].time, events[hole].rank = time, index[SEQUENCE]
+    events[hole].time, events[hole].rank = time, scalars[SEQUENCE]
     events[hole].kind, events[hole].subject = kind, item
-    index[SEQUENCE] += 1
+    scalars[SEQUENCE] += 1
 
 
 @kernel
@@ -155,20 +155,20 @@ def copy_event(events: Any, source: int, target: int) -> None:
 
 
 @kernel
-def comes_first(events: Any, one: int, other: int) -> bool:
+def comes_first(events: Any, event: int, other: int) -> bool:
     """Whether an event is before another."""
-    if events[one].time != events[other].time:
-        return bool(events[one].time < events[other].time)
-    return bool(events[one].rank < events[other].rank)
+    if events[event].time != events[other].time:
+        return bool(events[event].time < events[other].time)
+    return bool(events[event].rank < events[other].rank)
 
 
 @kernel
 def pop_event(state: Any) -> tuple[int, int]:
     """Take the next event out: its kind and item."""
-    index, events = state.at, state.events
+    scalars, events = state.scalars, state.events
     kind, item = events[0].kind, events[0].subject
-    index[NUM_EVENTS] -= 1
-    last = index[NUM_EVENTS]  # stays where it is until its place is found
+    scalars[NUM_EVENTS] -= 1
+    last = scalars[NUM_EVENTS]  # stays where it is until its final position is known
     hole = 0
     while True:
         below = 2 * hole + 1
@@ -192,8 +192,8 @@ def note_open(state: Any) -> None:
         if state.open_count[count]:
             most = count
             break
-    state.at[MOST_OPEN] = most
-    state.at[MOST_OPEN_RACK] = state.rack_open.max()
+    state.scalars[MAX_OPEN] = most
+    state.scalars[MAX_OPEN_RACK] = state.rack_open.max()
 
 
 @kernel
@@ -205,7 +205,7 @@ def change_free(state: Any, machine: int, count: int) -> None:
         state.open_count[old] -= 1
         state.open_count[old + count] += 1
         state.rack_open[state.machines[machine].rack] += count
-        state.at[OPEN] += count
+        state.scalars[OPEN] += count
 
 
 @kernel
@@ -216,24 +216,24 @@ def keep_for(state: Any, machine: int, job: int) -> None:
         sign = 1 if job < 0 else -1
         state.open_count[free] += sign
         state.rack_open[state.machines[machine].rack] += sign * free
-        state.at[OPEN] += sign * free
+        state.scalars[OPEN] += sign * free
     state.machines[machine].kept_for = job
 
 
 @kernel
-def is_before(state: Any, one: int, other: int) -> bool:
+def is_before(state: Any, job: int, other: int) -> bool:
     """Whether a waiting job comes before another: by key, then second key, then number."""
-    if state.jobs[one].key != state.jobs[other].key:
-        return bool(state.jobs[one].key < state.jobs[other].key)
-    if state.jobs[one].second != state.jobs[other].second:
-        return bool(state.jobs[one].second < state.jobs[other].second)
-    return one < other
+    if state.jobs[job].key != state.jobs[other].key:
+        return bool(state.jobs[job].key < state.jobs[other].key)
+    if state.jobs[job].second != state.jobs[other].second:
+        return bool(state.jobs[job].second < state.jobs[other].second)
+    return job < other
 
 
 @kernel
 def place_of(state: Any, job: int) -> int:
     """How many waiting jobs come before a job."""
-    low, high = 0, state.at[NUM_WAITING]
+    low, high = 0, state.scalars[NUM_WAITING]
     while low < high:
         middle = (low + high) >> 1
         if is_before(state, state.waiting[middle], job):
@@ -247,10 +247,10 @@ def place_of(state: Any, job: int) -> int:
 def enqueue(state: Any, job: int) -> None:
     """Put a job where its key says."""
     low = place_of(state, job)
-    for index in range(state.at[NUM_WAITING], low, -1):
+    for index in range(state.scalars[NUM_WAITING], low, -1):
         state.waiting[index] = state.waiting[index - 1]
     state.waiting[low] = job
-    state.at[NUM_WAITING] += 1
+    state.scalars[NUM_WAITING] += 1
     state.jobs[job].status = WAITING
 
 
@@ -258,8 +258,8 @@ def enqueue(state: Any, job: int) -> None:
 def dequeue(state: Any, job: int) -> None:
     """Take a job out of those that wait."""
     low = place_of(state, job)
-    state.at[NUM_WAITING] -= 1
-    for index in range(low, state.at[NUM_WAITING]):
+    state.scalars[NUM_WAITING] -= 1
+    for index in range(low, state.scalars[NUM_WAITING]):
         state.waiting[index] = state.waiting[index + 1]
 
 
@@ -275,29 +275,29 @@ def mix_bits(value: Any, salt: Any) -> Any:
 @entry
 def shape_keys(state: Any, num: int) -> tuple[int, int]:
     """Two numbers of what is picked that every order of racks and of machines gives alike; it stands rack by rack."""
-    one, two = np.uint64(0), np.uint64(0)
-    rack_one, rack_two, rack = np.uint64(0), np.uint64(0), -1
+    first, second = np.uint64(0), np.uint64(0)
+    rack_first, rack_second, rack = np.uint64(0), np.uint64(0), -1
     for index in range(num):
         own = state.machines[state.pick[index].machine].rack
         if own != rack and rack >= 0:
-            one += mix_bits(rack_one, np.uint64(5))
-            two += mix_bits(rack_two, np.uint64(7))
-            rack_one, rack_two = np.uint64(0), np.uint64(0)
+            first += mix_bits(rack_first, np.uint64(5))
+            second += mix_bits(rack_second, np.uint64(7))
+            rack_first, rack_second = np.uint64(0), np.uint64(0)
         rack = own
-        rack_one += mix_bits(np.uint64(state.pick[index].gpus), np.uint64(1))
-        rack_two += mix_bits(np.uint64(state.pick[index].gpus), np.uint64(3))
-    one += mix_bits(rack_one, np.uint64(5))
-    two += mix_bits(rack_two, np.uint64(7))
-    return one, two
+        rack_first += mix_bits(np.uint64(state.pick[index].gpus), np.uint64(1))
+        rack_second += mix_bits(np.uint64(state.pick[index].gpus), np.uint64(3))
+    first += mix_bits(rack_first, np.uint64(5))
+    second += mix_bits(rack_second, np.uint64(7))
+    return first, second
 
 
 @entry
-def table_slot(state: Any, profile: Any, one: Any, two: Any) -> Any:
+def table_slot(state: Any, profile: Any, first: Any, second: Any) -> Any:
     """Where the speed of a model on a shape is, or would be, in the table."""
     mask = np.uint64(len(state.table) - 1)
-    slot = mix_bits(one ^ np.uint64(profile), np.uint64(11)) & mask
+    slot = mix_bits(first ^ np.uint64(profile), np.uint64(11)) & mask
     while not np.isnan(state.table[slot].speed) and not (
-        state.table[slot].profile == profile and state.table[slot].first == one and state.table[slot].second == two
+        state.table[slot].profile == profile and state.table[slot].first == first and state.table[slot].second == second
     ):
         slot = (slot + np.uint64(1)) & mask
     return slot
@@ -308,6 +308,6 @@ def speed_of(state: Any, job: int, num: int) -> float:
     """S of a job on the machines that are picked; NaN: nobody said it yet."""
     if state.jobs[job].gpus == 1:
         return 1.0
-    state.at[ASKING] = job
-    one, two = shape_keys(state, num)
-    return float(state.table[table_slot(state, state.jobs[job].profile, one, two)].speed)
+    state.scalars[ASKING] = job
+    first, second = shape_keys(state, num)
+    return float(state.table[table_slot(state, state.jobs[job].profile, first, second)].speed)

@@ -40,11 +40,11 @@ class PolicyContract(PluginContract):
         assert (run.end_ns > 0).all()
         done = np.bincount(run.segments["job"], run.segments["done"], minlength=len(run.jobs))
         assert np.allclose(run.jobs.work_ns, done)
-        rows, indices = run.segment_places
+        rows, indices = run.segment_placements
         held = np.zeros(run.cluster.num_machines, np.int64)
-        starts, backs, count = run.segments["start"][rows], run.segments["back"][rows], run.places["gpus"][indices]
+        starts, backs, count = run.segments["start"][rows], run.segments["back"][rows], run.placements["gpus"][indices]
         time, sign = np.concatenate([backs, starts]), np.concatenate([-count, count])
-        machine = np.concatenate([run.places["machine"][indices]] * 2)
+        machine = np.concatenate([run.placements["machine"][indices]] * 2)
         for index in np.argsort(time, kind="stable"):  # what comes back at a time comes before what starts then
             held[machine[index]] += sign[index]
             assert 0 <= held[machine[index]] <= run.cluster.gpus_per_machine
@@ -53,7 +53,7 @@ class PolicyContract(PluginContract):
         """Equal state, equal decisions."""
         first, second = self.simulate_jobs(), self.simulate_jobs()
         assert first.segments.tobytes() == second.segments.tobytes()
-        assert first.places.tobytes() == second.places.tobytes()
+        assert first.placements.tobytes() == second.placements.tobytes()
 
 
 class _SlowerApart:

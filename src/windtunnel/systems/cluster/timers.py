@@ -18,8 +18,8 @@ FIXED, AUTO, MARGINAL = 0, 1, 2  # where timers come from
 @kernel
 def hold_ends(state: Any, rules: Any) -> Any:
     """When the GPUs of each segment that holds some are free if nobody interferes, int64."""
-    ends = np.empty(state.at[NUM_HOLDING], np.int64)
-    for index in range(state.at[NUM_HOLDING]):
+    ends = np.empty(state.scalars[NUM_HOLDING], np.int64)
+    for index in range(state.scalars[NUM_HOLDING]):
         segment = state.holding[index]
         job = state.segments[segment].job
         if state.segments[segment].back != NEVER:
@@ -32,7 +32,7 @@ def hold_ends(state: Any, rules: Any) -> Any:
 @kernel
 def predict_frees(state: Any, rules: Any) -> None:
     """When a machine, and when a rack, will have so many GPUs free if nobody else takes them."""
-    index, frees = state.at, state.frees
+    scalars, frees = state.scalars, state.frees
     frees[:] = NEVER
     ends = hold_ends(state, rules)
     order = np.argsort(ends, kind="mergesort")
@@ -41,15 +41,15 @@ def predict_frees(state: Any, rules: Any) -> None:
         free[machine] = state.machines[machine].free
         if state.machines[machine].kept_for < 0:
             for count in range(1, free[machine] + 1):
-                frees[0, count] = index[NOW]
+                frees[0, count] = scalars[NOW]
     for rack in range(len(in_rack)):
         for count in range(1, in_rack[rack] + 1):
-            frees[1, count] = index[NOW]
+            frees[1, count] = scalars[NOW]
     for position in order:
         segment = state.holding[position]
-        first = state.segments[segment].place
+        first = state.segments[segment].placement
         for row in range(first, first + state.segments[segment].width):
-            machine, count = state.places[row].machine, state.places[row].gpus
+            machine, count = state.placements[row].machine, state.placements[row].gpus
             if state.machines[machine].kept_for >= 0:
                 continue
             free[machine] += count
@@ -69,7 +69,7 @@ def predict_frees(state: Any, rules: Any) -> None:
 @kernel
 def retune(state: Any, rules: Any, demand: int) -> None:
     """Timers of a demand from the waits of those that were offered a machine, a rack."""
-    now, unit = state.at[NOW], rules.unit
+    now, unit = state.scalars[NOW], rules.unit
     for level in range(2):
         head = state.waits[level, demand].head
         while head >= 0 and now - state.segments[head].wait_time > rules.history_leases * unit:
@@ -102,11 +102,15 @@ def retune(state: Any, rules: Any, demand: int) -> None:
 @kernel
 def record_wait(state: Any, rules: Any, job: int, tier: int) -> None:
     """A job takes an offer of a machine or a rack: remember how long it waited, from one lease on."""
-    waited = (state.at[NOW] - state.jobs[job].since) / rules.unit
+    waited = (state.scalars[NOW] - state.jobs[job].since) / rules.unit
     if tier > 1 or waited < 1.0:
         return
-    row, demand = state.at[NUM_SEGMENTS], state.jobs[job].demand
-    state.segments[row].wait, state.segments[row].wait_time, state.segments[row].wait_next = waited, state.at[NOW], -1
+    row, demand = state.scalars[NUM_SEGMENTS], state.jobs[job].demand
+    state.segments[row].wait, state.segments[row].wait_time, state.segments[row].wait_next = (
+        waited,
+        state.scalars[NOW],
+        -1,
+    )
     tail = state.waits[tier, demand].tail
     if tail >= 0:
         state.segments[tail].wait_next = row
@@ -119,7 +123,7 @@ def record_wait(state: Any, rules: Any, job: int, tier: int) -> None:
 @kernel
 def timer_of(state: Any, rules: Any, job: int, tier: int) -> int:
     """How long a job waits before it takes what spans a rack (0), the network (1)."""
-    if job == state.at[WATCHED] and state.at[NOW] == state.at[EAGER]:
+    if job == state.scalars[WATCHED] and state.scalars[NOW] == state.scalars[EAGER]:
         return 0
     if rules.tuner == AUTO:
         return int(np.int64(state.waits[tier, state.jobs[job].demand].leases * rules.unit))
@@ -129,12 +133,12 @@ def timer_of(state: Any, rules: Any, job: int, tier: int) -> int:
 @kernel
 def next_timer(state: Any, rules: Any, job: int) -> int:
     """When a job that declined would take worse, or NEVER."""
-    index, soonest = state.at, NEVER
+    scalars, soonest = state.scalars, NEVER
     num, per_machine, per_rack = state.jobs[job].gpus, len(state.open_count) - 1, state.frees.shape[1] - 1
     for tier in range(2):
         if num > (per_machine if tier == 0 else per_rack):
             continue
         expiry = state.jobs[job].since + timer_of(state, rules, job, tier)
-        if index[NOW] < expiry < soonest:
+        if scalars[NOW] < expiry < soonest:
             soonest = expiry
     return int(soonest)

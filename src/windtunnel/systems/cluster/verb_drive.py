@@ -128,9 +128,9 @@ def _rows(run: ClusterRun, predicted: ClusterRun) -> list[dict[str, Any]]:
     """Where each job ended, and when, beside what was predicted."""
     rows, jobs = [], run.jobs
     for row in range(len(jobs)):
-        last = int(run.segments["place"][run.segments["job"] == row][-1])
+        last = int(run.segments["placement"][run.segments["job"] == row][-1])
         width = int(run.segments["width"][run.segments["job"] == row][-1])
-        machines = ",".join(f"m{machine}" for machine in run.places["machine"][last : last + width])
+        machines = ",".join(f"m{machine}" for machine in run.placements["machine"][last : last + width])
         rows.append(
             {
                 "job_id": str(jobs.job_id[row]), "gpus": int(jobs.gpus[row]), "machines": machines,

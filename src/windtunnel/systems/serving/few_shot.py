@@ -36,7 +36,7 @@ def measure_few_cells(
     batches: Sequence[int],
     num_threads: int,
     *,
-    most_share: float = 0.25,
+    max_fraction: float = 0.25,
     progress: Progress | None = None,
 ) -> dict[Cell, float]:
     """Measure the cells on which the choice of splits rests.
@@ -53,7 +53,7 @@ def measure_few_cells(
         Of the cells that there could be.
     num_threads : int
         Of the server.
-    most_share : float
+    max_fraction : float
         Of all cells that may be measured; at least five are.
     progress : callable, optional
 
@@ -65,7 +65,7 @@ def measure_few_cells(
     grid = [(t, b) for t in sorted(set(threads)) for b in sorted(set(batches))]
     if not grid:
         raise InputError("there is no cell to measure", fix="give threads and batches")
-    most = min(max(_LEAST, int(most_share * len(grid))), len(grid))
+    most = min(max(_LEAST, int(max_fraction * len(grid))), len(grid))
     result: dict[Cell, float] = {}
 
     def add(cell: Cell) -> None:
@@ -81,7 +81,7 @@ def measure_few_cells(
         needed = Counter(cell for split in splits for cell in set(split.cells) if cell not in result)
         if not needed:
             break
-        add(max(needed, key=lambda one: (needed[one], one)))
+        add(max(needed, key=lambda cell: (needed[cell], cell)))
     return result
 
 
@@ -90,27 +90,27 @@ def _first(grid: Sequence[Cell]) -> list[Cell]:
     few, many = grid[0][0], grid[-1][0]
     small, large = grid[0][1], grid[-1][1]
     middle = (math.log(few * many) / 2, math.log(small * large) / 2)
-    center = min(grid, key=lambda one: math.dist(np.log(one), middle))
+    center = min(grid, key=lambda cell: math.dist(np.log(cell), middle))
     return list(dict.fromkeys([(few, small), (few, large), (many, small), (many, large), center]))
 
 
-def estimate_profile(found: dict[Cell, float], grid: Sequence[Cell]) -> Profile:
+def estimate_profile(measured: dict[Cell, float], grid: Sequence[Cell]) -> Profile:
     """All cells: measured ones as they are, the others by the law a + b (c / t^g + d), corrected by near ones.
 
     The law is a start, work that threads share, and work that they do not. It is fitted by relative error; what is left
     of a measured cell is carried over to its neighbors, less with their distance in octaves.
     """
-    cells = np.array(list(found), dtype=np.float64)
-    times = np.array(list(found.values()))
+    cells = np.array(list(measured), dtype=np.float64)
+    times = np.array(list(measured.values()))
     fits = [_fit(cells, times, power) for power in _POWERS]
-    _, power, weights = min(fits, key=lambda one: one[0])
+    _, power, weights = min(fits, key=lambda fit: fit[0])
     rest = np.log(times / _law(cells, power, weights))
     all_cells = np.array(grid, dtype=np.float64)
     apart = np.log2(all_cells)[:, None] - np.log2(cells)[None]
     near = np.exp(-0.5 * (apart**2).sum(axis=2) / _REACH**2)
     carried = (near * rest).sum(axis=1) / (near.sum(axis=1) + 0.1)
     guesses = _law(all_cells, power, weights) * np.exp(carried)
-    return Profile.of({cell: found.get(cell, float(guess)) for cell, guess in zip(grid, guesses, strict=True)})
+    return Profile.of({cell: measured.get(cell, float(guess)) for cell, guess in zip(grid, guesses, strict=True)})
 
 
 def _terms(cells: Floats, power: float) -> Floats:

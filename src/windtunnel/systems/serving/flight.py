@@ -46,16 +46,16 @@ def receipt_of_requests(
     changed: tuple[Sized, Sequence[Answered]],
 ) -> Receipt:
     """How much sooner a share of the requests is answered than by the baseline, by rounds of both."""
-    (base, base_flown), (one, flown) = baseline, changed
+    (base, base_flown), (split, flown) = baseline, changed
     base_ns, taken_ns = ([it.latency_ns(share) for it in rounds] for rounds in (base_flown, flown))
     return Receipt(
         whatif="serving-requests",
         predicted_baseline_ns=base.latency_ns,
-        predicted_ns=one.latency_ns,
+        predicted_ns=split.latency_ns,
         baseline=estimate_median(base_ns),
         changed=estimate_median(taken_ns),
         speedup=estimate_speedup(base_ns, taken_ns),
-        parameters={"server": str(one.server), "over": str(base.server), "requests": requests, "share": share},
+        parameters={"server": str(split.server), "over": str(base.server), "requests": requests, "share": share},
         target=job,
         hardware_fingerprint=machine(),
         num_rounds=len(flown),

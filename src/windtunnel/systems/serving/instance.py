@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-def main(place: Place) -> None:
+def main(process: Place) -> None:
     """Answer batches until the line is closed."""
     import torch
 
     from windtunnel.systems.serving.job import build_served
 
-    torch.set_num_threads(place.config.threads[place.rank])
+    torch.set_num_threads(process.config.threads[process.rank])
     torch.set_num_interop_threads(1)
-    what = build_served(place.config.job, place.config.most_inputs)
+    what = build_served(process.config.job, process.config.max_inputs)
     kept: dict[int, tuple[Any, ...]] = {}
 
     def answer(order: Order) -> list[Any] | None:
@@ -36,15 +36,15 @@ def main(place: Place) -> None:
         what.model(*kept[order.inputs])
         return None
 
-    place.tell("ready")
+    process.tell("ready")
     with torch.inference_mode():
         while True:
             try:
-                order: Order = place.order()
+                order: Order = process.order()
             except EOFError:
                 return
             if order.bodies is None and order.inputs not in kept:
                 kept[order.inputs] = what.inputs(order.inputs)
             answers: list[Any] = []
             taken_ns = elapsed_since_ns(order.moment_ns, lambda: answers.append(answer(order)))  # noqa: B023, done at once
-            place.tell((taken_ns, answers[0], peak_own_bytes() if order.asks_bytes else None))
+            process.tell((taken_ns, answers[0], peak_own_bytes() if order.asks_bytes else None))

@@ -28,7 +28,7 @@ class Config:
 
     job: str
     threads: tuple[int, ...]
-    most_inputs: int
+    max_inputs: int
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def fitting(threads: Sequence[int]) -> Sequence[int]:
     return threads
 
 
-def instances(job: str, cores: Sequence[Sequence[int]], most_inputs: int) -> Workers:
+def instances(job: str, cores: Sequence[Sequence[int]], max_inputs: int) -> Workers:
     """A process for each set of cores; it says "ready" when its model is."""
     return Workers(
         "windtunnel.systems.serving.instance",
-        Config(job, tuple(map(len, cores)), most_inputs),
+        Config(job, tuple(map(len, cores)), max_inputs),
         num_ranks=len(cores),
         title="instance",
         cores=cores,

@@ -71,14 +71,14 @@ class Served:
         return list(result)
 
 
-def build_served(job: str, most_inputs: int) -> Served:
+def build_served(job: str, max_inputs: int) -> Served:
     """Build what is served.
 
     Parameters
     ----------
     job : str
         ``resnet50:size=tiny``, or ``my_model.py:make``, whose function returns a ``Served``.
-    most_inputs : int
+    max_inputs : int
         The largest batch that will be asked for.
 
     Raises
@@ -94,7 +94,7 @@ def build_served(job: str, most_inputs: int) -> Served:
         created = made_by(job, Served)
     else:
         selected = parse_step(job, kind="workload")
-        built = build_workload(selected.name, {**selected.parameters, "batch_size": most_inputs})
+        built = build_workload(selected.name, {**selected.parameters, "batch_size": max_inputs})
         if built.supervised is None:
             raise InputError(
                 f"a step of {selected.name} is more than a model and a loss",

@@ -55,7 +55,7 @@ class LiveServer:
         As for ``served``.
     server : Server
         Its split at first, and how long a request waits for others.
-    most_inputs : int
+    max_inputs : int
         The largest batch that any split will have; by default this one's.
 
     Attributes
@@ -73,10 +73,10 @@ class LiveServer:
         On entering: an instance did not start.
     """
 
-    def __init__(self, job: str, server: Server, *, most_inputs: int = 0) -> None:
+    def __init__(self, job: str, server: Server, *, max_inputs: int = 0) -> None:
         fitting([server.split.threads])
         self.job, self._wait_ns = job, server.wait_ns
-        self._most_inputs = max(most_inputs, server.split.batch)
+        self._max_inputs = max(max_inputs, server.split.batch)
         self.batches: deque[Batch] = deque(maxlen=_KEPT)
         self.changes: list[Change] = []
         # all that follows is shared by the threads, under this lock
@@ -305,7 +305,7 @@ class LiveServer:
         with self._moved:
             alive = [process for _, process in self._active]
             self._state = "warming"
-        new = start_instances(self.job, target, alive, self._most_inputs)
+        new = start_instances(self.job, target, alive, self._max_inputs)
         try:
             is_ready = is_warm(new, target, lambda: self._is_like(target) and not self._has_answered_all)
         except BaseException:

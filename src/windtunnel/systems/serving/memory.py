@@ -19,12 +19,12 @@ from windtunnel.errors import InputError
 from windtunnel.systems.serving.profile import Profile
 from windtunnel.systems.serving.tables import Rule, best_table
 
-__all__ = ["least_bytes", "soonest_within"]
+__all__ = ["min_bytes", "soonest_within"]
 
 Floats = NDArray[np.float64]
 
 
-def least_bytes(profile: Profile, limit_ns: float, num_threads: int, batch: int, rule: Rule) -> Floats:
+def min_bytes(profile: Profile, limit_ns: float, num_threads: int, batch: int, rule: Rule) -> Floats:
     """The least memory with which every smaller server answers every smaller batch in time, float64 [T + 1, B + 1].
 
     Infinite where nothing does. O(T B C).
@@ -57,20 +57,20 @@ def least_bytes(profile: Profile, limit_ns: float, num_threads: int, batch: int,
 def soonest_within(profile: Profile, num_threads: int, batch: int, rule: Rule) -> Callable[[int, int, float], float]:
     """(threads, inputs, bytes) -> the shortest latency in ns of a split that fits, infinite if none does.
 
-    A latency will do if the least memory with which it can be kept is there. Errors as for ``least_bytes``.
+    A latency will do if the least memory with which it can be kept is there. Errors as for ``min_bytes``.
     """
     levels = np.unique(profile.latency_ns_C)
 
     @cache
     def table(level: int) -> Floats:
-        return least_bytes(profile, float(levels[level]), num_threads, batch, rule)
+        return min_bytes(profile, float(levels[level]), num_threads, batch, rule)
 
-    def soonest(threads: int, inputs: int, most_bytes: float) -> float:
+    def soonest(threads: int, inputs: int, max_bytes: float) -> float:
         low, high = 0, levels.size
         while low < high:
             middle = (low + high) // 2
             least = table(middle)[threads, inputs]
-            if least <= most_bytes and least < math.inf:
+            if least <= max_bytes and least < math.inf:
                 high = middle
             else:
                 low = middle + 1

@@ -123,19 +123,21 @@ class Slowdown:
     threads: tuple[int, ...]
     factors: tuple[float, ...]
 
-    def at(self, threads: int) -> float:
+    def factor_at(self, threads: int) -> float:
         """Of an instance with so many threads.
 
         Examples
         --------
-        >>> Slowdown((1, 4), (2.0, 1.0)).at(2)
+        >>> Slowdown((1, 4), (2.0, 1.0)).factor_at(2)
         1.5
         """
         return float(np.interp(math.log2(threads), np.log2(self.threads), self.factors))
 
     def of(self, profile: Profile) -> Profile:
         """The profile of instances with busy neighbors."""
-        return profile.with_latencies(profile.latency_ns_C * [self.at(item) for item in profile.threads_C.tolist()])
+        return profile.with_latencies(
+            profile.latency_ns_C * [self.factor_at(item) for item in profile.threads_C.tolist()]
+        )
 
 
 def fit_slowdown(profile: Profile, flown: Iterable[tuple[Cell, float]]) -> Slowdown:

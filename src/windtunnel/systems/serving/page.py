@@ -64,7 +64,7 @@ def _title(plans: Sequence[Mapping[str, Split | None]]) -> str:
 def _rates(plans: Sequence[Mapping[str, Split | None]]) -> str:
     lines = []
     for name, words in _WORDS.items():
-        splits = sorted((one for plan in plans if (one := plan[name]) is not None), key=lambda one: one.batch)
+        splits = sorted((split for plan in plans if (split := plan[name]) is not None), key=lambda split: split.batch)
         if splits:
             lines.append(Curve(words, [(split.batch, 1e9 * split.batch / split.latency_ns) for split in splits]))
     return curves(lines, "inputs per second over the batch", x_label="inputs of a batch", y_label="inputs per second")

@@ -28,7 +28,7 @@ class Running:
     workers: Workers
 
 
-def start_instances(job: str, split: Split, alive: Sequence[Running], most_inputs: int) -> list[Running]:
+def start_instances(job: str, split: Split, alive: Sequence[Running], max_inputs: int) -> list[Running]:
     """New processes for the instances of a split that nobody of those alive is.
 
     Parameters
@@ -38,7 +38,7 @@ def start_instances(job: str, split: Split, alive: Sequence[Running], most_input
     split : Split
     alive : sequence of Running
         Who stays if the split has an instance of as many threads; the new ones may share cores with the others.
-    most_inputs : int
+    max_inputs : int
         The largest batch.
     """
     indices = match_running(split, alive)
@@ -49,7 +49,7 @@ def start_instances(job: str, split: Split, alive: Sequence[Running], most_input
         for instance, index in zip(split.instances, indices, strict=True):
             if index is None:
                 cores = tuple(next(free) for _ in range(instance.threads))
-                new.append(Running(cores, instances(job, [cores], most_inputs).__enter__()))
+                new.append(Running(cores, instances(job, [cores], max_inputs).__enter__()))
     except BaseException:
         close_all(new)
         raise

@@ -26,7 +26,7 @@ __all__ = ["COLUMNS", "Cell", "Profile", "Row", "read_cells", "read_profile", "w
 COLUMNS = ("num_threads", "batch_size", "latency_ms")
 _BYTES = "memory_bytes"
 _MEAN = "latency_mean_ms"  # as the authors' tables call it
-_LEAST_MS = 1e-9
+_MIN_MS = 1e-9
 
 Cell = tuple[int, int]
 """Threads and batch of one instance."""
@@ -76,7 +76,7 @@ class Profile:
         return cls(cells[:, 0].copy(), cells[:, 1].copy(), times, sizes)
 
     @property
-    def most_threads(self) -> int:
+    def max_threads(self) -> int:
         """Of the largest instance."""
         return int(self.threads_C.max())
 
@@ -141,7 +141,7 @@ def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[Row]:
     for line, row in rows:
         threads, batch = (whole_number(row, name, path, line, least=1) for name in COLUMNS[:2])
         size = whole_number(row, _BYTES, path, line) if _BYTES in row else None
-        result.append(Row(line, (threads, batch), 1e6 * number(row, latency, path, line, least=_LEAST_MS), size))
+        result.append(Row(line, (threads, batch), 1e6 * number(row, latency, path, line, least=_MIN_MS), size))
     return result
 
 
@@ -169,9 +169,9 @@ def read_profile(path: Path, where: Mapping[str, str] | None = None) -> Profile:
 
 def _suggest_filter(path: Path, first: int, second: int) -> str:
     rows = read_rows(path, ())
-    one, other = rows[first - 2], rows[second - 2]
-    differ = [name for name in one if one[name] != other[name] and not name.startswith("latency")]
-    return f"say which is meant: --where {differ[0]}={one[differ[0]]}" if differ else "leave one of them out"
+    row, other = rows[first - 2], rows[second - 2]
+    differ = [name for name in row if row[name] != other[name] and not name.startswith("latency")]
+    return f"say which is meant: --where {differ[0]}={row[differ[0]]}" if differ else "leave one of them out"
 
 
 def write_profile(path: Path, cells: Iterable[tuple[Cell, float]], own_bytes: Mapping[Cell, int] | None = None) -> None:

@@ -63,7 +63,7 @@ class FlownSplit:
 
 @contextmanager
 def measuring(
-    job: str, threads: Sequence[int], most_inputs: int, *, rounds: int = 20, budget_s: float = 10.0
+    job: str, threads: Sequence[int], max_inputs: int, *, rounds: int = 20, budget_s: float = 10.0
 ) -> Iterator[Callable[[Cell], float]]:
     """A way to measure single cells, for whoever chooses the next by the last: (threads, batch) -> median in ns.
 
@@ -73,7 +73,7 @@ def measuring(
         As for ``served``.
     threads : sequence of int
         Of the instances that will be asked for.
-    most_inputs : int
+    max_inputs : int
     rounds : int
         At most, for a cell.
     budget_s : float
@@ -87,7 +87,7 @@ def measuring(
         An instance failed.
     """
     known = sorted(set(threads))
-    with instances(job, [server_cores()[:item] for item in fitting(known)], most_inputs) as workers:
+    with instances(job, [server_cores()[:item] for item in fitting(known)], max_inputs) as workers:
         _ready(workers)
 
         def measure(cell: Cell) -> float:

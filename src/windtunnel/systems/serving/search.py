@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InfeasibleError, InputError
-from windtunnel.systems.serving.memory import least_bytes, soonest_within
+from windtunnel.systems.serving.memory import min_bytes, soonest_within
 from windtunnel.systems.serving.model import Instance, Split
 from windtunnel.systems.serving.profile import Profile
 from windtunnel.systems.serving.tables import RULES, Rule, best_table
@@ -58,12 +58,12 @@ def soonest_ns(profile: Profile, num_threads: int, batch: int) -> float:
 
 @numba.njit(cache=True)
 def _soonest(threads_C: Ints, batch_C: Ints, latency_C: Floats, levels: Floats, num_threads: int, batch: int) -> float:
-    if not _most_inputs(threads_C, batch_C, latency_C, levels[-1], num_threads) >= batch:
+    if not _max_inputs(threads_C, batch_C, latency_C, levels[-1], num_threads) >= batch:
         return np.inf
     low, high = 0, levels.size - 1  # the last level will do
     while low < high:
         middle = (low + high) // 2
-        if _most_inputs(threads_C, batch_C, latency_C, levels[middle], num_threads) >= batch:
+        if _max_inputs(threads_C, batch_C, latency_C, levels[middle], num_threads) >= batch:
             high = middle
         else:
             low = middle + 1
@@ -71,7 +71,7 @@ def _soonest(threads_C: Ints, batch_C: Ints, latency_C: Floats, levels: Floats, 
 
 
 @numba.njit(cache=True)
-def _most_inputs(threads_C: Ints, batch_C: Ints, latency_C: Floats, limit: float, num_threads: int) -> int:
+def _max_inputs(threads_C: Ints, batch_C: Ints, latency_C: Floats, limit: float, num_threads: int) -> int:
     largest = np.zeros(num_threads + 1, dtype=np.int64)
     for c in range(threads_C.size):
         if threads_C[c] <= num_threads and latency_C[c] <= limit:
@@ -86,7 +86,7 @@ def _most_inputs(threads_C: Ints, batch_C: Ints, latency_C: Floats, limit: float
 
 
 def best_split(
-    profile: Profile, num_threads: int, batch: int, rule: Rule = "ragged", most_bytes: float = math.inf
+    profile: Profile, num_threads: int, batch: int, rule: Rule = "ragged", max_bytes: float = math.inf
 ) -> Split:
     """The split that answers soonest; of several, the one whose other instances are done soonest, too.
 
@@ -99,7 +99,7 @@ def best_split(
         Inputs of all instances together.
     rule : str
         A key of ``RULES``. The published tables are those of ``exact``.
-    most_bytes : float
+    max_bytes : float
         Memory of all instances together.
 
     Raises
@@ -116,29 +116,29 @@ def best_split(
     2x<1,4>
     """
     _require(profile, num_threads, batch, rule)
-    if most_bytes < math.inf:
+    if max_bytes < math.inf:
         soonest = soonest_within(profile, num_threads, batch, rule)
-        if soonest(num_threads, batch, most_bytes) == math.inf > soonest(num_threads, batch, math.inf):
-            least = least_bytes(profile, math.inf, num_threads, batch, rule)[num_threads, batch]
+        if soonest(num_threads, batch, max_bytes) == math.inf > soonest(num_threads, batch, math.inf):
+            least = min_bytes(profile, math.inf, num_threads, batch, rule)[num_threads, batch]
             raise InfeasibleError(
-                f"no instances that take {batch:,} inputs fit into {format_size(most_bytes)}",
+                f"no instances that take {batch:,} inputs fit into {format_size(max_bytes)}",
                 where=RULES[rule],
                 fix=f"give them {format_size(least)} or more, or fewer inputs",
             )
-        return _compose_split(profile, num_threads, batch, rule, soonest, most_bytes)
+        return _compose_split(profile, num_threads, batch, rule, soonest, max_bytes)
     if rule == "ragged":
         return _compose_split(profile, num_threads, batch, rule, lambda t, b, _: soonest_ns(profile, t, b))
     table = optimum_table(profile, num_threads, batch, rule)
     return _compose_split(profile, num_threads, batch, rule, lambda t, b, _: float(table[t, b]))
 
 
-def best_splits(profile: Profile, num_threads: int, most_bytes: float = math.inf) -> dict[int, Split]:
+def best_splits(profile: Profile, num_threads: int, max_bytes: float = math.inf) -> dict[int, Split]:
     """The best for every batch that is a power of two, as far as there is one."""
     result: dict[int, Split] = {}
     batch = 1
     while True:
         try:
-            result[batch] = best_split(profile, num_threads, batch, most_bytes=most_bytes)
+            result[batch] = best_split(profile, num_threads, batch, max_bytes=max_bytes)
         except InfeasibleError:
             if not result:
                 raise
@@ -152,14 +152,14 @@ def _compose_split(
     batch: int,
     rule: Rule,
     optimum: Callable[[int, int, float], float],
-    most_bytes: float = math.inf,
+    max_bytes: float = math.inf,
 ) -> Split:
     """Instances from the slowest on: each leaves the rest the shortest latency that it can, and most threads to itself.
 
     Many splits share the slowest instance; the rest has its own optimum, which the published table shows.
     """
     instances: list[Instance] = []
-    t, b, room = num_threads, batch, most_bytes
+    t, b, room = num_threads, batch, max_bytes
     sizes = profile.own_bytes or dict.fromkeys(profile.cells, 0)
     while b > 0:
         target = optimum(t, b, room)
@@ -184,7 +184,7 @@ def _rest_of_none(threads_left: int, rule: Rule) -> float:
 
 
 def shortlist(
-    profile: Profile, num_threads: int, batch: int, most: int = 8, most_bytes: float = math.inf
+    profile: Profile, num_threads: int, batch: int, most: int = 8, max_bytes: float = math.inf
 ) -> list[Split]:
     """Splits worth flying, the best first, with one instance of all threads and as many as there are threads.
 
@@ -195,15 +195,15 @@ def shortlist(
     InputError, InfeasibleError
         As for ``best_split``.
     """
-    best = best_split(profile, num_threads, batch, most_bytes=most_bytes)
+    best = best_split(profile, num_threads, batch, max_bytes=max_bytes)
     result, ends = {best.cells: best}, []
     for count in range(1, min(num_threads, batch) + 1):
-        one = equal_split(profile, num_threads, count, batch)
-        if one is not None and (profile.bytes_of(one.cells) or 0) <= most_bytes:
-            result.setdefault(one.cells, one)
+        split = equal_split(profile, num_threads, count, batch)
+        if split is not None and (profile.bytes_of(split.cells) or 0) <= max_bytes:
+            result.setdefault(split.cells, split)
             if count in (1, num_threads):
-                ends.append(one.cells)
-    ranked = sorted(result.values(), key=lambda one: (one.latency_ns, one.threads))
+                ends.append(split.cells)
+    ranked = sorted(result.values(), key=lambda split: (split.latency_ns, split.threads))
     return ranked[:most] + [item for item in ranked[most:] if item.cells in ends]
 
 
@@ -222,9 +222,9 @@ def _require(profile: Profile, num_threads: int, batch: int, rule: str) -> None:
         raise InputError(f"there is no rule {rule!r}", where="rule", fix=f"choose one of {', '.join(RULES)}")
     if num_threads < 1 or batch < 1:
         raise InputError(f"{num_threads} threads and a batch of {batch} serve nothing", fix="give 1 or more of both")
-    if num_threads > profile.most_threads:
+    if num_threads > profile.max_threads:
         raise InputError(
-            f"the profile has instances of up to {profile.most_threads} threads, the server {num_threads}",
+            f"the profile has instances of up to {profile.max_threads} threads, the server {num_threads}",
             fix=f"profile instances of up to {num_threads} threads",
         )
 

@@ -50,7 +50,7 @@ def size_servers(
     share: float = 0.99,
     num_threads: int = 0,
     slowdown: Slowdown | None = None,
-    most_bytes: float = math.inf,
+    max_bytes: float = math.inf,
     progress: Progress | None = None,
 ) -> list[Sized]:
     """The best server of every number of threads, in ascending order; the first in time is the one to take.
@@ -69,7 +69,7 @@ def size_servers(
         At most; 0 as the profile has.
     slowdown : Slowdown, optional
         By busy neighbors.
-    most_bytes : float
+    max_bytes : float
         Memory of all instances together.
     progress : callable, optional
 
@@ -82,12 +82,12 @@ def size_servers(
         raise InputError(
             f"{share:.3g} of the answers within {limit_ns} ns is no aim", fix="give a limit above 0 and a share up to 1"
         )
-    most = num_threads or profile.most_threads
+    most = num_threads or profile.max_threads
     beside_busy = profile if slowdown is None else slowdown.of(profile)
     result = []
     for threads in range(1, most + 1):
         try:
-            splits = best_splits(beside_busy, threads, most_bytes)
+            splits = best_splits(beside_busy, threads, max_bytes)
         except InfeasibleError:
             splits = {}
         tried = [
@@ -97,7 +97,7 @@ def size_servers(
             for wait in _WAITS
         ]
         if tried:
-            result.append(min(tried, key=lambda one: one.latency_ns))
+            result.append(min(tried, key=lambda server: server.latency_ns))
         if progress is not None:
             progress("sizing", threads, most)
     if not result:

@@ -98,7 +98,7 @@ def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered
     return Answered(arrival_ns_R, answered, num_batches)
 
 
-def _closes_ns(arrivals_ns: list[int], at: int, most: int, wait_ns: int) -> int:
+def _closes_ns(arrivals_ns: list[int], index: int, most: int, wait_ns: int) -> int:
     """When a batch whose first request is number ``at`` need not wait for more: it is full, or that one's time is over.
 
     Examples
@@ -106,8 +106,8 @@ def _closes_ns(arrivals_ns: list[int], at: int, most: int, wait_ns: int) -> int:
     >>> _closes_ns([0, 5, 9], 0, 2, 100), _closes_ns([0, 5, 9], 1, 3, 100)
     (5, 105)
     """
-    limit_ns = arrivals_ns[at] + wait_ns
-    return min(limit_ns, arrivals_ns[at + most - 1]) if at + most <= len(arrivals_ns) else limit_ns
+    limit_ns = arrivals_ns[index] + wait_ns
+    return min(limit_ns, arrivals_ns[index + most - 1]) if index + most <= len(arrivals_ns) else limit_ns
 
 
 def batch_latencies(profile: Profile, split: Split, slowdown: Slowdown | None = None) -> Floats:
@@ -144,7 +144,7 @@ def batch_latencies(profile: Profile, split: Split, slowdown: Slowdown | None = 
             if part:
                 alone_ns = float(np.interp(part, *known[instance.threads]))
                 share = (busy - instance.threads) / max(1, split.threads - instance.threads)
-                more = 0.0 if slowdown is None else slowdown.at(instance.threads) - 1
+                more = 0.0 if slowdown is None else slowdown.factor_at(instance.threads) - 1
                 times.append(alone_ns * (1 + more * share))
         result[inputs] = max(times)
     return result

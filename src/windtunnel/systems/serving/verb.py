@@ -78,7 +78,9 @@ def profile(
             num_cells = len(counts) * len(set(inputs))
             share = parse_ratio(few)
             with measuring(job, counts, max(inputs), rounds=rounds, budget_s=limit_s / num_cells) as measure:
-                few_cells = measure_few_cells(measure, counts, inputs, counts[-1], most_share=share, progress=progress)
+                few_cells = measure_few_cells(
+                    measure, counts, inputs, counts[-1], max_fraction=share, progress=progress
+                )
             result = Profile.of(few_cells)
         else:
             cells = [(t, b) for t in counts for b in sorted(set(inputs))]
@@ -143,12 +145,12 @@ def plan(
     if page is not None:
         require_free(page, force=force)
     known = profile_of(profile, flown, where)
-    num_threads = threads or known.most_threads
+    num_threads = threads or known.max_threads
     batches = whole_numbers(batch, "--batch", least=1)
     if not batches:
         raise InputError("there is no batch to plan for", where="--batch", fix="write it like --batch 8,16")
-    most_bytes = memory_limit(memory)
-    plans = [_plan(known, num_threads, item, rule, most_bytes) for item in batches]  # type: ignore[arg-type]
+    max_bytes = memory_limit(memory)
+    plans = [_plan(known, num_threads, item, rule, max_bytes) for item in batches]  # type: ignore[arg-type]
     if page is not None:
         from windtunnel.systems.serving.page import serving_page
 
@@ -162,12 +164,12 @@ def plan(
         advise(f"written: {page}")
 
 
-def _plan(known: Profile, num_threads: int, batch: int, rule: Rule, most_bytes: float) -> dict[str, Split | None]:
+def _plan(known: Profile, num_threads: int, batch: int, rule: Rule, max_bytes: float) -> dict[str, Split | None]:
     """The best split, and the two that are usual."""
     from windtunnel.systems.serving.search import best_split, equal_split
 
     return {
-        "best": best_split(known, num_threads, batch, rule, most_bytes),
+        "best": best_split(known, num_threads, batch, rule, max_bytes),
         "one": equal_split(known, num_threads, 1, batch),
         "thin": equal_split(known, num_threads, num_threads, batch),
     }
@@ -232,7 +234,7 @@ def fly(
 
     path = require_free(output if output is not None else Path(f"{_stem(job)}.flown.csv"), force=force)
     known = profile_of(profile, flown)
-    num_threads = threads or known.most_threads
+    num_threads = threads or known.max_threads
     splits = shortlist(known, num_threads, batch, most, memory_limit(memory))
     with Progress("flying") as progress:
         result = fly_splits(job, splits, rounds=rounds, budget_s=parse_duration(time_limit) / 1e9, progress=progress)

@@ -65,7 +65,7 @@ def run(
     from windtunnel.units import parse_duration
 
     known = profile_of(profile, flown)
-    splits = best_splits(known, threads or known.most_threads, memory_limit(memory))
+    splits = best_splits(known, threads or known.max_threads, memory_limit(memory))
     if batch not in splits:
         raise InputError(
             f"a server cannot begin with batches of {batch}",
@@ -79,7 +79,7 @@ def run(
     server, answered = Server(splits[batch], wait_ns), None
     with ExitStack() as held:
         address = None if arrivals is not None else held.enter_context(listening(host, port))
-        live = held.enter_context(LiveServer(job, server, most_inputs=max(splits)))
+        live = held.enter_context(LiveServer(job, server, max_inputs=max(splits)))
         if not fixed:
             held.enter_context(adapt_to_queue(live, splits, period_s))
         if address is not None:

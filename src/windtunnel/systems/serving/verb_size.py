@@ -63,7 +63,7 @@ def size(
     with Progress("sizing") as progress:
         result = size_servers(
             known, arrivals, limit_ns, share=part, num_threads=threads, slowdown=slowdown,
-            most_bytes=memory_limit(memory), progress=progress,
+            max_bytes=memory_limit(memory), progress=progress,
         )  # fmt: skip
     selected = next((item for item in result if item.latency_ns <= limit_ns), None)
     best = selected if selected is not None else min(result, key=lambda one: one.latency_ns)

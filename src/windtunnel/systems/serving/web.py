@@ -19,7 +19,7 @@ from windtunnel.systems.serving.live import LiveServer
 
 __all__ = ["listening", "serve_http", "status"]
 
-_MOST_BYTES = 64 * 2**20  # of a request's body
+_MAX_BYTES = 64 * 2**20  # of a request's body
 
 
 def status(live: LiveServer) -> dict[str, Any]:
@@ -61,13 +61,13 @@ def listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def serve_http(live: LiveServer, at: socket.socket, ready: Callable[[str], None]) -> None:
+def serve_http(live: LiveServer, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Answer requests until this process is told to end (SIGINT, SIGTERM); those that wait then are answered.
 
     Parameters
     ----------
     live : LiveServer
-    at : socket
+    listener : socket
         From ``listening``.
     ready : callable
         Gets the address once requests are answered.
@@ -95,10 +95,10 @@ def serve_http(live: LiveServer, at: socket.socket, ready: Callable[[str], None]
         return json_response(status(live))
 
     async def say_ready(_app: Any) -> None:
-        host, port = at.getsockname()[:2]
+        host, port = listener.getsockname()[:2]
         ready(f"http://{host}:{port}")
 
-    app = web.Application(client_max_size=_MOST_BYTES)
+    app = web.Application(client_max_size=_MAX_BYTES)
     app.add_routes([web.post("/", answer), web.get("/status", say_status)])
     app.on_startup.append(say_ready)
-    web.run_app(app, sock=at, print=None, access_log=None)
+    web.run_app(app, sock=listener, print=None, access_log=None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TIERS", "Features", "StallModel", "features_of", "fit_stalls", "fit_tiers"]
 
-_MIB, _LEAST_MODELS = 2**20, 4
+_MIB, _MIN_MODELS = 2**20, 4
 COUNTS = ("tensors", "buckets")
 TIERS = ("exchange", "network")
 """Causes that models of two numbers foretell."""
@@ -69,9 +69,9 @@ class StallModel:
         """Bytes per second that averaging comes to; infinite where bytes cost nothing."""
         return 1e9 / self.byte_ns if self.byte_ns > 0 else float("inf")
 
-    def stall_ns(self, one: Features) -> float:
+    def stall_ns(self, features: Features) -> float:
         """Of one iteration."""
-        return float(_row(one, self.counts) @ (self.collective_ns, self.byte_ns, self.rest_ns))
+        return float(_row(features, self.counts) @ (self.collective_ns, self.byte_ns, self.rest_ns))
 
 
 def features_of(
@@ -111,20 +111,20 @@ def fit_stalls(features: Sequence[Features], stalls_ns: Sequence[float]) -> Stal
             fix="measure four models or more, each with a stall above 0",
         )
     result = [_with_errors(features, np.array(stalls_ns, dtype=np.float64), counts) for counts in COUNTS]
-    return min(result, key=lambda one: float(np.median(one.left_out_errors)))
+    return min(result, key=lambda model: float(np.median(model.left_out_errors)))
 
 
-def fit_tiers(found: Sequence[Stalls]) -> dict[str, StallModel]:
+def fit_tiers(measured: Sequence[Stalls]) -> dict[str, StallModel]:
     """A model of each tier in which four jobs or more stalled."""
     models = {}
     for tier in TIERS:
         pairs = [
             (job.features, stall.per_iteration_ns.value)
-            for job in found
+            for job in measured
             for stall in job.stalls
             if stall.cause == tier and stall.is_detected
         ]
-        if len(pairs) >= _LEAST_MODELS:
+        if len(pairs) >= _MIN_MODELS:
             models[tier] = fit_stalls(*(list(column) for column in zip(*pairs, strict=True)))
     return models
 
@@ -149,5 +149,5 @@ def _fit_model(rows: NDArray[np.float64], stalls_ns: NDArray[np.float64], counts
     return StallModel(counts, collective_ns, byte_ns, rest_ns)
 
 
-def _row(one: Features, counts: str) -> NDArray[np.float64]:
-    return np.array([one.num_tensors if counts == "tensors" else one.num_buckets, one.size_bytes, 1.0])
+def _row(features: Features, counts: str) -> NDArray[np.float64]:
+    return np.array([features.num_tensors if counts == "tensors" else features.num_buckets, features.size_bytes, 1.0])

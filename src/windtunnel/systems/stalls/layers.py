@@ -121,9 +121,16 @@ def network_forecast(
             raise NotApplicableError(item.reason, where=job, fix=item.advice)
     iteration_ns = _per_batch_ns(plain, num_ranks)
     result = [Remedy(str(entry.request), _per_batch_ns(entry, num_ranks)) for entry in changed if entry.is_applicable]
-    better = sorted((entry for entry in result if entry.iteration_ns < iteration_ns), key=lambda one: one.iteration_ns)
+    better = [remedy for remedy in result if remedy.iteration_ns < iteration_ns]
+    better.sort(key=lambda remedy: remedy.iteration_ns)
     stall_ns = iteration_ns - _per_batch_ns(fast, num_ranks)
-    return NetworkForecast(request, iteration_ns, stall_ns, _exposed_stalls(plain), tuple(better))
+    return NetworkForecast(
+        request,
+        iteration_ns,
+        stall_ns,
+        _exposed_stalls(plain),
+        tuple(better),
+    )
 
 
 def _per_batch_ns(answer: Answer, num_ranks: int) -> float:
@@ -161,8 +168,8 @@ def covered_ns(start: Ints, finish: Ints, begin: Ints, end: Ints) -> Ints:
     before = np.r_[0, np.cumsum(last - first)]
 
     def until(time_ns: Ints) -> Ints:
-        at = np.searchsorted(first, time_ns, side="right")
-        inside: Ints = before[at] - np.where(at > 0, np.maximum(last[at - 1] - time_ns, 0), 0)
-        return inside
+        row = np.searchsorted(first, time_ns, side="right")
+        within: Ints = before[row] - np.where(row > 0, np.maximum(last[row - 1] - time_ns, 0), 0)
+        return within
 
     return until(end) - until(begin)

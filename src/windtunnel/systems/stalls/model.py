@@ -41,7 +41,7 @@ CAUSES: dict[str, tuple[str, str, str]] = {
 }
 """By cause: the run that has it, the run that has not, and what it is."""
 
-_LEAST_SHARE = 0.02
+_MIN_SHARE = 0.02
 _CONFIDENCE = 1 - (1 - 0.99) / len(CAUSES)
 """Of one cause; where each is asked at 90 %, a third of all jobs without any cause has one."""
 _INTERCONNECT = ("together", "alone")  # as published: contention and exchange in one
@@ -151,7 +151,7 @@ class Stalls:
     def bottleneck(self) -> str:
         """The detected cause that takes longest, or ``compute``."""
         result = [stall for stall in self.stalls if stall.is_detected]
-        return max(result, key=lambda one: one.per_iteration_ns.value).cause if result else "compute"
+        return max(result, key=lambda stall: stall.per_iteration_ns.value).cause if result else "compute"
 
     def median_ns(self, run: str) -> float:
         """Time per iteration of a run."""
@@ -253,5 +253,5 @@ def _stall(cause: str, has: str, has_not: str, what: str, times_ns: Mapping[str,
     missing = estimate_median(differences_ns)
     kept = Estimate(max(missing.value, 0.0), max(missing.low, 0.0), max(missing.high, 0.0))
     share = kept.value / float(np.median(times_ns[has]))
-    is_detected = share >= _LEAST_SHARE and is_above_zero(differences_ns, confidence=_CONFIDENCE)
+    is_detected = share >= _MIN_SHARE and is_above_zero(differences_ns, confidence=_CONFIDENCE)
     return Stall(cause, what, kept, share, is_detected, missing.value < 0)

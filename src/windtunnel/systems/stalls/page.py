@@ -23,7 +23,7 @@ _COLORS = {
 }  # fmt: skip
 
 
-def stalls_page(found: Sequence[Stalls], path: str | Path, *, overwrite: bool = False) -> Path:
+def stalls_page(stalls: Sequence[Stalls], path: str | Path, *, overwrite: bool = False) -> Path:
     """Write the page.
 
     Raises
@@ -31,55 +31,56 @@ def stalls_page(found: Sequence[Stalls], path: str | Path, *, overwrite: bool = 
     InputError
         The file is there already and ``overwrite`` is False.
     """
-    sections = [section for number, item in enumerate(found) for section in _sections(item, number)]
-    title = f"Stalls of {', '.join(item.job for item in found)}"
+    sections = [section for number, item in enumerate(stalls) for section in _sections(item, number)]
+    title = f"Stalls of {', '.join(item.job for item in stalls)}"
     return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
 
 
-def _sections(found: Stalls, number: int) -> list[Section]:
-    ranks = f"{found.job}: {found.num_ranks} ranks, {found.batch_size} samples each; {found.bottleneck} takes most"
+def _sections(measured: Stalls, number: int) -> list[Section]:
+    ranks = f"{measured.job}: {measured.num_ranks} ranks, {measured.batch_size} samples each"
+    ranks += f"; {measured.bottleneck} takes most"
     sections = [
-        Section(f"causes-{number}", "Causes", ranks, _causes(found)),
-        Section(f"runs-{number}", "Runs", "Each run leaves out one cause", _runs(found)),
+        Section(f"causes-{number}", "Causes", ranks, _causes(measured)),
+        Section(f"runs-{number}", "Runs", "Each run leaves out one cause", _runs(measured)),
     ]
-    if found.reading is not None:
-        sections.append(Section(f"data-{number}", "Data", "How fast samples could come", _data(found)))
+    if measured.reading is not None:
+        sections.append(Section(f"data-{number}", "Data", "How fast samples could come", _data(measured)))
     return sections
 
 
-def _causes(found: Stalls) -> str:
-    alone_ns = found.median_ns("alone")
-    missing = {stall.cause: stall.per_iteration_ns.value for stall in found.stalls if stall.is_detected}
+def _causes(measured: Stalls) -> str:
+    alone_ns = measured.median_ns("alone")
+    missing = {stall.cause: stall.per_iteration_ns.value for stall in measured.stalls if stall.is_detected}
     whole = alone_ns + sum(missing.values())
     parts = [Part(name, used, used / whole, _COLORS[name]) for name, used in {"compute": alone_ns, **missing}.items()]
     rows = [
         (stall.cause, str(stall), format_ratio(stall.share) if stall.is_detected else "", stall.what)
-        for stall in found.stalls
+        for stall in measured.stalls
     ]
     table = render_table(("cause", "per iteration (90 %)", "share of its run", "why"), rows, numbers=(2,))
     return stacked_bar(parts, "time of an iteration by cause") + table
 
 
-def _runs(found: Stalls) -> str:
+def _runs(measured: Stalls) -> str:
     rows = [
         (
-            name, format_duration(found.median_ns(name)), format_duration(float(times.min())),
-            format_duration(float(times.max())), f"{found.samples_per_s(name):,.0f}", RUNS[name],
+            name, format_duration(measured.median_ns(name)), format_duration(float(times.min())),
+            format_duration(float(times.max())), f"{measured.samples_per_s(name):,.0f}", RUNS[name],
         )
-        for name, times in found.times_ns.items()
+        for name, times in measured.times_ns.items()
     ]  # fmt: skip
     return render_table(("run", "median", "least", "most", "samples/s", "what runs"), rows, numbers=(1, 2, 3, 4))
 
 
-def _data(found: Stalls) -> str:
-    assert found.reading is not None
+def _data(measured: Stalls) -> str:
+    assert measured.reading is not None
     rows = [
-        ("used by compute with averaging", f"{found.samples_per_s('together'):,.0f}"),
-        ("prepared by one core", f"{found.reading.prep_per_core_per_s:,.0f}"),
+        ("used by compute with averaging", f"{measured.samples_per_s('together'):,.0f}"),
+        ("prepared by one core", f"{measured.reading.prep_per_core_per_s:,.0f}"),
         *(
-            (f"read with {share:.0%} in memory", f"{found.reading.fetch_per_s(share):,.0f}")
+            (f"read with {share:.0%} in memory", f"{measured.reading.fetch_per_s(share):,.0f}")
             for share in (0.0, 0.5, 0.9, 1.0)
         ),
     ]
-    reported = "".join(f"<p>{escape(line)}</p>" for line in found.advice())
+    reported = "".join(f"<p>{escape(line)}</p>" for line in measured.advice())
     return render_table(("samples per second", ""), rows, numbers=(1,)) + reported

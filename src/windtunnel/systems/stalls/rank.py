@@ -97,16 +97,16 @@ class Took:
         return (self.data_ns + self.compute_ns) / self.num_batches
 
 
-def main(place: Place) -> None:
+def main(process: Place) -> None:
     """Do turn after turn until there are no more."""
     torch.set_num_threads(1)
-    place.join(_PATIENCE_S)
-    rank = _Rank(place.config, place.rank, place.num_ranks)
-    place.tell("ready")
+    process.join(_PATIENCE_S)
+    rank = _Rank(process.config, process.rank, process.num_ranks)
+    process.tell("ready")
     try:
         while True:
-            turn: Turn = place.order()
-            place.tell(rank.transfer(turn) if turn.transfer_bytes else rank.train(turn))
+            turn: Turn = process.order()
+            process.tell(rank.transfer(turn) if turn.transfer_bytes else rank.train(turn))
     except EOFError:
         rank.close()
 

@@ -38,10 +38,10 @@ __all__ = ["Surroundings", "measure_stalls"]
 
 _MODULE = "windtunnel.systems.stalls.rank"
 _NUM_WARMUP = 4  # more than a reader holds ready
-_MOST_RESIDENT = 0.02
-_MOST_OFF = 0.05  # of a shaped link's rate
-_MOST_APART = 0.25  # of a run's time, between its ranks
-_TRANSFERS, _TRANSFER_S, _LEAST_TRANSFER_BYTES = 4, 0.5, 1 << 20
+_MAX_RESIDENT = 0.02
+_MAX_DEVIATION = 0.05  # of a shaped link's rate
+_MAX_DISAGREEMENT = 0.25  # of a run's time, between its ranks
+_TRANSFERS, _TRANSFER_S, _MIN_TRANSFER_BYTES = 4, 0.5, 1 << 20
 _NUM_PREPARED = 8
 _NETWORK = ("network", "everything")
 _READING = ("cached", "cold", "everything")
@@ -153,7 +153,7 @@ def measure_stalls(
                 took = _turn(group, run, files, around, num_ranks, num_batches)
                 used = [item.iteration_ns for item in took]
                 times[run].append(statistics.mean(used))
-                if max(used) - min(used) > _MOST_APART * statistics.mean(used):
+                if max(used) - min(used) > _MAX_DISAGREEMENT * statistics.mean(used):
                     warnings[f"ranks of run {run!r} differ by more than a quarter of its time"] = None
                 environment.setdefault("helpers_cpu_ns", {})[run] = statistics.mean(
                     item.helpers_cpu_ns / item.num_batches for item in took
@@ -172,7 +172,7 @@ def measure_stalls(
 
 
 @contextlib.contextmanager
-def _files(made: Workload, around: Surroundings, num_files: int) -> Iterator[list[Path]]:
+def _files(workload: Workload, around: Surroundings, num_files: int) -> Iterator[list[Path]]:
     """Twice as many files as a turn reads, in a folder on a disk, which the kernel throttles where it may."""
     if not around.reads:
         yield []
@@ -181,10 +181,10 @@ def _files(made: Workload, around: Surroundings, num_files: int) -> Iterator[lis
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-batches-", dir=around.folder)))
         require_disk(folder)
         if around.is_throttled:
-            (first,) = write_batches(made, folder, 1)
+            (first,) = write_batches(workload, folder, 1)
             size_bytes = num_files * first.stat().st_size
             folder = stack.enter_context(throttled_disk(folder, around.disk_bytes_per_s, size_bytes))
-        yield write_batches(made, folder, num_files)
+        yield write_batches(workload, folder, num_files)
 
 
 def _reading(files: Sequence[Path], disk_bytes_per_s: float, batch_size: int) -> Reading:
@@ -224,10 +224,10 @@ def _check_link_rate(workers: Workers, link: ShapedLink, around: Surroundings) -
         It is not what was asked for.
     """
     requested = link.bandwidth_bytes_per_s
-    size_bytes = max(_LEAST_TRANSFER_BYTES, round(_TRANSFER_S * requested))
+    size_bytes = max(_MIN_TRANSFER_BYTES, round(_TRANSFER_S * requested))
     for _ in range(_TRANSFERS):  # others may have the cores for a moment
         rate = max(_all(workers, Turn(transfer_bytes=size_bytes), workers.num_ranks))
-        if abs(rate / requested - 1) <= _MOST_OFF:
+        if abs(rate / requested - 1) <= _MAX_DEVIATION:
             break
     else:
         raise FlightError(
@@ -245,7 +245,7 @@ def _turn(
     is_cold = run in ("cold", "everything")
     if is_cold:
         evict(files)
-        if (held := resident_share(files)) > _MOST_RESIDENT:
+        if (held := resident_share(files)) > _MAX_RESIDENT:
             raise FlightError(
                 f"the kernel keeps {held:.0%} of the files in memory although they were dropped",
                 where=str(files[0].parent),

@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 Groups = tuple[int, ...]
 """First member of each group of neighbors, from 0."""
 Sync = Callable[[float, int], float]
-_MOST_PARTS = 64
+_MAX_PARTS = 64
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,12 @@ def schedule(chain: Chain, operators: Groups, gradients: Groups, parts: Sequence
         By the paper's recurrences ``p_n^e = p_(n-1)^e + p_n^d`` and ``q_n^e = max(p_n^e, q_(n-1)^e) + q_n^d``.
     """
     count = chain.num_operators
-    at, ends = chain.begin_ns, np.empty(count)
+    time_ns, ends = chain.begin_ns, np.empty(count)
     compute_ends = []
     for first, last in groups_of(operators, count):
-        at += chain.operator_ns(first, last)
-        ends[first : last + 1] = at  # what is fused gives its gradients together
-        compute_ends.append(at)
+        time_ns += chain.operator_ns(first, last)
+        ends[first : last + 1] = time_ns  # what is fused gives its gradients together
+        compute_ends.append(time_ns)
     done, sync_ends = 0.0, []
     for index, (first, last) in enumerate(groups_of(gradients, count)):
         size = int(chain.size_bytes[first : last + 1].sum())
@@ -140,7 +140,7 @@ def best_parts(chain: Chain, size_bytes: float) -> int:
     Every number is tried until two in a row are worse, as each costs next to nothing.
     """
     best, best_ns, worse = 1, chain.sync_ns(size_bytes, 1), 0
-    for parts in range(2, _MOST_PARTS + 1):
+    for parts in range(2, _MAX_PARTS + 1):
         taken_ns = chain.sync_ns(size_bytes, parts)
         if taken_ns < best_ns:
             best, best_ns, worse = parts, taken_ns, 0

@@ -42,7 +42,7 @@ SAVES_MEMORY = (
     *(f"gradient-accumulation:passes={passes}" for passes in (2, 4, 8)),
 )
 _WIDTH = 2
-_LEAST_GAIN = 0.005  # of a step, for which no change is made more
+_MIN_GAIN = 0.005  # of a step, for which no change is made more
 
 
 class Strategy(msgspec.Struct, frozen=True):
@@ -120,9 +120,9 @@ class _Asking:
     options: Mapping[str, Any]
     known: dict[str, Answer] = field(default_factory=dict)
 
-    def __call__(self, texts: Sequence[str]) -> list[Answer]:
+    def __call__(self, strings: Sequence[str]) -> list[Answer]:
         """Answers to those that can be asked and apply; new ones are priced and replayed together."""
-        requests = {str(item): item for item in map(_request, texts) if item is not None}
+        requests = {str(item): item for item in map(_request, strings) if item is not None}
         new = [request for key, request in requests.items() if key not in self.known]
         if new:
             self.known |= {str(answer.request): answer for answer in whatif(self.graph, new, **self.options)}
@@ -261,7 +261,7 @@ def _best(answers: Sequence[Answer | None]) -> list[Answer | None]:
 
 def _worth(answer: Answer | None) -> float:
     """Its speed-up, less what each change must gain to be made at all."""
-    return 1.0 if answer is None else answer.speedup / (1 + _LEAST_GAIN) ** len(answer.request.steps)
+    return 1.0 if answer is None else answer.speedup / (1 + _MIN_GAIN) ** len(answer.request.steps)
 
 
 def _climb(ask: _Asking, front: list[Answer | None], moves: Sequence[str], memory_bytes: int | None) -> list[Answer]:
@@ -304,4 +304,4 @@ def _fitting(ask: _Asking, memory_bytes: int | None) -> Answer | None:
             where=f"asked: {', '.join(SAVES_MEMORY)}",
             fix="give more memory, or a smaller batch",
         )
-    return max(fitting, key=lambda one: one.speedup)
+    return max(fitting, key=lambda answer: answer.speedup)

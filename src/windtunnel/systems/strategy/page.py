@@ -101,19 +101,19 @@ def _measure_averaging(graph: Graph, database: Any, progress: Any) -> tuple[floa
     return averaging_rate(sweep.fit, ranks.num_ranks)
 
 
-def _print(found: Strategy) -> None:
+def _print(strategy: Strategy) -> None:
     from windtunnel.units import format_duration
 
-    if not found.request:
-        say(f"nothing is predicted to be faster than the job as it is: {format_duration(found.baseline_ns)} a step")
+    if not strategy.request:
+        say(f"nothing is predicted to be faster than the job as it is: {format_duration(strategy.baseline_ns)} a step")
     else:
-        times = f"{format_duration(found.baseline_ns)} to {format_duration(found.predicted_ns)}"
-        say_wrapped(f"{found.speedup:.2f}x, {times} a step: {found.request}")
+        times = f"{format_duration(strategy.baseline_ns)} to {format_duration(strategy.predicted_ns)}"
+        say_wrapped(f"{strategy.speedup:.2f}x, {times} a step: {strategy.request}")
     rows = [
         (name, f"{search_['num_messages']:.0f}", format_duration(search_["chain_ns"]), f"{search_['num_asked']:,.0f}")
-        for name, search_ in found.searches.items()
+        for name, search_ in strategy.searches.items()
     ]
     print_table(("search", "messages", "on the chain", "plans"), rows, numbers=(1, 2, 3))
-    for request, speedup in found.others:
+    for request, speedup in strategy.others:
         say_wrapped(f"  {speedup:.2f}x {request}")
-    say(f"{found.num_replays} replays of the whole graph")
+    say(f"{strategy.num_replays} replays of the whole graph")

@@ -179,10 +179,10 @@ def exact(chain: Chain, worth: Worth) -> Plan:
 def _best_gradients(chain: Chain, operators: Groups) -> Groups:
     count = chain.num_operators
     ready = [0.0] * count
-    at = chain.begin_ns
+    time_ns = chain.begin_ns
     for first, last in groups_of(operators, count):
-        at += chain.operator_ns(first, last)
-        ready[first : last + 1] = [at] * (last + 1 - first)
+        time_ns += chain.operator_ns(first, last)
+        ready[first : last + 1] = [time_ns] * (last + 1 - first)
     sizes = [0, *itertools.accumulate(chain.size_bytes.tolist())]
     best, origin = [0.0] + [math.inf] * count, [0] * (count + 1)
     for end in range(1, count + 1):
@@ -219,8 +219,8 @@ def neighbors(plan: Plan, count: int, *, fuses_operators: bool) -> Iterator[Plan
             yield Plan(operators, gradients)
 
 
-def _toggle_group(groups: Groups, place: int) -> Groups:
-    return tuple(sorted({*groups} ^ {place}))
+def _toggle_group(groups: Groups, group: int) -> Groups:
+    return tuple(sorted({*groups} ^ {group}))
 
 
 def beam(chain: Chain, worth: Worth, width: int = 4) -> Plan:

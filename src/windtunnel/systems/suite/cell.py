@@ -49,9 +49,9 @@ _PEAK_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _SHARE_OF_MEMORY = 0.9
 
 
-def main(place: Place) -> int:
+def main(process: Place) -> int:
     """Carry out the order."""
-    order = msgspec.structs.replace(place.config, rank=place.rank, rendezvous=place.rendezvous)
+    order = msgspec.structs.replace(process.config, rank=process.rank, rendezvous=process.rendezvous)
     if order.rank:
         _train_along(order)
         return 0

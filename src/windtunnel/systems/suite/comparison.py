@@ -26,7 +26,7 @@ __all__ = ["Compared", "Comparison", "compare", "compare_rounds", "geometric_mea
 
 Float = NDArray[np.float64]
 _CONFIDENCE = 0.95
-_MOST_SIGNS = 1 << 14
+_MAX_SIGNS = 1 << 14
 _SAME_MACHINE_NOTE = (
     "the intervals hold what varies within one process; another start of the same program may differ by more: "
     "compare with --interleave before believing a small difference"
@@ -237,10 +237,10 @@ def permutation_p(differences: ArrayLike, *, seed: int = 0) -> float:
     0.25
     """
     values_R = np.asarray(differences, dtype=np.float64)
-    if 1 << len(values_R) <= _MOST_SIGNS:
+    if 1 << len(values_R) <= _MAX_SIGNS:
         signs_PR = np.asarray(list(itertools.product((1.0, -1.0), repeat=len(values_R))))
     else:
-        signs_PR = np.random.default_rng(seed).choice((1.0, -1.0), size=(_MOST_SIGNS, len(values_R)))
+        signs_PR = np.random.default_rng(seed).choice((1.0, -1.0), size=(_MAX_SIGNS, len(values_R)))
         signs_PR[0] = 1.0
     sums_P = np.abs(signs_PR @ values_R)
     return float(np.mean(sums_P >= sums_P[0] * (1 - 1e-12)))

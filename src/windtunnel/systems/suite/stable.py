@@ -41,9 +41,9 @@ _NEIGHBORS = 11
 _SPIKE_DEVIATIONS = 6.0
 _SPIKE_LEAST = 0.05
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
-_MOST_BATCHES, _FEWEST_BATCHES = 64, 12
+_MAX_BATCHES, _FEWEST_BATCHES = 64, 12
 _CORRELATION_LIMIT = 0.15
-_MOST_CORRELATION = 0.9
+_MAX_CORRELATION = 0.9
 _GROWTH = 1.2
 
 
@@ -186,7 +186,7 @@ def trend(samples: ArrayLike, *, confidence: float = 0.99) -> Trend:
     False
     """
     samples_N = np.asarray(samples, dtype=np.float64)
-    length = max(1, math.ceil(len(samples_N) / _MOST_BATCHES))
+    length = max(1, math.ceil(len(samples_N) / _MAX_BATCHES))
     while True:
         batches_K = _batch_means(samples_N, length)
         slope = _theil_sen(batches_K)
@@ -230,7 +230,7 @@ def block_length(samples: ArrayLike) -> int:
     2
     """
     samples_N = np.asarray(samples, dtype=np.float64)
-    correlation = min(max(0.0, _correlation(samples_N)), _MOST_CORRELATION)
+    correlation = min(max(0.0, _correlation(samples_N)), _MAX_CORRELATION)
     best = (2 * correlation / (1 - correlation**2)) ** (2 / 3) * len(samples_N) ** (1 / 3)
     return max(trend(samples_N).batch_length, min(int(np.ceil(best)), len(samples_N) // 8))
 

@@ -116,7 +116,7 @@ class _Sketch:
             "kind": [ResourceKind.DEVICE] * self.num_workers + [ResourceKind.LINK] * len(wires),
             "discipline": [Discipline.FIFO] * (self.num_workers + len(wires)),
             "slots": [1] * (self.num_workers + len(wires)),
-            "rate": [1.0] * self.num_workers + [wire.bytes_per_s.at(0) for wire in wires],
+            "rate": [1.0] * self.num_workers + [wire.bytes_per_s.value_at(0) for wire in wires],
         }
         routes = tuple(tuple(self.num_workers + wire for wire in route) for route in self._routes)
         return Graph.from_columns(
@@ -179,10 +179,10 @@ def _over_server(sketch: _Sketch, shape: Shape, exchanges: list[Rows]) -> None:
     is_later = numbers[1:] > 0
     for messages in (up, down):  # those between two nodes keep their order
         sketch.edge(messages[:-1][is_later], messages[1:][is_later], EdgeKind.ORDER)
-    if math.isfinite(shape.most_ahead) and not shape.keeps_training:
+    if math.isfinite(shape.max_ahead) and not shape.keeps_training:
         everybody = sketch.add(int(numbers.max()) + 1, kind=Kind.SYNC, op="all have committed")
         sketch.edge(up, everybody[numbers], EdgeKind.MESSAGE, sketch.lag(workers, servers))
-        behind = numbers - int(shape.most_ahead)
+        behind = numbers - int(shape.max_ahead)
         sketch.edge(everybody[behind[behind >= 0]], down[behind >= 0], EdgeKind.SYNC)
     if not shape.keeps_training:
         goes_on = after + 1 < sketch.num_steps

@@ -106,7 +106,7 @@ class Endpoint:
 
     def on_worker_lost(self, worker: int, now_ns: int) -> list[Outward]:
         """A worker is gone for good."""
-        self.node.lost.add(worker)
+        self.node.lost_workers.add(worker)
         sums = [send for tag, item in list(self._centers.items()) for send in self._close_center(tag, item.whole())]
         return [*sums, *self._outward(self._logic.on_worker_lost(worker, now_ns), now_ns)]
 

@@ -41,7 +41,7 @@ class Wire:
     @classmethod
     def of(cls, name: str, bytes_per_s: Trace, latency_ns: int = 0) -> Wire:
         """By a name, rates and a latency."""
-        return cls(Link(name, bytes_per_s.at(0), latency_ns), bytes_per_s)
+        return cls(Link(name, bytes_per_s.value_at(0), latency_ns), bytes_per_s)
 
     @property
     def name(self) -> str:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["receipts_of_comparison"]
 
 
-def receipts_of_comparison(found: Comparison) -> list[Receipt]:
+def receipts_of_comparison(comparison: Comparison) -> list[Receipt]:
     """Times to the target, with those of the comparison's first strategy as the baseline, in turns.
 
     A strategy that came to the target in some of its rounds only has no receipt: a median of the others would say too
     little.
     """
-    base = found.of_baseline
+    base = comparison.of_baseline
     base_ns = _times_to_target(base)
     if base.predicted_ns is None or not base_ns:
         return []
@@ -39,15 +39,15 @@ def receipts_of_comparison(found: Comparison) -> list[Receipt]:
             parameters={
                 "strategy": str(outcome.candidate),
                 "baseline": str(base.candidate),
-                "cluster": found.fleet.name,
-                "loss": round(found.target_loss, 6),
+                "cluster": comparison.fleet.name,
+                "loss": round(comparison.target_loss, 6),
             },
-            target=found.job,
+            target=comparison.job,
             hardware_fingerprint=machine(),
             num_rounds=len(times_ns),
-            notes=("time to a loss", f"links: {found.links}", *once),
+            notes=("time to a loss", f"links: {comparison.links}", *once),
         )
-        for outcome in found.outcomes
+        for outcome in comparison.outcomes
         if outcome.predicted_ns is not None and (times_ns := _times_to_target(outcome))
     ]
 

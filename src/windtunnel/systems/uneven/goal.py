@@ -70,7 +70,7 @@ class Run:
         What nodes said, once each.
     under_way : tuple of (worker, begin ns)
         Steps that had not ended.
-    lost : tuple of (worker, ns)
+    lost_workers : tuple of (worker, ns)
         Workers that are gone since then.
     """
 
@@ -83,7 +83,7 @@ class Run:
     weights: NDArray[np.float32]
     warnings: tuple[str, ...] = ()
     under_way: tuple[tuple[int, int], ...] = ()
-    lost: tuple[tuple[int, int], ...] = ()
+    lost_workers: tuple[tuple[int, int], ...] = ()
 
     def time_to(self, *, loss: float | None = None, accuracy: float | None = None) -> float | None:
         """Ns to a loss or an accuracy, on the line between two looks; None if it was never reached."""
@@ -99,7 +99,7 @@ class Run:
         np.add.at(busy, self.steps[:, 0], np.minimum(self.steps[:, 2], self.elapsed_ns) - self.steps[:, 1])
         for worker, begin_ns in self.under_way:
             busy[worker] += self.elapsed_ns - begin_ns
-        until_ns = {**dict.fromkeys(range(self.num_workers), self.elapsed_ns), **dict(self.lost)}
+        until_ns = {**dict.fromkeys(range(self.num_workers), self.elapsed_ns), **dict(self.lost_workers)}
         return [float(max(0.0, 1 - item / max(until_ns[index], 1))) for index, item in enumerate(busy)]
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
@@ -117,7 +117,7 @@ class Run:
             "warnings": list(self.warnings),
             "num_steps": [int((self.steps[:, 0] == worker).sum()) for worker in range(self.num_workers)],
             "wait_shares": self.wait_shares(),
-            "lost": [{"worker": worker, "time_ns": time_ns} for worker, time_ns in self.lost],
+            "lost": [{"worker": worker, "time_ns": time_ns} for worker, time_ns in self.lost_workers],
             "bytes": [
                 {"source": item, "target": other, "size_bytes": size}
                 for (item, other), size in sorted(self.bytes_by_pair().items())

@@ -119,7 +119,7 @@ class FlatModel:
         return torch.cat([buffer.detach().reshape(-1) for buffer in self._buffers])
 
     def gradient(
-        self, weights: torch.Tensor, buffers: torch.Tensor, chosen: torch.Tensor, seed: int
+        self, weights: torch.Tensor, buffers: torch.Tensor, selected: torch.Tensor, seed: int
     ) -> tuple[torch.Tensor, float]:
         """The gradient of the mean loss over chosen samples, [n], and that loss; ``buffers`` change in place."""
         self._enter(weights, buffers)
@@ -127,7 +127,7 @@ class FlatModel:
         self.module.train()
         # for dropout: nothing hangs on who was computed before; torch.manual_seed would ask for devices each time
         torch.default_generator.manual_seed(seed)
-        loss = self.job.loss(self.module(self.job.inputs[chosen]), self.job.targets[chosen])
+        loss = self.job.loss(self.module(self.job.inputs[selected]), self.job.targets[selected])
         loss.backward()
         if self._buffers:
             buffers.copy_(self.buffers())

@@ -27,7 +27,7 @@ from windtunnel.systems.uneven.policy import Finished, Message, Policy, Probe, S
 __all__ = ["VirtualTraining", "mean_model", "train_virtually"]
 
 Heard = Callable[[Point], None]
-_MOST_SKEW = 0.2
+_MAX_SKEW = 0.2
 
 
 def train_virtually(
@@ -81,7 +81,7 @@ class VirtualTraining:
             for rank, size in enumerate(sizes)
         ]
         self._warn_of_norms()
-        self._clock = EventClock([wire.bytes_per_s.at(0) for wire in fleet.wires])
+        self._clock = EventClock([wire.bytes_per_s.value_at(0) for wire in fleet.wires])
         self._queues: dict[tuple[int, int], deque[Send]] = {}
         self._flows: dict[tuple[int, int], int] = {}  # of the message under way
         self._lost: dict[int, int] = {}  # worker: since when
@@ -108,7 +108,7 @@ class VirtualTraining:
         if not any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in self._flat.module.modules()):
             return
         skew = label_skew(self._job.sample_labels(), self._parts)
-        if skew > _MOST_SKEW:
+        if skew > _MAX_SKEW:
             self._ends[0].node.warn(
                 f"workers hold other classes than all together (by {skew:.0%}), and batch norms see one worker's "
                 "batches: windtunnel whatif STEP.wt group-norm"
@@ -239,11 +239,11 @@ class VirtualTraining:
             self._fleet.probe_end_ns(rank, self.now_ns, ratio), partial(self._finish_probe, rank, probe.tag, result)
         )
 
-    def _finish_probe(self, rank: int, tag: str, found: tuple[float, float]) -> None:
+    def _finish_probe(self, rank: int, tag: str, result: tuple[float, float]) -> None:
         if rank in self._lost:
             return
         del self._computing[rank]
-        self._do(rank, self._ends[rank].on_probe(tag, *found, self.now_ns))
+        self._do(rank, self._ends[rank].on_probe(tag, *result, self.now_ns))
         self._compute(rank)
 
     def _step(self, rank: int) -> None:

@@ -63,25 +63,25 @@ class NodeReport:
     computed_ns: list[int] = field(default_factory=list)
     num_late: int = 0
     under_way: int | None = None
-    lost: dict[int, int] = field(default_factory=dict)
+    lost_workers: dict[int, int] = field(default_factory=dict)
     serves: bool = False
     warnings: list[str] = field(default_factory=list)
 
 
-def main(place: Place) -> None:
+def main(process: Place) -> None:
     """Train until the time is over; tell the parent what was done."""
     torch.set_num_threads(1)
-    place.join(_PATIENCE_S)
-    node = _RealNode(place.config, place.rank)
-    place.tell(node.fingerprint())
-    report = node.run(int(place.order()), vanish=partial(_vanish, place))
+    process.join(_PATIENCE_S)
+    node = _RealNode(process.config, process.rank)
+    process.tell(node.fingerprint())
+    report = node.run(int(process.order()), vanish=partial(_vanish, process))
     dist.destroy_process_group()
-    place.tell(report)
+    process.tell(report)
 
 
-def _vanish(place: Place, report: NodeReport) -> None:
+def _vanish(process: Place, report: NodeReport) -> None:
     """Be killed, as a machine that is taken away; what it did until then is told first."""
-    place.tell(report)
+    process.tell(report)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -120,10 +120,10 @@ class _RealNode:
         self._clock.start()
         sleep_until(zero_ns)
         for at_ns in range(0, self._orders.duration_ns, self._orders.every_ns):
-            self._clock.at(at_ns, self._look)
+            self._clock.call_at(at_ns, self._look)
         lost_ns = self._fleet.workers[self._rank].lost_ns if self._is_worker else None
         if lost_ns is not None:
-            self._clock.at(lost_ns, partial(vanish, self._report))
+            self._clock.call_at(lost_ns, partial(vanish, self._report))
         with self._lock:
             self._do(self._end.start(), 0)
         while self._is_worker and self._step():
@@ -195,13 +195,13 @@ class _RealNode:
                 self._post.send(action)
             else:
                 due_ns, tag = now_ns + max(action.delay_ns, 0), action.tag
-                self._clock.at(due_ns, partial(self._fire, tag, due_ns))
+                self._clock.call_at(due_ns, partial(self._fire, tag, due_ns))
 
     def _fire(self, tag: str, due_ns: int) -> None:
         self._do(self._end.on_timer(tag, due_ns), due_ns)
 
     def _deliver(self, message: Message, due_ns: int) -> None:
-        self._clock.at(due_ns, lambda: self._arrive(message, due_ns))
+        self._clock.call_at(due_ns, lambda: self._arrive(message, due_ns))
 
     def _arrive(self, message: Message, due_ns: int) -> None:
         self._report.messages.append((message.source, self._rank, message.sent_ns, due_ns, message.size_bytes))
@@ -211,10 +211,10 @@ class _RealNode:
         """Another node no longer answers."""
         now_ns = self._post.now_ns()
         if now_ns < self._orders.duration_ns:
-            self._clock.at(now_ns, partial(self._lose, rank, now_ns))
+            self._clock.call_at(now_ns, partial(self._lose, rank, now_ns))
 
     def _lose(self, rank: int, now_ns: int) -> None:
-        self._report.lost[rank] = now_ns
+        self._report.lost_workers[rank] = now_ns
         self._do(self._end.on_worker_lost(rank, now_ns), now_ns)
 
     def _look(self) -> None:
@@ -237,7 +237,7 @@ class _Alarm:
     def start(self) -> None:
         self._thread.start()
 
-    def at(self, due_ns: int, call: Callable[[], None]) -> None:
+    def call_at(self, due_ns: int, call: Callable[[], None]) -> None:
         with self._changed:
             self._count += 1
             heapq.heappush(self._heap, (due_ns, self._count, call))

@@ -23,7 +23,7 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#3
 _ROW, _SHOWN_STEPS = 16.0, 3000
 
 
-def training_page(found: Comparison, path: str | Path, *, overwrite: bool = False) -> Path:
+def training_page(comparison: Comparison, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write the page.
 
     Raises
@@ -31,44 +31,44 @@ def training_page(found: Comparison, path: str | Path, *, overwrite: bool = Fals
     InputError
         The file is there already and ``overwrite`` is False.
     """
-    title = f"{found.job} on {found.fleet.name}"
+    title = f"{comparison.job} on {comparison.fleet.name}"
     sections = [
-        Section("loss", "Loss", _title(found), _losses(found)),
-        Section("times", "Times", f"Time to a loss of {found.target_loss:.3f}", _table(found)),
-        Section("waiting", "Waiting", "Share of the time in which a worker does not compute", _waits(found)),
-        Section("traffic", "Traffic", "Bytes from node to node", _traffic(found)),
+        Section("loss", "Loss", _title(comparison), _losses(comparison)),
+        Section("times", "Times", f"Time to a loss of {comparison.target_loss:.3f}", _table(comparison)),
+        Section("waiting", "Waiting", "Share of the time in which a worker does not compute", _waits(comparison)),
+        Section("traffic", "Traffic", "Bytes from node to node", _traffic(comparison)),
         *(
             Section(f"workers-{index}", f"Workers: {outcome.candidate}",
                 f"What the workers did under {outcome.candidate}",
-                    _gantt(found.fleet, outcome.flown[0] if outcome.flown else outcome.predicted))
-            for index, outcome in enumerate(found.outcomes[:3])
+                    _gantt(comparison.fleet, outcome.flown[0] if outcome.flown else outcome.predicted))
+            for index, outcome in enumerate(comparison.outcomes[:3])
         ),
     ]  # fmt: skip
     return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
 
 
-def _title(found: Comparison) -> str:
-    best, base = found.outcomes[0], found.of_baseline
+def _title(comparison: Comparison) -> str:
+    best, base = comparison.outcomes[0], comparison.of_baseline
     if best.predicted_ns is None or base.predicted_ns is None:
         return "Loss on samples that were held back"
     ratio = base.predicted_ns / best.predicted_ns
-    return f"{best.candidate} comes to {found.target_loss:.3f} {ratio:.2f} times as fast as {base.candidate}"
+    return f"{best.candidate} comes to {comparison.target_loss:.3f} {ratio:.2f} times as fast as {base.candidate}"
 
 
-def _losses(found: Comparison) -> str:
-    runs = [run for item in found.outcomes for run in (item.predicted, *item.flown)]
-    most_ns = max(run.elapsed_ns for run in runs)
+def _losses(comparison: Comparison) -> str:
+    runs = [run for item in comparison.outcomes for run in (item.predicted, *item.flown)]
+    max_ns = max(run.elapsed_ns for run in runs)
     most = 1.05 * max(run.points[0].loss for run in runs)
     frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - _RIGHT)
-    body = frame.axes([format_duration(step / 4 * most_ns) for step in range(5)],
+    body = frame.axes([format_duration(step / 4 * max_ns) for step in range(5)],
                       [f"{step / 4 * most:.2f}" for step in range(5)])  # fmt: skip
-    y = frame.y(found.target_loss / most)
+    y = frame.y(comparison.target_loss / most)
     body.append(f'<path d="M{_LEFT},{y:.1f}H{frame.right}" stroke="#8a9099" stroke-dasharray="2 4"/>')
-    for index, outcome in enumerate(found.outcomes):
+    for index, outcome in enumerate(comparison.outcomes):
         color = _COLORS[index % len(_COLORS)]
         for run, width, dash in ((outcome.predicted, 1.6, "5 3"), *((run, 2.6, "") for run in outcome.flown)):
             line = " ".join(
-                f"{frame.x(point.time_ns / most_ns):.1f},{frame.y(min(point.loss, most) / most):.1f}"
+                f"{frame.x(point.time_ns / max_ns):.1f},{frame.y(min(point.loss, most) / most):.1f}"
                 for point in run.points
             )
             body.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{width}" '
@@ -76,11 +76,11 @@ def _losses(found: Comparison) -> str:
         key = _TOP + 16 * index
         body.append(f'<rect x="{frame.right + 14:.0f}" y="{key:.0f}" width="10" height="10" fill="{color}"/>')
         body.append(words(frame.right + 30, key + 9, str(outcome.candidate), "start"))
-    note = f"<p>Dashed: in virtual time. Solid: really run (links: {escape(found.links)}).</p>"
+    note = f"<p>Dashed: in virtual time. Solid: really run (links: {escape(comparison.links)}).</p>"
     return drawing(_HEIGHT, body, "loss over time") + note
 
 
-def _table(found: Comparison) -> str:
+def _table(comparison: Comparison) -> str:
     rows = [
         (
             str(outcome.candidate),
@@ -91,7 +91,7 @@ def _table(found: Comparison) -> str:
             f"{outcome.predicted.points[-1].accuracy:.3f}",
             format_size(sum(outcome.predicted.bytes_by_pair().values())),
         )
-        for outcome in found.outcomes
+        for outcome in comparison.outcomes
     ]
     head = ("strategy", "predicted", "really", "off by", "last loss", "accuracy", "sent")
     return render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6))
@@ -101,30 +101,30 @@ def _time(time_ns: float | None) -> str:
     return "not reached" if time_ns is None else format_duration(time_ns)
 
 
-def _error(one: Outcome) -> str:
-    if one.predicted_ns is None or one.median_ns is None:
+def _error(outcome: Outcome) -> str:
+    if outcome.predicted_ns is None or outcome.median_ns is None:
         return ""
-    return format_ratio(one.predicted_ns / one.median_ns - 1)
+    return format_ratio(outcome.predicted_ns / outcome.median_ns - 1)
 
 
-def _waits(found: Comparison) -> str:
-    names = [worker.name for worker in found.fleet.workers]
+def _waits(comparison: Comparison) -> str:
+    names = [worker.name for worker in comparison.fleet.workers]
     rows = [
         (f"{outcome.candidate}{how}", *(format_ratio(share) for share in run.wait_shares()))
-        for outcome in found.outcomes
+        for outcome in comparison.outcomes
         for run, how in ((outcome.predicted, ""), *((run, ", really run") for run in outcome.flown))
     ]
     return render_table(("strategy", *names), rows, numbers=tuple(range(1, len(names) + 1)))
 
 
-def _traffic(found: Comparison) -> str:
-    pairs = sorted({pair for outcome in found.outcomes for pair in outcome.predicted.bytes_by_pair()})
+def _traffic(comparison: Comparison) -> str:
+    pairs = sorted({pair for outcome in comparison.outcomes for pair in outcome.predicted.bytes_by_pair()})
     rows = []
     for source, target in pairs:
-        sizes = [outcome.predicted.bytes_by_pair().get((source, target), 0) for outcome in found.outcomes]
-        names = found.fleet.node_name(source), found.fleet.node_name(target)
+        sizes = [outcome.predicted.bytes_by_pair().get((source, target), 0) for outcome in comparison.outcomes]
+        names = comparison.fleet.node_name(source), comparison.fleet.node_name(target)
         rows.append((" → ".join(names), *(format_size(size) for size in sizes)))
-    head = ("link", *(str(outcome.candidate) for outcome in found.outcomes))
+    head = ("link", *(str(outcome.candidate) for outcome in comparison.outcomes))
     return render_table(head, rows, numbers=tuple(range(1, len(head))))
 
 

@@ -169,7 +169,7 @@ class Node:
         Of this worker's partition.
     sum_ratio : float
         What a sum over all workers takes on the links for each of them, over the size of its vector.
-    lost : set of int
+    lost_workers : set of int
         Workers that are gone.
     """
 
@@ -184,7 +184,7 @@ class Node:
     warnings: list[str] = field(default_factory=list)
     num_samples: int = 0
     sum_ratio: float = 0.0
-    lost: set[int] = field(default_factory=set)
+    lost_workers: set[int] = field(default_factory=set)
 
     @property
     def server(self) -> int:
@@ -199,7 +199,7 @@ class Node:
     @property
     def alive(self) -> list[int]:
         """All workers that are not lost."""
-        return [index for index in range(self.num_workers) if index not in self.lost]
+        return [index for index in range(self.num_workers) if index not in self.lost_workers]
 
     @property
     def peers(self) -> list[int]:
@@ -316,7 +316,7 @@ class Shape:
     ----------
     every : int
         Local steps between two exchanges.
-    most_ahead : float
+    max_ahead : float
         A worker goes on when it is at most so many exchanges ahead of the slowest: 0 waits for all, infinity for none.
     keeps_training : bool
         It goes on before its exchange is done.
@@ -325,7 +325,7 @@ class Shape:
     """
 
     every: int = 1
-    most_ahead: float = 0.0
+    max_ahead: float = 0.0
     keeps_training: bool = False
     per_period: int = 0
     period_ns: int = 0

@@ -91,7 +91,7 @@ class _WireSender:
         now_ns = self._post.now_ns()
         if parcel.begun_ns < 0:
             parcel.begun_ns = now_ns
-        self._bucket.bandwidth_bytes_per_s = self._post.fleet.wires[self._number].bytes_per_s.at(now_ns)
+        self._bucket.bandwidth_bytes_per_s = self._post.fleet.wires[self._number].bytes_per_s.value_at(now_ns)
         chunk_bytes = min(parcel.left_bytes, _CHUNK_BYTES)
         due_ns = self._bucket.due_ns(chunk_bytes, now_ns)
         sleep_until(due_ns + self._post.zero_ns)
@@ -253,5 +253,5 @@ class Post:
     def _through_card(self, number: int, size_bytes: int, begun_ns: int) -> int:
         with self._card_lock:
             bucket = self._cards.setdefault(number, Bucket(1.0))
-            bucket.bandwidth_bytes_per_s = self.fleet.wires[number].bytes_per_s.at(max(begun_ns, 0))
+            bucket.bandwidth_bytes_per_s = self.fleet.wires[number].bytes_per_s.value_at(max(begun_ns, 0))
             return bucket.due_ns(size_bytes, begun_ns)

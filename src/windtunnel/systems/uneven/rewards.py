@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 __all__ = ["LossCurve", "Window", "fit_curves", "reward_pair"]
 
-_LEAST_POINTS = 3
+_MIN_POINTS = 3
 _HIGHEST_FLOOR = 0.99
 _NUM_FLOORS, _NUM_ZOOMS = 24, 6
 
@@ -27,7 +27,7 @@ class LossCurve:
     offset: float
     floor: float
 
-    def at(self, time_s: float) -> float:
+    def loss_at(self, time_s: float) -> float:
         """The loss then."""
         return 1 / (self.slope * time_s + self.offset) + self.floor
 
@@ -86,9 +86,9 @@ def reward_pair(first: Window, second: Window) -> tuple[float, float]:
     data = [_arrays(item) for item in (first, second)]
     curves = fit_curves(data)
     times = data[0][0]
-    if len(times) < _LEAST_POINTS or curves[0].slope <= 0:
+    if len(times) < _MIN_POINTS or curves[0].slope <= 0:
         return 0.0, curves[1].slope
-    level = curves[0].at(float(times.max()))
+    level = curves[0].loss_at(float(times.max()))
     return curves[0].speed(level), curves[1].speed(level)
 
 
@@ -102,7 +102,7 @@ def _arrays(window: Window) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 def _line(times: NDArray[np.float64], losses: NDArray[np.float64], floor: float) -> tuple[LossCurve, float]:
     """The best curve with that floor, and the sum of its squared errors."""
-    if len(times) < _LEAST_POINTS:
+    if len(times) < _MIN_POINTS:
         return LossCurve(0.0, 1.0, floor), 0.0
     over = np.maximum(losses - floor, 1e-12)
     inverse, weights = 1 / over, over**2  # the error of a loss is that of its inverse times over**2

@@ -33,8 +33,8 @@ from windtunnel.systems.uneven.node import NodeOrders, NodeReport
 __all__ = ["check_room", "links_of", "train_really"]
 
 _HEADROOM_NS = 500_000_000
-_MOST_LATE = 0.02
-_MOST_BUSY = 0.8
+_MAX_LATE = 0.02
+_MAX_BUSY = 0.8
 _NUM_TIMED = 8
 _PATIENCE_S = 120.0
 
@@ -106,7 +106,7 @@ def _shape_wires(fleet: Fleet, *, is_in_kernel: bool) -> Iterator[ShapedWires]:
     if not is_in_kernel:
         yield ShapedWires((), (), {}, {})
         return
-    rates = [wire.bytes_per_s.at(0) for wire in fleet.wires]
+    rates = [wire.bytes_per_s.value_at(0) for wire in fleet.wires]
     with shaped_wires(fleet.num_nodes, fleet.routes, rates) as wires:
         yield wires
 
@@ -158,7 +158,7 @@ def check_room(job: TrainJob, fleet: Fleet) -> None:
         torch.set_num_threads(num_threads)
     step_ns = quiet(took_ns)
     busy = sum(step_ns / fleet.step_ns * max(worker.speed.values) for worker in fleet.workers)
-    room = _MOST_BUSY * len(allowed_cores())
+    room = _MAX_BUSY * len(allowed_cores())
     if busy > room:
         needed_ms = fleet.step_ns * busy / room / 1e6
         raise FlightError(
@@ -181,7 +181,7 @@ def _check_equal(fleet: Fleet, fingerprints: list[str]) -> None:
 
 def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
     for rank, report in enumerate(reports):
-        if report.steps and report.num_late > _MOST_LATE * len(report.steps) + 1:
+        if report.steps and report.num_late > _MAX_LATE * len(report.steps) + 1:
             needed_ms, target_ms = np.quantile(report.computed_ns, 0.98) / 1e6, fleet.step_end_ns(rank, 0) / 1e6
             raise FlightError(
                 f"this host is too busy: {report.num_late} of {len(report.steps)} steps of "
@@ -194,7 +194,7 @@ def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
 
 def _collect_run(job: TrainJob, fleet: Fleet, strategy: str, reports: list[NodeReport], goal: Goal, seed: int) -> Run:
     flat = FlatModel(job, seed)
-    missing = {rank: at_ns for report in reports for rank, at_ns in report.lost.items()}
+    missing = {rank: at_ns for report in reports for rank, at_ns in report.lost_workers.items()}
     workers = reports[: fleet.num_workers]
     points, weights = [], flat.initial
     for index in range(min(len(report.looks) for rank, report in enumerate(reports) if rank not in missing)):
@@ -206,7 +206,7 @@ def _collect_run(job: TrainJob, fleet: Fleet, strategy: str, reports: list[NodeR
         num_steps = sum(worker.looks[min(index, len(worker.looks) - 1)][3] for worker in workers if worker.looks)
         points.append(Point(time_ns, *flat.evaluate(weights, buffers), num_steps))
     steps = sorted((step for report in reports for step in report.steps), key=lambda step: (step[2], step[0]))
-    messages = sorted((message for report in reports for message in report.messages), key=lambda one: (one[3], one[0]))
+    messages = sorted((message for report in reports for message in report.messages), key=lambda row: (row[3], row[0]))
     return Run(
         strategy, tuple(points), goal.duration_ns, np.array(steps, np.int64).reshape(-1, 4),
         np.array(messages, np.int64).reshape(-1, 5), fleet.num_workers, weights.numpy(),

@@ -177,9 +177,9 @@ def _verify_outcome(job: str, fleet: Fleet, outcome: Outcome, goal: Goal, seed: 
     """The same with one real run more, a quarter longer than it is said to take."""
     wanted_ns = goal.duration_ns if outcome.predicted_ns is None else round(_SLACK * outcome.predicted_ns)
     duration_ns = max(1, -(-wanted_ns // goal.every_ns)) * goal.every_ns
-    one = outcome.candidate
+    candidate = outcome.candidate
     longer = replace(goal, duration_ns=duration_ns)
-    run = train_really(job, fleet, one.name, one.numbers, longer, seed=seed, is_in_kernel=is_in_kernel)
+    run = train_really(job, fleet, candidate.name, candidate.numbers, longer, seed=seed, is_in_kernel=is_in_kernel)
     assert goal.loss is not None
     times_ns = (*outcome.flown_ns, run.time_to(loss=goal.loss))
     return replace(outcome, flown=(*outcome.flown, run), flown_ns=times_ns)

@@ -64,4 +64,4 @@ class StrategyContract(PluginContract):
         assert last_ns[0] <= lost_ns
         assert min(last_ns[1:]) > 1_600_000_000
         assert all(math.isfinite(point.loss) for point in run.points)
-        assert run.lost == ((0, lost_ns),)
+        assert run.lost_workers == ((0, lost_ns),)

@@ -31,7 +31,7 @@ class Trace:
     Examples
     --------
     >>> speed = Trace((0, 100), (1.0, 0.5))
-    >>> speed.at(99), speed.at(100), speed.finish_ns(50, 100)
+    >>> speed.value_at(99), speed.value_at(100), speed.finish_ns(50, 100)
     (1.0, 0.5, 200)
     """
 
@@ -55,22 +55,22 @@ class Trace:
         """The same value for ever."""
         return cls((0,), (float(value),))
 
-    def at(self, now_ns: int) -> float:
+    def value_at(self, now_ns: int) -> float:
         """The value then."""
         return self.values[bisect.bisect_right(self.times_ns, now_ns) - 1]
 
     def finish_ns(self, now_ns: int, work_ns: float) -> int:
         """When work that would take ``work_ns`` at value 1 is done."""
-        at = bisect.bisect_right(self.times_ns, now_ns) - 1
+        index = bisect.bisect_right(self.times_ns, now_ns) - 1
         position = float(now_ns)
-        while at + 1 < len(self.times_ns):
-            room = (self.times_ns[at + 1] - position) * self.values[at]
+        while index + 1 < len(self.times_ns):
+            room = (self.times_ns[index + 1] - position) * self.values[index]
             if work_ns <= room:
                 break
             work_ns -= room
-            at += 1
-            position = float(self.times_ns[at])
-        return max(round(position + work_ns / self.values[at]), now_ns + 1)
+            index += 1
+            position = float(self.times_ns[index])
+        return max(round(position + work_ns / self.values[index]), now_ns + 1)
 
 
 def read_trace(path: Path, column: str) -> Trace:

@@ -35,13 +35,13 @@ class Period:
     begin_ns, end_ns : int
     losses : tuple of (value, loss)
         On samples that are trained on, at ``end_ns``, in the order in which they were tried.
-    chosen : float
+    selected : float
     """
 
     begin_ns: int
     end_ns: int
     losses: tuple[tuple[float, float], ...]
-    chosen: float
+    selected: float
 
 
 @dataclass(frozen=True)
@@ -110,41 +110,41 @@ def tune(
             where=number,
             fix="give two values or more, and a period within the run",
         )
-    at = grid.index(candidate.numbers.get(number, values[0]))
-    policy = plugin.function(**{**candidate.numbers, number: grid[at]})
+    current = grid.index(candidate.numbers.get(number, values[0]))
+    policy = plugin.function(**{**candidate.numbers, number: grid[current]})
     training = VirtualTraining(job, fleet, str(candidate), policy, goal, seed=seed)
     periods: list[Period] = []
     while not training.is_over and training.now_ns < goal.duration_ns:
         if progress is not None:
-            progress(f"{number}={grid[at]:g}", training.now_ns // period_ns, -(-goal.duration_ns // period_ns))
+            progress(f"{number}={grid[current]:g}", training.now_ns // period_ns, -(-goal.duration_ns // period_ns))
         begin_ns = training.now_ns
-        training, at, losses = _best(training, grid, at, begin_ns + period_ns)
-        periods.append(Period(begin_ns, training.now_ns, losses, grid[at]))
-    selected = [period.chosen for period in periods]
+        training, current, losses = _best(training, grid, current, begin_ns + period_ns)
+        periods.append(Period(begin_ns, training.now_ns, losses, grid[current]))
+    selected = [period.selected for period in periods]
     most = max(reversed(selected), key=selected.count)
     result = Candidate(candidate.name, {**candidate.numbers, number: most})
     return Tuned(result, number, tuple(periods), training.result_so_far())
 
 
 def _best(
-    training: VirtualTraining, grid: Sequence[float], at: int, until_ns: int
+    training: VirtualTraining, grid: Sequence[float], current: int, until_ns: int
 ) -> tuple[VirtualTraining, int, tuple[tuple[float, float], ...]]:
     """The best fork by the end of the period: uphill from the present value for as long as it gets better."""
     tried: dict[int, tuple[float, VirtualTraining]] = {}
 
-    def loss_of(place: int) -> float:
-        if place not in tried:
+    def loss_of(index: int) -> float:
+        if index not in tried:
             fork = training.fork()
-            fork.retune(grid[place])
+            fork.retune(grid[index])
             fork.advance(until_ns)
-            tried[place] = fork.training_loss(_JUDGED), fork
-        return tried[place][0]
+            tried[index] = fork.training_loss(_JUDGED), fork
+        return tried[index][0]
 
-    best = at
-    loss_of(at)
+    best = current
+    loss_of(current)
     for step in (1, -1):
         while 0 <= best + step < len(grid) and loss_of(best + step) < loss_of(best):
             best += step
-        if best != at:
+        if best != current:
             break
     return tried[best][1], best, tuple((grid[key], loss) for key, (loss, _) in tried.items())

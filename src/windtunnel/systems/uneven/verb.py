@@ -246,7 +246,7 @@ def tune(
         (
             format_duration(item.begin_ns),
             "  ".join(f"{value:g}: {loss:.4f}" for value, loss in sorted(item.losses)),
-            f"{item.chosen:g}",
+            f"{item.selected:g}",
         )
         for item in result.periods
     ]

@@ -266,4 +266,4 @@ def _layers(tasks: _Tasks) -> tuple[LayerUse, ...]:
         )
         for row, layer in enumerate(strings.values)
     ]
-    return tuple(sorted(rows, key=lambda one: -one.duration_ns))
+    return tuple(sorted(rows, key=lambda row: -row.duration_ns))

@@ -41,7 +41,7 @@ def graph_sections(graph: Graph, *, name: str) -> list[Section]:
     return [utilization_section(use_of_graph(graph, name=name, database=ProfileDatabase()))]
 
 
-def utilization_page(found: Sequence[ModelUse], path: str | Path, *, title: str = "", overwrite: bool = False) -> Path:
+def utilization_page(uses: Sequence[ModelUse], path: str | Path, *, title: str = "", overwrite: bool = False) -> Path:
     """Write the page of one job at several batch sizes.
 
     Raises
@@ -49,19 +49,19 @@ def utilization_page(found: Sequence[ModelUse], path: str | Path, *, title: str 
     InputError
         The file is there already and ``overwrite`` is False.
     """
-    name = title or found[0].name
-    peak = found[0].peak
+    name = title or uses[0].name
+    peak = uses[0].peak
     lead = (
         f"Peak: {peak.flops_per_s / 1e9:.0f} GFLOP/s, the best matrix product measured here in {peak.dtype} on "
         f"{peak.num_threads} thread{'s' if peak.num_threads > 1 else ''} ({peak.isa})."
     )
     head = f'<h1>{escape(f"{name}: utilization")}</h1><p class="lead">{escape(lead)}</p>'
     return write_text(
-        Path(path), _page(name, head, [_overview(found), *map(utilization_section, found)]), overwrite=overwrite
+        Path(path), _page(name, head, [_overview(uses), *map(utilization_section, uses)]), overwrite=overwrite
     )
 
 
-def by_batch_size(found: Sequence[ModelUse]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def by_batch_size(uses: Sequence[ModelUse]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows of the table that says how much is used at each batch size; all columns are numbers."""
     rows: list[tuple[str, ...]] = [
         (
@@ -72,14 +72,14 @@ def by_batch_size(found: Sequence[ModelUse]) -> tuple[tuple[str, ...], list[tupl
             format_ratio(item.use.value),
             format_ratio(item.use.all_value),
         )
-        for item in found
+        for item in uses
     ]
     return ("batch", "measured", "predicted", "FLOP", "utilization", "with elementwise"), rows
 
 
-def _overview(found: Sequence[ModelUse]) -> Section:
-    head, rows = by_batch_size(found)
-    best = max(found, key=lambda one: one.use.value)
+def _overview(uses: Sequence[ModelUse]) -> Section:
+    head, rows = by_batch_size(uses)
+    best = max(uses, key=lambda model: model.use.value)
     return Section(
         "sizes",
         "batch sizes",
@@ -88,9 +88,9 @@ def _overview(found: Sequence[ModelUse]) -> Section:
     )
 
 
-def utilization_section(found: ModelUse) -> Section:
+def utilization_section(model_use: ModelUse) -> Section:
     """Waterfall and layers at one batch size."""
-    use = found.use
+    use = model_use.use
     losses = [loss for loss in use.waterfall if loss.name != "achieved"]
     achieved = use.waterfall[0]
     steps = [
@@ -100,27 +100,27 @@ def utilization_section(found: ModelUse) -> Section:
     ]
     steps.append(Step("achieved", achieved.percent, _COLORS["achieved"], achieved.meaning, is_rest=True))
     largest = steps[0] if len(steps) > 1 else steps[-1]
-    size = f", batch {found.batch_size}" if found.batch_size else ""
+    size = f", batch {model_use.batch_size}" if model_use.batch_size else ""
     return Section(
-        f"waterfall-{found.batch_size}",
+        f"waterfall-{model_use.batch_size}",
         f"waterfall{size}",
         f"{format_ratio(use.value)} of the peak is used; most is lost to {largest.meaning}",
-        waterfall(steps, f"where the time of {found.name} goes") + _layers(found),
+        waterfall(steps, f"where the time of {model_use.name} goes") + _layers(model_use),
     )
 
 
-def _layers(found: ModelUse) -> str:
+def _layers(model_use: ModelUse) -> str:
     rows = [
         (
             escape(layer.layer or "(none)"),
             format_duration(layer.duration_ns),
-            format_ratio(layer.duration_ns / found.use.duration_ns),
+            format_ratio(layer.duration_ns / model_use.use.duration_ns),
             format_count(layer.flops),
             f"{layer.intensity:.1f}",
             format_ratio(layer.utilization),
             format_ratio(layer.bound),
         )
-        for layer in found.use.layers[:_MAX_LAYERS]
+        for layer in model_use.use.layers[:_MAX_LAYERS]
     ]
     head = ("layer", "time", "share", "FLOP", "FLOP per byte", "utilization", "roofline allows")
     return render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6)) if rows else ""

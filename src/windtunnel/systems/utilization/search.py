@@ -25,8 +25,8 @@ from windtunnel.systems.utilization.model import utilization
 
 __all__ = ["Advice", "advise"]
 
-_LEAST_GAIN = 1.02
-_LEAST_SHARE = 0.002  # of the whole time: what is shorter is not worth a change
+_MIN_GAIN = 1.02
+_MIN_SHARE = 0.002  # of the whole time: what is shorter is not worth a change
 _BATCH_FACTOR = 4
 # where a captured convolution keeps stride, padding, dilation and groups among its arguments
 _SETTINGS = {
@@ -114,20 +114,20 @@ def advise(graph: Graph, ceilings: Ceilings) -> list[Advice]:
     Added channels are a gain only if the net is trained with them: they come at no time, not for no reason.
     """
     whole = utilization(graph, ceilings)
-    products = [product for product in _products(graph) if product.duration_ns >= _LEAST_SHARE * whole.duration_ns]
+    products = [product for product in _products(graph) if product.duration_ns >= _MIN_SHARE * whole.duration_ns]
     lanes = lanes_of(ceilings.peaks[ceilings.dtype])
     result = [*_padding(products, lanes, whole.duration_ns), *_merging(graph, products, whole.duration_ns)]
     missing = next(loss for loss in whole.waterfall if loss.name == "framework")
     gain = whole.duration_ns / (whole.duration_ns - missing.duration_ns * (1 - 1 / _BATCH_FACTOR))
-    if gain >= _LEAST_GAIN:
+    if gain >= _MIN_GAIN:
         text = (
             f"take {_BATCH_FACTOR} times the batch: {missing.percent:.0f} % of the time is paid per call, "
             f"not per sample"
         )
         result.append(Advice("batch", (), text, gain, 1.0, work_ratio=_BATCH_FACTOR))
     return sorted(
-        (item for item in result if item.predicted_gain >= _LEAST_GAIN),
-        key=lambda one: -one.share * (1 - 1 / one.predicted_gain),
+        (item for item in result if item.predicted_gain >= _MIN_GAIN),
+        key=lambda advice: -advice.share * (1 - 1 / advice.predicted_gain),
     )
 
 

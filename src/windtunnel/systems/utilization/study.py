@@ -219,7 +219,7 @@ def fly_workload(
 
 
 def fly_model_advice(
-    found: ModelUse,
+    model_use: ModelUse,
     *,
     image_size: int = 96,
     top: int = 5,
@@ -230,16 +230,16 @@ def fly_model_advice(
 
     Parameters
     ----------
-    found : ModelUse
+    model_use : ModelUse
     image_size : int
         As captured.
     top, rounds : int
     clock : callable
         See :class:`windtunnel.cost.lookup.Stand`.
     """
-    selected: Sequence[Any] = advise(found.graph, found.ceilings)[:top]
-    model, images = _model_and_images(found.name, found.batch_size, image_size)
-    number = found.ceilings.num_threads
+    selected: Sequence[Any] = advise(model_use.graph, model_use.ceilings)[:top]
+    model, images = _model_and_images(model_use.name, model_use.batch_size, image_size)
+    number = model_use.ceilings.num_threads
     return [fly_advice(item, model, [images], num_threads=number, rounds=rounds, clock=clock) for item in selected]
 
 

@@ -147,8 +147,8 @@ def drive(
                 slots.stop(change.job)
         for job, start in list(waiting.items()):
             if slots.can_start(job, start.gpus):
-                one = left[job]
-                slots.start(job, start.gpus, one.compute_ns, one.gradient_bytes, one.num_left)
+                task = left[job]
+                slots.start(job, start.gpus, task.compute_ns, task.gradient_bytes, task.num_left)
                 del waiting[job]
         if progress is not None:
             progress("jobs", online.num_over, len(jobs))

@@ -67,20 +67,20 @@ class Report:
     ended_ns: int
 
 
-def main(place: Place) -> None:
+def main(process: Place) -> None:
     """Do task after task until there are no more."""
     torch.set_num_threads(1)
-    place.tell("ready")
+    process.tell("ready")
     try:
         while True:
-            order = place.order()
+            order = process.order()
             if isinstance(order, Task):  # a stop that comes too late is for nobody
-                place.tell(_run_task(place, order))
+                process.tell(_run_task(process, order))
     except EOFError:
         return
 
 
-def _run_task(place: Place, task: Task) -> Report:
+def _run_task(process: Place, task: Task) -> Report:
     if task.num_ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{task.meet}", rank=task.rank, world_size=task.num_ranks)
     gradients = torch.zeros(task.gradient_bytes // _FLOAT_BYTES + 1)
@@ -88,7 +88,7 @@ def _run_task(place: Place, task: Task) -> Report:
     begun_ns = time.monotonic_ns()
     while num_done < task.num_iterations and not is_stopped:
         sleep_until(time.monotonic_ns() + task.compute_ns)
-        is_asked = _is_asked(place)
+        is_asked = _is_asked(process)
         if task.num_ranks > 1:
             gradients[-1] = float(is_asked)
             dist.all_reduce(gradients)
@@ -101,6 +101,6 @@ def _run_task(place: Place, task: Task) -> Report:
     return Report(task.job, num_done, begun_ns, time.monotonic_ns())
 
 
-def _is_asked(place: Place) -> bool:
-    requested: Any = place.line.poll(0)
-    return bool(requested) and place.order() == STOP
+def _is_asked(process: Place) -> bool:
+    requested: Any = process.line.poll(0)
+    return bool(requested) and process.order() == STOP

@@ -70,7 +70,7 @@ class Slots:
                 del self._busy[job], self._reports[job]
                 for slot in slots:
                     self.free[self._machine_of[slot]].append(slot)
-                yield max(reported, key=lambda one: one.ended_ns)
+                yield max(reported, key=lambda report: report.ended_ns)
 
 
 @contextlib.contextmanager

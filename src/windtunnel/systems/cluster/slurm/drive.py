@@ -132,7 +132,7 @@ def drive(
             left = sorted(set(map(str, jobs.job_id)) - {item.job_id for item in done})
             raise FlightError(f"{len(left)} jobs are not over, {left[0]} among them", where="squeue", fix="wait longer")
         time.sleep(_POLL_S)
-    return sorted(done, key=lambda one: (one.started_s, one.slurm_id))
+    return sorted(done, key=lambda row: (row.started_s, row.slurm_id))
 
 
 @dataclass
@@ -141,7 +141,7 @@ class _Opened:
 
     run: str
     environment: Mapping[str, str]
-    begun: float
+    started_s: float
     jobs: dict[str, _Open] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -169,7 +169,7 @@ class _Opened:
                 continue
             job.is_relaxed = True
             if self._state(job.slurm_id) == "PENDING":
-                machines = f"NumNodes=1-{job.plan.most_machines}"
+                machines = f"NumNodes=1-{job.plan.max_machines}"
                 run_slurm(["scontrol", "update", f"JobId={job.slurm_id}", machines], self.environment)
 
     def over(self) -> list[Driven]:
@@ -180,7 +180,7 @@ class _Opened:
             row = rows.get(job.slurm_id)
             if row is not None and row["JobState"] in OVER:
                 submitted, started, ended = (
-                    _time(row[key]) - self.begun for key in ("SubmitTime", "StartTime", "EndTime")
+                    _time(row[key]) - self.started_s for key in ("SubmitTime", "StartTime", "EndTime")
                 )
                 machines = row.get("NodeList", "")
                 result.append(Driven(name, job.slurm_id, submitted, started, ended, machines, row["JobState"]))

@@ -28,13 +28,13 @@ class Submission:
         Of ``sbatch``.
     relax_after_s : float or None
         After which it may take several machines; None where nothing changes.
-    most_machines : int
+    max_machines : int
         That it may take then.
     """
 
     options: tuple[str, ...]
     relax_after_s: float | None
-    most_machines: int
+    max_machines: int
 
 
 def submission(num_gpus: int, cluster: Cluster, policy: Policy) -> Submission:

@@ -122,14 +122,14 @@ class Head(nn.Module):
         return self.scores(inner), self.codes(inner).unflatten(1, (self.num_classes, 4))
 
     def losses(
-        self, pooled: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, chosen: torch.Tensor
+        self, pooled: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, is_sampled: torch.Tensor
     ) -> torch.Tensor:
-        """Class loss over the chosen regions, box loss over those of an object (Girshick, ICCV 2015, section 2.3)."""
+        """Class loss over the sampled regions, box loss over those of an object (Girshick, ICCV 2015, section 2.3)."""
         scores, codes = self(pooled)
-        class_loss = functional.cross_entropy(scores, labels, reduction="none") * chosen
+        class_loss = functional.cross_entropy(scores, labels, reduction="none") * is_sampled
         own = (labels - 1).clamp_min(0)[:, None, None].expand(-1, 1, 4)
         box_loss = functional.smooth_l1_loss(codes.gather(1, own)[:, 0], targets, reduction="none").sum(-1)
-        return (class_loss.sum() + (box_loss * chosen * (labels > 0)).sum()) / chosen.sum().clamp_min(1)
+        return (class_loss.sum() + (box_loss * is_sampled * (labels > 0)).sum()) / is_sampled.sum().clamp_min(1)
 
 
 class FasterRcnn(nn.Module):

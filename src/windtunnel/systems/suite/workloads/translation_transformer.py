@@ -76,7 +76,7 @@ def _network(preset: Preset) -> torch.nn.Module:
     class Translator(nn.Module):
         """One embedding for both languages and for the scores, sinusoidal places, normalization after each sum."""
 
-        places: torch.Tensor
+        positions: torch.Tensor
 
         def __init__(self) -> None:
             super().__init__()
@@ -93,7 +93,7 @@ def _network(preset: Preset) -> torch.nn.Module:
             )
 
         def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-            embedded = self.words(tokens) * math.sqrt(width) + self.places[: tokens.shape[1]]
+            embedded = self.words(tokens) * math.sqrt(width) + self.positions[: tokens.shape[1]]
             return self.dropout(embedded)  # type: ignore[no-any-return]
 
         def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -59,14 +59,14 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=preset.learning_rate, betas=(0.0, 0.9))
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=preset.learning_rate, betas=(0.0, 0.9))
 
-    def made() -> torch.Tensor:
+    def fake_pictures() -> torch.Tensor:
         result: torch.Tensor = generator(torch.randn(batch_size, LATENT, generator=noise, device=noise.device))
         return result
 
     def train_critic() -> torch.Tensor:
         real, _ = images.draw()
         with torch.no_grad():
-            fake = made()
+            fake = fake_pictures()
         mix = torch.rand(batch_size, 1, 1, 1, generator=noise, device=noise.device)
         critic_optimizer.zero_grad()
         loss: torch.Tensor = critic(fake).mean() - critic(real).mean() + _penalty(critic, real.lerp(fake, mix))
@@ -76,7 +76,7 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
 
     def train_generator() -> None:
         generator_optimizer.zero_grad()
-        loss = -critic(made()).mean()
+        loss = -critic(fake_pictures()).mean()
         loss.backward(inputs=list(generator.parameters()))
         generator_optimizer.step()
 

@@ -192,7 +192,7 @@ def largest_remainders(weights: Sequence[float], total: int) -> list[int]:
     """
     exact = [weight / sum(weights) * total for weight in weights]
     shares = [max(1, int(item)) for item in exact]
-    by_rest = sorted(range(len(exact)), key=lambda at: (int(exact[at]) - exact[at], at))
+    by_rest = sorted(range(len(exact)), key=lambda index: (int(exact[index]) - exact[index], index))
     index = 0
     while sum(shares) < total:
         shares[by_rest[index % len(shares)]] += 1

@@ -33,12 +33,12 @@ from windtunnel.systems.uneven.strategies.peers import Paced, check_staleness
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchPlan", "Power", "dlion", "equal_times", "line_of", "most_that_fits"]
+__all__ = ["BatchPlan", "Power", "dlion", "equal_times", "largest_that_fits", "line_of"]
 
 _NUM_BINS = 256
 _SMOOTHING = 0.3
-_LEAST_GAIN = 0.01
-_OFF, _MOST_OFF = 0.2, 2
+_MIN_GAIN = 0.01
+_OFF, _MAX_DEVIATION = 0.2, 2
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Dlion(Paced):
         if self._numbers.accumulates:
             gradient = self._kept[peer] = self._kept.get(peer, 0.0) + step.gradient
         budget = self._rates[peer] * took_s if peer in self._rates else float("inf")
-        indices = most_that_fits(gradient, self.node.shapes, budget, self._numbers.least)
+        indices = largest_that_fits(gradient, self.node.shapes, budget, self._numbers.least)
         values = gradient[indices].clone()
         if self._numbers.accumulates:
             gradient[indices] = 0.0
@@ -194,9 +194,9 @@ class _Dlion(Paced):
         if self._is_profiled:
             return self._announce_power()
         self._num_off = self._num_off + 1 if self._is_off(took_s) else 0
-        is_changed = self._num_off == _MOST_OFF
+        is_changed = self._num_off == _MAX_DEVIATION
         if is_changed:  # what was measured before no longer counts
-            self._times = self._times[-_MOST_OFF:]
+            self._times = self._times[-_MAX_DEVIATION:]
         self._is_profiled = is_changed or self.num_steps % every == every - 1
         return [Batch(max(1, self._batch // 2))] if self._is_profiled else []
 
@@ -247,7 +247,7 @@ class _Dlion(Paced):
         del self._said[number]
         best = min(self.node.alive, key=lambda rank: (reported[rank], rank))
         own = reported[self.node.rank]
-        return [Send(best, "want")] if best != self.node.rank and own > (1 + _LEAST_GAIN) * reported[best] else []
+        return [Send(best, "want")] if best != self.node.rank and own > (1 + _MIN_GAIN) * reported[best] else []
 
 
 def line_of(times: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -295,12 +295,12 @@ def equal_times(powers: Sequence[Power], total: int) -> list[int]:
     return shares
 
 
-def most_that_fits(
-    gradient: torch.Tensor, shapes: Sequence[int], budget_bytes: float, least_percent: float
+def largest_that_fits(
+    gradient: torch.Tensor, shapes: Sequence[int], budget_bytes: float, min_percent: float
 ) -> torch.Tensor:
     """Indices of entries of at least (1 - N / 100) times the largest of their parameter, for the largest N that fits.
 
-    Never fewer than for N = ``least_percent``; nothing of a parameter that is all zero.
+    Never fewer than for N = ``min_percent``; nothing of a parameter that is all zero.
     """
     relative = gradient.new_zeros(gradient.shape)
     for span in spans(shapes or [len(gradient)]):
@@ -314,7 +314,7 @@ def most_that_fits(
     counts = relative[anything].histc(bins=_NUM_BINS, min=0.0, max=1.0).flip(0).cumsum(0).tolist()
     fits = [index for index, count in enumerate(counts) if sparse_bytes(int(count), len(gradient)) <= budget_bytes]
     threshold = 1 - (fits[-1] + 1) / _NUM_BINS if fits else 1.0
-    threshold = min(threshold, 1 - least_percent / 100)
+    threshold = min(threshold, 1 - min_percent / 100)
     return ((relative >= threshold) & (relative > 0)).nonzero().squeeze(1)
 
 

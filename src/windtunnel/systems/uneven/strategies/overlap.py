@@ -96,16 +96,16 @@ class _Overlap(Worker):
         self._means[int(tag.partition(":")[0])] = total.div_(self.node.num_workers)
         return self._go_on() if self._is_waiting else ()
 
-    def _due(self, at: int) -> list[tuple[str, int]]:
+    def _due(self, index: int) -> list[tuple[str, int]]:
         """What a fragment does after this step."""
         setting = self._setting
-        since = self._count - at * setting.period // setting.num_fragments
+        since = self._count - index * setting.period // setting.num_fragments
         proposes = since > 0 and since % setting.period == 0
         if setting.delay in (0, setting.period):
             order = ["propose", "land"] if setting.delay == 0 else ["land", "propose"]
-            return [(what, at) for what in order] if proposes else []
+            return [(what, index) for what in order] if proposes else []
         lands = since > setting.period and since % setting.period == setting.delay
-        return [("propose", at)] if proposes else [("land", at)] if lands else []
+        return [("propose", index)] if proposes else [("land", index)] if lands else []
 
     def _go_on(self) -> list[Action]:
         self._is_waiting = False
@@ -155,7 +155,7 @@ def _parts(node: Node, setting: Setting) -> list[torch.Tensor]:
 def _heavy_ball(momentum: float, *, in_gradient_units: bool = False) -> Propose:
     """``v = momentum v + (anchor - weights)``; the anchor moves by ``-v``."""
 
-    def propose(node: Node, one: Fragment) -> torch.Tensor:
+    def propose(node: Node, fragment: Fragment) -> torch.Tensor:
         unit = node.learning_rate if in_gradient_units else 1.0
         if unit == 0:
             raise InputError(
@@ -163,8 +163,8 @@ def _heavy_ball(momentum: float, *, in_gradient_units: bool = False) -> Propose:
                 where="velocity=grad",
                 fix="velocity=param",
             )
-        one.velocity.mul_(momentum).add_((one.anchor - one.weights) / unit)
-        return one.anchor - unit * one.velocity
+        fragment.velocity.mul_(momentum).add_((fragment.anchor - fragment.weights) / unit)
+        return fragment.anchor - unit * fragment.velocity
 
     return propose
 
@@ -172,24 +172,24 @@ def _heavy_ball(momentum: float, *, in_gradient_units: bool = False) -> Propose:
 def _nesterov(rate: float, momentum: float) -> Propose:
     """Nesterov's step of the anchor against ``anchor - weights``."""
 
-    def propose(node: Node, one: Fragment) -> torch.Tensor:
-        delta = one.anchor - one.weights
-        one.velocity.mul_(momentum).add_(delta)
-        return one.anchor - rate * (delta + momentum * one.velocity)
+    def propose(node: Node, fragment: Fragment) -> torch.Tensor:
+        delta = fragment.anchor - fragment.weights
+        fragment.velocity.mul_(momentum).add_(delta)
+        return fragment.anchor - rate * (delta + momentum * fragment.velocity)
 
     return propose
 
 
-def _weights_alone(node: Node, one: Fragment) -> torch.Tensor:
-    return one.weights.clone()
+def _weights_alone(node: Node, fragment: Fragment) -> torch.Tensor:
+    return fragment.weights.clone()
 
 
 def _elastic(alpha: float) -> Propose:
     """So that the sum over workers is ``anchor + alpha * sum(weights before the pull - anchor)``."""
 
-    def propose(node: Node, one: Fragment) -> torch.Tensor:
+    def propose(node: Node, fragment: Fragment) -> torch.Tensor:
         share = node.num_workers * alpha / (1 - alpha)
-        return (1 - share) * one.anchor + share * one.weights
+        return (1 - share) * fragment.anchor + share * fragment.weights
 
     return propose
 
@@ -197,19 +197,19 @@ def _elastic(alpha: float) -> Propose:
 def _pull(alpha: float) -> Land:
     """Weights are pulled towards the anchor."""
 
-    def land(one: Fragment) -> None:
-        one.weights.mul_(1 - alpha).add_(one.anchor, alpha=alpha)
+    def land(fragment: Fragment) -> None:
+        fragment.weights.mul_(1 - alpha).add_(fragment.anchor, alpha=alpha)
 
     return land
 
 
-def _replace(one: Fragment) -> None:
-    one.weights.copy_(one.anchor)
+def _replace(fragment: Fragment) -> None:
+    fragment.weights.copy_(fragment.anchor)
 
 
-def _shift(one: Fragment) -> None:
+def _shift(fragment: Fragment) -> None:
     """What was learned since the proposal is put on the new anchor."""
-    one.weights.copy_(one.anchor + (one.weights - one.proposed))
+    fragment.weights.copy_(fragment.anchor + (fragment.weights - fragment.proposed))
 
 
 # --- strategies ----------------------------------------------------------------------------------------------------

@@ -137,11 +137,11 @@ class _Hop(Paced):
     def __init__(self, node: Node, staleness: int, num_backup: int) -> None:
         super().__init__(node, staleness, num_backup=num_backup)
         self._last: dict[int, tuple[int, torch.Tensor]] = {}
-        self._most_old = staleness if staleness >= 0 else float("inf")
+        self._max_age = staleness if staleness >= 0 else float("inf")
 
     def sources(self) -> list[int]:
         rank, num = self.node.rank, self.node.num_workers
-        return sorted({(rank + 1) % num, (rank - 1) % num} - {rank} - self.node.lost)
+        return sorted({(rank + 1) % num, (rank - 1) % num} - {rank} - self.node.lost_workers)
 
     def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self._mix()
@@ -164,7 +164,7 @@ class _Hop(Paced):
 
     def _mix(self) -> None:
         """With those that are not too old."""
-        fresh = [entry for index, entry in self._last.values() if index >= self.num_steps - self._most_old]
+        fresh = [entry for index, entry in self._last.values() if index >= self.num_steps - self._max_age]
         if fresh:
             total = self.node.weights.clone()
             for item in fresh:

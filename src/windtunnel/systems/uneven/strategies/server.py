@@ -72,10 +72,10 @@ class _Committing(Worker):
 class _Bounded(Server):
     """A worker is answered once it is at most so many commits ahead of the slowest."""
 
-    def __init__(self, node: Node, most_ahead: float) -> None:
+    def __init__(self, node: Node, max_ahead: float) -> None:
         super().__init__(node)
         self._commits = Commits(node)
-        self._most_ahead = most_ahead
+        self._max_ahead = max_ahead
         self._waiting: list[int] = []
 
     def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
@@ -90,7 +90,7 @@ class _Bounded(Server):
     def _answers(self) -> list[Action]:
         counts = self._commits.counts
         slowest = min(counts[item] for item in self.node.alive)
-        free = [item for item in self._waiting if counts[item] - slowest <= self._most_ahead]
+        free = [item for item in self._waiting if counts[item] - slowest <= self._max_ahead]
         self._waiting = [item for item in self._waiting if item not in free]
         return [self._commits.answer(item) for item in free]
 
@@ -100,12 +100,12 @@ def ssp(staleness: int = 3) -> Policy:
     """Commit each step to a server; wait where one is more than ``staleness`` commits ahead of the slowest."""
     if staleness < 0:
         raise InputError(f"no worker can be {staleness} commits ahead", where="staleness", fix="take 0 or more")
-    shape = Shape(most_ahead=staleness)
+    shape = Shape(max_ahead=staleness)
     return Policy(_Committing, lambda node: _Bounded(node, staleness), shape, goes_on="always")
 
 
 @registry.strategy("asp", source="Recht et al., NIPS 2011")
 def asp() -> Policy:
     """Commit each step to a server, and wait for nobody."""
-    shape = Shape(most_ahead=float("inf"))
+    shape = Shape(max_ahead=float("inf"))
     return Policy(_Committing, lambda node: _Bounded(node, float("inf")), shape, goes_on="always")

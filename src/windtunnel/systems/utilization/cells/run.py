@@ -160,7 +160,7 @@ def fly_searches(
 
 def _spread(front: tuple[PricedCell, ...]) -> list[PricedCell]:
     """At most a dozen of a front, from its fastest to its largest."""
-    ordered = sorted(front, key=lambda one: one.parameters)
+    ordered = sorted(front, key=lambda cell: cell.parameters)
     if len(ordered) <= _MAX_FLOWN:
         return ordered
     steps = (len(ordered) - 1) / (_MAX_FLOWN - 1)
