@@ -20,6 +20,7 @@ RESULTS = ROOT / "docs" / "receipts" / "bars.json"
 BARS = (
     "style",
     "house",
+    "words",
     "ways",
     "import_time",
     "replay_exact",
