@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-all bench bars lint lines docs clean
 
 demo: $(VENV)/.demo ## train a small model, explain it, predict what would make it faster, fly the best
-	$(BIN)/windtunnel demo --output demo --force
+	$(BIN)/windtunnel demo --out demo --force
 
 test: lint $(VENV)/.dev ## lint, types, import contracts and the test-suite
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal

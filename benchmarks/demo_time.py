@@ -21,7 +21,7 @@ WATCH_EVERY_S = 0.5
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
-        command = [sys.executable, "-m", "windtunnel", "demo", "--output", f"{folder}/demo", "--json"]
+        command = [sys.executable, "-m", "windtunnel", "demo", "--out", f"{folder}/demo", "--json"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         peak_bytes, stdout = watch(process)
         seconds = time.monotonic() - begin

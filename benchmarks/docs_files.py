@@ -142,8 +142,8 @@ MADE: dict[str, tuple[str, ...]] = {
     "softmax.evolve": ("windtunnel kernel plan softmax --allow promises --time-limit 10s",),
     "layernorm.evolve": ("windtunnel kernel plan layernorm --allow promises --time-limit 10s",),
     "trace.json.gz": ("python profiled.py",),
-    "today": ("windtunnel suite run mlp --size tiny --output today",),
-    "yesterday": ("windtunnel suite run mlp --size tiny --output yesterday",),
+    "today": ("windtunnel suite run mlp --size tiny --out today",),
+    "yesterday": ("windtunnel suite run mlp --size tiny --out yesterday",),
 }  # fmt: skip
 NEEDED_FOR = {"profiled.py": "trace.json.gz", "speed.csv": "cluster.toml", "train_ddp.py": "slow.strategy.json"}
 
@@ -183,14 +183,14 @@ def furnish(folder: Path, text: str, commands: str, environment: Mapping[str, st
 def _is_made(name: str, commands: str) -> bool:
     """Whether a command of the page itself makes it."""
     stem = name.split(".")[0]
-    return f"optimize {stem}.wt" in commands or f"--output {name}" in commands
+    return f"optimize {stem}.wt" in commands or f"--out {name}" in commands
 
 
 def _captured(folder: Path, names: list[str], environment: Mapping[str, str]) -> None:
     """Graphs that a page takes as given, of the script that stands for the reader's."""
     (folder / "train.py").write_text(TRAINING)
     first = folder / names[0]
-    command = ["windtunnel", "capture", "--iterations", "10", "--output", str(first), "train.py"]
+    command = ["windtunnel", "capture", "--iterations", "10", "--out", str(first), "train.py"]
     subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     for name in names[1:]:
         shutil.copytree(first, folder / name)

@@ -26,7 +26,7 @@ def test_a_short_calibration_measures_limits_samples_and_neighbors(tmp_path, mon
     monkeypatch.setattr(interference, "_ROUNDS", 1)
     graph, database = save(captured_here(step()), tmp_path / "train.wt"), tmp_path / "profile.db"
     outcome = windtunnel(
-        "calibrate", "--budget", "1ms", "--threads", "1", "--database", database, "--learn", graph, "--json"
+        "calibrate", "--time-limit", "1ms", "--threads", "1", "--database", database, "--learn", graph, "--json"
     )
     found = json.loads(outcome.stdout)
 
@@ -41,7 +41,7 @@ def test_a_short_calibration_measures_limits_samples_and_neighbors(tmp_path, mon
 
 
 def test_a_budget_of_nothing_is_refused():
-    outcome = windtunnel("calibrate", "--budget", "0s")
+    outcome = windtunnel("calibrate", "--time-limit", "0s")
 
     assert 2 == outcome.code
     assert "nothing can be measured" in outcome.stderr

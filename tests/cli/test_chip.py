@@ -6,14 +6,14 @@ import pytest
 
 from tests.cli.command import windtunnel
 
-SMALL = ("--area-limit", "22", "--devices", "16", "--batch", "64")
+SMALL = ("--max-area", "22", "--devices", "16", "--batch-size", "64")
 
 
 @pytest.mark.slow
 def test_chip_and_plan_together_beat_both_alone(tmp_path):
     pytest.importorskip("torch")
     page = tmp_path / "page.html"
-    outcome = windtunnel("chip", "plan", "bert-large", *SMALL, "--json", "--report", page)
+    outcome = windtunnel("chip", "plan", "bert-large", *SMALL, "--json", "--html", page)
     document = json.loads(outcome.stdout)
     (model,) = document["models"]
     yields = {part: one["samples_per_s"] for part, one in model["searches"].items()}
@@ -42,10 +42,10 @@ def test_memory_that_is_too_small_is_refused_with_layer_and_lack():
     ("arguments", "says"),
     [
         (("gpt4",), "no network is called 'gpt4'"),
-        (("gpt3", "--area-limit", "nan"), "is no area"),
-        (("gpt3", "--area-limit", "0"), "is no area"),
-        (("gpt3", "--area-limit", "1"), "no template is as small"),
-        (("gpt3", "--area-limit", "wide"), "is no area"),
+        (("gpt3", "--max-area", "nan"), "is no area"),
+        (("gpt3", "--max-area", "0"), "is no area"),
+        (("gpt3", "--max-area", "1"), "no template is as small"),
+        (("gpt3", "--max-area", "wide"), "is no area"),
         (("gpt3", "--chip", "phaze:3x128x128+2x128+128MiB"), "num_tensor_cores 3"),
         (("gpt3", "--chip", "big"), "is no template"),
         (("gpt3", "--microbatches", "0"), "is no microbatch"),

@@ -30,13 +30,13 @@ def test_it_prints_layers_steps_and_how_it_goes_over_time(files):
 
 def test_the_picture_has_each_layer_in_each_way_to_skip(files, tmp_path):
     page = tmp_path / "zeros.html"
-    found = windtunnel("chip", "predict", *files, "--report", str(page))
+    found = windtunnel("chip", "predict", *files, "--html", str(page))
 
     assert 0 == found.code, found.stderr
     text = page.read_text(encoding="utf-8")
     for words in ("conv", "first", "both, work shared", "gradients of weights", "times as fast"):
         assert words in text
-    assert 2 == windtunnel("chip", "predict", *files, "--report", str(page)).code
+    assert 2 == windtunnel("chip", "predict", *files, "--html", str(page)).code
 
 
 def test_as_json_it_has_every_pass_of_every_layer(files):

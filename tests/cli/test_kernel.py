@@ -19,7 +19,7 @@ def cases(split):
     return [(draw.normal(size=n).astype(np.float32), Out((n,)), n) for n in sizes]
 """
 NO_GPU = pytest.mark.skipif(any(one.kind == "gpu" for one in machine().devices), reason="this host has a GPU")
-QUICK = ("--population", "4", "--generations", "1")
+QUICK = ("--population", "4", "--max-generations", "1")
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def files(tmp_path):
 def test_a_kernel_of_ones_own_is_searched_shown_and_written(files):
     folder, page, module = files / "out", files / "page.html", files / "new.ll"
     given = (files / "scale.ll", "--test", files / "tests.py")
-    searched = windtunnel("kernel", "plan", *given, *QUICK, "--output", folder, "--json")  # a kernel needs no verb
+    searched = windtunnel("kernel", "plan", *given, *QUICK, "--out", folder, "--json")  # a kernel needs no verb
     document = json.loads(searched.stdout)
-    shown = windtunnel("kernel", "show", folder, "--report", page)
-    written = windtunnel("kernel", "apply", folder, *given, "--output", module)
+    shown = windtunnel("kernel", "show", folder, "--html", page)
+    written = windtunnel("kernel", "apply", folder, *given, "--out", module)
 
     assert 0 == searched.code == shown.code == written.code
     assert "windtunnel.evolve/1" == document["schema"]
@@ -46,7 +46,7 @@ def test_a_kernel_of_ones_own_is_searched_shown_and_written(files):
     assert "candidates:" in shown.stdout
     assert "What changed in the module" in page.read_text()
     assert "define void @scale(" in module.read_text()
-    again = windtunnel("kernel", "plan", *given, *QUICK, "--output", folder)
+    again = windtunnel("kernel", "plan", *given, *QUICK, "--out", folder)
     assert 2 == again.code
     assert "is there already" in again.stderr
 
@@ -62,7 +62,7 @@ def double(x, y):
     for i in range(x.shape[0]):
         y[i] = x[i] + x[i]
 """)  # fmt: skip
-    outcome = windtunnel("kernel", "plan", path, *QUICK, "--output", files / "out", "--json")
+    outcome = windtunnel("kernel", "plan", path, *QUICK, "--out", files / "out", "--json")
 
     assert 0 == outcome.code, outcome.stderr
     assert "double" == json.loads(outcome.stdout)["kernel"]

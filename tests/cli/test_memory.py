@@ -25,7 +25,7 @@ WEIGHTS = 4 * (785 * 32 + 33 * 32 + 33 * 10)
 
 def test_a_workload_is_predicted_without_running_it(tmp_path):
     page = tmp_path / "mlp.memory.html"
-    shown = windtunnel("memory", SMALL, "--fake", "--json", "--output", page)
+    shown = windtunnel("memory", SMALL, "--fake", "--json", "--html", page)
 
     document = json.loads(shown.stdout)
     assert shown.code == 0, shown.stderr
@@ -41,7 +41,7 @@ def test_a_workload_is_predicted_without_running_it(tmp_path):
 def test_the_hint_asks_for_the_same_job_as_was_asked_for():
     shown = windtunnel("memory", SMALL, "--fake", "--device-memory", "1GiB")
 
-    assert f"next: windtunnel memory --output mlp.memory.html --fake --device-memory 1GiB {SMALL}" in shown.stderr
+    assert f"next: windtunnel memory --html mlp.memory.html --fake --device-memory 1GiB {SMALL}" in shown.stderr
 
 
 def test_a_job_that_does_not_fit_is_refused_and_told_what_to_cut():
@@ -57,7 +57,7 @@ def test_a_job_that_does_not_fit_is_refused_and_told_what_to_cut():
 def test_a_script_is_followed_and_its_table_kept(tmp_path):
     path, kept = tmp_path / "train.py", tmp_path / "run.parquet"
     path.write_text(textwrap.dedent(SCRIPT))
-    shown = windtunnel("memory", "--fake", "--output", kept, path)
+    shown = windtunnel("memory", "--fake", "--html", kept, path)
     again = windtunnel("memory", kept)
 
     assert (0, 0) == (shown.code, again.code), shown.stderr + again.stderr
@@ -67,7 +67,7 @@ def test_a_script_is_followed_and_its_table_kept(tmp_path):
     assert "feature map" in shown.stdout
     assert "\nwithout workspace " in shown.stdout
     assert all(len(line) <= 80 for line in shown.stdout.splitlines()[1:])
-    refused = windtunnel("memory", "--fake", "--output", kept, path)
+    refused = windtunnel("memory", "--fake", "--html", kept, path)
     assert refused.code == 2
     assert "is there already" in refused.stderr
 
@@ -178,11 +178,11 @@ def test_the_largest_batch_of_the_loaders_of_a_script_is_searched(tmp_path):
     assert "windtunnel.memory_fit/1" == document["schema"]
     assert "data loaders" == document["set_by"]
     assert document["peak_bytes"] <= document["limit_bytes"] == 22 * 2**20
-    assert f"--loader-batch {document['batch_size']}" in shown.stderr
+    assert f"--loader-batch-size {document['batch_size']}" in shown.stderr
 
 
 def test_a_search_keeps_no_page(tmp_path):
-    shown = windtunnel("memory", "--fit", "--output", tmp_path / "page.html", SMALL)
+    shown = windtunnel("memory", "--fit", "--html", tmp_path / "page.html", SMALL)
 
     assert 2 == shown.code
     assert "keeps no page" in shown.stderr
@@ -219,7 +219,7 @@ for _ in range(10**9):
 
 
 def loaded_peak(path, batch):
-    return json.loads(windtunnel("memory", "--fake", "--json", "--loader-batch", batch, path).stdout)["peak_bytes"]
+    return json.loads(windtunnel("memory", "--fake", "--json", "--loader-batch-size", batch, path).stdout)["peak_bytes"]
 
 
 def test_the_last_short_batch_of_a_loader_says_nothing_of_the_batch(tmp_path):
@@ -234,7 +234,7 @@ def test_the_last_short_batch_of_a_loader_says_nothing_of_the_batch(tmp_path):
 def test_a_batch_that_the_data_cannot_fill_is_refused(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(LOADED)
-    refused = windtunnel("memory", "--fake", "--loader-batch", 101, path)
+    refused = windtunnel("memory", "--fake", "--loader-batch-size", 101, path)
 
     assert "has 100 samples, too few for a batch of 101" in refused.stderr
     assert 2 == refused.code

@@ -34,7 +34,7 @@ def test_train_then_eval(data, tmp_path):
     model = tmp_path / "model.safetensors"
     common = ("--data", data, "--device", "fast", "--json")
 
-    trained = run("train", "programs", *common, "--out", model, "--budget", "1s")
+    trained = run("train", "programs", *common, "--out", model, "--time-limit", "1s")
     judged = run("eval", "programs", model, *common)
     other = run("eval", "programs", model, *common, "--seed", "5")
 
@@ -46,7 +46,7 @@ def test_train_then_eval(data, tmp_path):
 
 
 def test_table_says_the_split(data, tmp_path):
-    found = run("train", "programs", "--data", data, "--out", tmp_path / "m.safetensors", "--budget", "1s")
+    found = run("train", "programs", "--data", data, "--out", tmp_path / "m.safetensors", "--time-limit", "1s")
 
     assert "by-task" in found.stdout
     assert "mean |error|" in found.stdout
@@ -73,7 +73,7 @@ def test_profiled_tasks_are_carried_to_a_held_out_device(tmp_path):
     data = replace(measured, **times).save(tmp_path / "programs.npz")
     model = tmp_path / "model.safetensors"
     common = ("--data", data, "--device", "fast", "--hold-out", "device")
-    run("train", "programs", *common, "--out", model, "--budget", "1s")
+    run("train", "programs", *common, "--out", model, "--time-limit", "1s")
 
     plain, carried = (
         json.loads(run("eval", "programs", model, *common, "--json", *more).stdout) for more in ((), ("--profile", "3"))
@@ -100,10 +100,10 @@ def two_hosts(path):
 def test_a_model_of_one_host_is_trained_on_for_another(tmp_path):
     data, model, tuned = (tmp_path / name for name in ("programs.npz", "model.safetensors", "tuned.safetensors"))
     two_hosts(data)
-    run("train", "programs", "--data", data, "--out", model, "--device", "fast", "--budget", "4s")
+    run("train", "programs", "--data", data, "--out", model, "--device", "fast", "--time-limit", "4s")
     common = ("--data", data, "--device", "@there", "--json")
 
-    begun = run("train", "programs", *common, "--out", tuned, "--from", model, "--budget", "4s")
+    begun = run("train", "programs", *common, "--out", tuned, "--from", model, "--time-limit", "4s")
     before, after = (json.loads(run("eval", "programs", one, *common).stdout) for one in (model, tuned))
 
     assert 0 == begun.exit_code
@@ -119,7 +119,7 @@ def test_a_held_out_host_teaches_nothing(tmp_path):
     data, model = two_hosts(tmp_path / "programs.npz"), tmp_path / "model.safetensors"
     common = ("--data", data, "--device", "fast@there", "--hold-out", "host", "--json")
 
-    run("train", "programs", *common, "--out", model, "--budget", "1s")
+    run("train", "programs", *common, "--out", model, "--time-limit", "1s")
     header = load_predictor(model).header
     plain, carried = (
         json.loads(run("eval", "programs", model, *common, *more).stdout) for more in ((), ("--profile", "3"))

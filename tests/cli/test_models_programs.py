@@ -25,7 +25,7 @@ def test_a_set_that_is_there_is_not_overwritten(tmp_path):
     [
         (("--targets", "neon-1"), "no target is called 'neon-1'"),
         (("--tasks", "nowhere.csv"), "cannot be read"),
-        (("--budget", "soon"), "is not a duration"),
+        (("--time-limit", "soon"), "is not a duration"),
         (("--profile", "3"), "--profile chooses programs of a set"),
         (("--of", "shipped", "--tasks", "mine.csv"), "--tasks is for new programs"),
         (("--of", "nowhere.npz"), "nowhere.npz is not there"),
@@ -65,7 +65,7 @@ def test_harvested_tasks_can_be_read_and_programs_of_them_measured(tmp_path):
     pytest.importorskip("tvm")
     options = ("--targets", "sse4.2-1", "--max-spread", 1e9, "--canary-tolerance", 1e9)
     stopped = windtunnel(
-        "models", "sample", "--tasks", tasks, "--out", tmp_path / "set.npz", "--budget", "0s", *options
+        "models", "sample", "--tasks", tasks, "--out", tmp_path / "set.npz", "--time-limit", "0s", *options
     )
     assert 0 == stopped.code, stopped.stderr
     assert "0 of 8000 programs measured" in stopped.stdout

@@ -40,7 +40,9 @@ def test_a_set_says_what_is_in_it(tmp_path):
 def test_a_model_says_what_it_learned_from_and_how_good_it_is(tmp_path):
     data = small_set(num_tasks=6, per_task=4).save(tmp_path / "programs.npz")
     model = tmp_path / "model.safetensors"
-    trained = run("train", "programs", "--data", data, "--out", model, "--budget", "1s", "--device", "all", "--json")
+    trained = run(
+        "train", "programs", "--data", data, "--out", model, "--time-limit", "1s", "--device", "all", "--json"
+    )
     document = json.loads(run("show", model, "--json").stdout)
 
     assert document["devices"] == ["fast", "slow"]

@@ -44,7 +44,7 @@ def test_verbs_that_need_times_name_the_one_that_predicts_them(dry, words):
 
 def test_what_was_predicted_has_times(dry, tmp_path):
     predicted = tmp_path / "predicted.wt"
-    windtunnel("predict", dry, "--on", "h100", "--output", predicted)
+    windtunnel("predict", dry, "--on", "h100", "--out", predicted)
     explained = windtunnel("explain", predicted)
 
     assert load(predicted).tasks["duration_ns"].all()

@@ -24,7 +24,7 @@ def test_1f1b_is_drawn_as_in_its_paper():
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_is_drawn_written_and_told(name, tmp_path):
     page, table = tmp_path / "page.html", tmp_path / "table.csv"
-    shown = windtunnel("pipeline", "show", name, "--batches", "2", "--output", page, "--csv", table)
+    shown = windtunnel("pipeline", "show", name, "--batches", "2", "--html", page, "--csv", table)
     told = json.loads(windtunnel("pipeline", "show", name, "--batches", "2", "--json").stdout)
     again = windtunnel("pipeline", "show", table, "--batches", "2", "--versions", told["versions"], "--json")
 

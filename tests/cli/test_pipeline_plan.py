@@ -20,9 +20,9 @@ def path(tmp_path):
 def test_a_graph_is_planned_and_every_combination_told(path, tmp_path):
     page = tmp_path / "plans.html"
     done = windtunnel(
-        "pipeline", "plan", path, "--devices", 4, "--batch", 16, "--samples", 4, "--memory", "24KiB", "--report", page
+        "pipeline", "plan", path, "--on", 4, "--batch-size", 16, "--samples", 4, "--memory", "24KiB", "--html", page
     )
-    told = windtunnel("pipeline", "plan", path, "--devices", 4, "--batch", 16, "--samples", 4, "--json")
+    told = windtunnel("pipeline", "plan", path, "--on", 4, "--batch-size", 16, "--samples", 4, "--json")
     answer = json.loads(told.stdout)
 
     assert 0 == done.code, done.stderr
@@ -37,7 +37,7 @@ def test_a_graph_is_planned_and_every_combination_told(path, tmp_path):
 
 
 def test_all_shows_every_combination(path):
-    done = windtunnel("pipeline", "plan", path, "--devices", 2, "--batch", 4, "--samples", 4, "--all", "--replay", 1)
+    done = windtunnel("pipeline", "plan", path, "--on", 2, "--batch-size", 4, "--samples", 4, "--all", "--replay", 1)
 
     assert 0 == done.code, done.stderr
     assert "cannot be" in done.stdout
@@ -47,15 +47,15 @@ def test_all_shows_every_combination(path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--devices", 4, "--samples", 4], "how many samples an update has is missing"),
-        (["--devices", 4, "--samples", 4, "--batch", 16, "--depth", 3], "do not divide by a depth of 3"),
-        (["--devices", 4, "--samples", 4, "--batch", 16, "--memory", "1KiB"], "tightest at stage"),
-        (["--devices", 4, "--samples", 4, "--batch", 16, "--microbatches", 5], "microbatches of 5 do not divide"),
-        (["--devices", 4, "--samples", 4, "--batch", 16, "--schedule", "zb"], "'zb' is not known"),
-        (["--devices", 4, "--samples", 4, "--batch", 16, "--width", "x"], "is no list of whole numbers"),
-        (["--devices", 4, "--samples", 4, "--batch", 16, "--precision", "fp8"], "no precision is called"),
-        (["--devices", 4, "--batch", 16], "--samples"),
-        (["--devices", "2xh100,2xa100", "--samples", 4, "--batch", 16], "2 kinds of devices"),
+        (["--on", 4, "--samples", 4], "how many samples an update has is missing"),
+        (["--on", 4, "--samples", 4, "--batch-size", 16, "--depth", 3], "do not divide by a depth of 3"),
+        (["--on", 4, "--samples", 4, "--batch-size", 16, "--memory", "1KiB"], "tightest at stage"),
+        (["--on", 4, "--samples", 4, "--batch-size", 16, "--microbatches", 5], "microbatches of 5 do not divide"),
+        (["--on", 4, "--samples", 4, "--batch-size", 16, "--schedule", "zb"], "'zb' is not known"),
+        (["--on", 4, "--samples", 4, "--batch-size", 16, "--width", "x"], "is no list of whole numbers"),
+        (["--on", 4, "--samples", 4, "--batch-size", 16, "--precision", "fp8"], "no precision is called"),
+        (["--on", 4, "--batch-size", 16], "--samples"),
+        (["--on", "2xh100,2xa100", "--samples", 4, "--batch-size", 16], "2 kinds of devices"),
     ],
 )
 def test_what_is_wrong_is_said_with_exit_code_2(path, options, said):
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_said_with_exit_code_2(path, options, said):
 def test_layers_in_pipers_form_are_planned(tmp_path):
     path = tmp_path / "layers.json"
     path.write_text(json.dumps(document()))
-    done = windtunnel("pipeline", "plan", path, "--devices", 2, "--time-unit", "ms")
+    done = windtunnel("pipeline", "plan", path, "--on", 2, "--time-unit", "ms")
     told = json.loads(windtunnel("pipeline", "plan", path, "--json").stdout)
     small = windtunnel("pipeline", "plan", path, "--memory", "1B")
 
@@ -80,14 +80,14 @@ def test_layers_in_pipers_form_are_planned(tmp_path):
 
 
 def test_a_workload_needs_a_number_of_processes():
-    done = windtunnel("pipeline", "plan", "mlp", "--devices", "2xh100", "--batch", 16)
+    done = windtunnel("pipeline", "plan", "mlp", "--on", "2xh100", "--batch-size", 16)
 
     assert 2 == done.code
     assert "is no number of processes" in done.stderr
 
 
 def test_a_workload_may_have_a_parameter_with_a_point():
-    done = windtunnel("pipeline", "plan", "mlp:dropout=0.1", "--devices", "2", "--batch", 16)
+    done = windtunnel("pipeline", "plan", "mlp:dropout=0.1", "--on", "2", "--batch-size", 16)
 
     assert 2 == done.code
     assert "mlp has no parameter 'dropout'" in done.stderr
@@ -96,8 +96,8 @@ def test_a_workload_may_have_a_parameter_with_a_point():
 @pytest.mark.slow
 def test_a_workload_is_captured_and_planned_for_processes_of_this_host(tmp_path):
     done = windtunnel(
-        "pipeline", "plan", "mlp:width=64,depth=5", "--devices", 2, "--batch", 16, "--microbatches", "4,8", "--json",
-        "--output", tmp_path / "plan.json",
+        "pipeline", "plan", "mlp:width=64,depth=5", "--on", 2, "--batch-size", 16, "--microbatches", "4,8", "--json",
+        "--out", tmp_path / "plan.json",
     )  # fmt: skip
     answer = json.loads(done.stdout)
 
@@ -114,13 +114,13 @@ def test_the_command_that_plan_prints_runs_exactly_the_plan(tmp_path, monkeypatc
     depth, width, schedule = shape
     monkeypatch.chdir(tmp_path)
     done = windtunnel(
-        "pipeline", "plan", "mlp:width=64,depth=5", "--devices", depth * width, "--batch", 16, "--microbatches", 2,
+        "pipeline", "plan", "mlp:width=64,depth=5", "--on", depth * width, "--batch-size", 16, "--microbatches", 2,
         "--depth", depth, "--width", width, "--schedule", schedule, "--recompute", "yes",
     )  # fmt: skip
     command = done.stderr.strip().splitlines()[-1].removeprefix("next: ").split()
     ran = windtunnel(*command[1:], "--steps", 6, "--ledger", "ledger.db", "--json")
     plan, found = json.loads((tmp_path / "mlp.plan.json").read_text()), json.loads(ran.stdout)
-    again = windtunnel("pipeline", "plan", "mlp", "--devices", 2, "--batch", 16)
+    again = windtunnel("pipeline", "plan", "mlp", "--on", 2, "--batch-size", 16)
 
     assert 0 == ran.code, ran.stderr
     best = plan["best"]
@@ -149,12 +149,12 @@ def test_the_command_names_machines_and_why_cheaper_ones_do_not_do(tmp_path):
 
     path = tmp_path / "net.wt"
     save(capture(step, iterations=3, model=net, optimizer=optimizer), path)
-    words = ("pipeline", "plan", path, "--batch", 64, "--devices", "g4dn.xlarge,g5.12xlarge", "--samples", 16)
-    told = windtunnel(*words, "--at-least", 1000, "--json")
-    shown = windtunnel(*words, "--at-least", 1000)
-    never = windtunnel(*words, "--at-least", 1e15)
-    unknown = windtunnel("pipeline", "plan", path, "--batch", 64, "--devices", "g4dn", "--at-least", 10)
-    here = windtunnel("pipeline", "plan", "mlp", "--batch", 64, "--at-least", 10)
+    words = ("pipeline", "plan", path, "--batch-size", 64, "--on", "g4dn.xlarge,g5.12xlarge", "--samples", 16)
+    told = windtunnel(*words, "--min-throughput", 1000, "--json")
+    shown = windtunnel(*words, "--min-throughput", 1000)
+    never = windtunnel(*words, "--min-throughput", 1e15)
+    unknown = windtunnel("pipeline", "plan", path, "--batch-size", 64, "--on", "g4dn", "--min-throughput", 10)
+    here = windtunnel("pipeline", "plan", "mlp", "--batch-size", 64, "--min-throughput", 10)
 
     document = json.loads(told.stdout)
     assert "windtunnel.pipeline-machines/1" == document["schema"]

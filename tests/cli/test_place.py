@@ -36,7 +36,7 @@ def run(capsys, *arguments):
 def test_a_problem_is_placed_explained_and_drawn(capsys, path, tmp_path):
     split, picture = tmp_path / "split.json", tmp_path / "picture.html"
 
-    code, out, err = run(capsys, path, "--explain", "--compare", "--out", split, "--picture", picture)
+    code, out, err = run(capsys, path, "--explain", "--compare", "--out", split, "--html", picture)
 
     assert 0 == code, err
     assert "no plan whose stages follow one another is below it" in " ".join(run(capsys, path)[1].split())
@@ -49,7 +49,7 @@ def test_a_problem_is_placed_explained_and_drawn(capsys, path, tmp_path):
 
 
 def test_json_holds_the_assignment_and_its_proof(capsys, path):
-    code, out, _ = run(capsys, path, "--json", "--devices", "2", "--cpus", "0")
+    code, out, _ = run(capsys, path, "--json", "--on", "2", "--cpus", "0")
     document = json.loads(out)
 
     assert 0 == code
@@ -70,9 +70,9 @@ def test_latency_is_greedy_when_asked(capsys, path):
     [
         (("--solver", "magic"), "not solved by 'magic'"),
         (("--objective", "speed"), "speed is not solved"),
-        (("--devices", "2xh100"), "is no number"),
-        (("--devices", "0", "--cpus", "0"), "no devices"),
-        (("--devices", "2", "--cpus", "0", "--memory", "2B"), "no contiguous cut fits"),
+        (("--on", "2xh100"), "is no number"),
+        (("--on", "0", "--cpus", "0"), "no devices"),
+        (("--on", "2", "--cpus", "0", "--memory", "2B"), "no contiguous cut fits"),
         (("--out", "problem.json"), "is there already"),
         (("--combine", "both"), "cannot be combined"),
     ],
@@ -91,7 +91,7 @@ def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path, monkeypatch)
     pytest.importorskip("torch")
     monkeypatch.setattr("windtunnel.cli.console.COLUMNS", 160)  # names are folded where there is little room
     ledger = tmp_path / "receipts.db"
-    code, out, err = run(capsys, "verify", "mlp:batch_size=32,width=32,depth=2", "--devices", "2", "--microbatches",
+    code, out, err = run(capsys, "verify", "mlp:batch_size=32,width=32,depth=2", "--ranks", "2", "--microbatches",
                          "4", "--compare", "--ledger", ledger)  # fmt: skip
 
     assert 0 == code, err
@@ -135,16 +135,16 @@ def test_the_report_of_a_capture_has_the_split(capsys, tmp_path):
 
 
 def test_flights_that_cannot_be(capsys):
-    code, _, err = run(capsys, "verify", "mlp", "--devices", "2xh100")
+    code, _, err = run(capsys, "verify", "mlp", "--ranks", "2xh100")
     assert 2 == code
-    assert "invalid value for '--devices'" in err
-    code, _, err = run(capsys, "verify", "nothing", "--devices", "2")
+    assert "invalid value for '--ranks'" in err
+    code, _, err = run(capsys, "verify", "nothing", "--ranks", "2")
     assert 2 == code
     assert "nothing" in err
 
 
 def test_what_belongs_to_another_verb_is_sent_there(capsys):
-    assert "windtunnel place verify mlp --devices 2" in run(capsys, "mlp")[2]
+    assert "windtunnel place verify mlp --ranks 2" in run(capsys, "mlp")[2]
 
 
 def test_infinite_memory_is_null_in_json(capsys, tmp_path):
@@ -170,15 +170,15 @@ def test_the_even_split_is_judged_by_the_objective_of_the_plan(capsys, path, obj
 
 
 def test_a_graph_of_too_many_cuts_says_what_was_searched(capsys, path):
-    code, out, _ = run(capsys, path, "--most-downsets", "3", "--solver", "dp")
+    code, out, _ = run(capsys, path, "--max-downsets", "3", "--solver", "dp")
 
     assert 0 == code
     assert "more than 3 downsets" in out
 
 
 def test_stages_may_have_replicas(capsys, path):
-    code, out, _ = run(capsys, path, "--devices", "5", "--replicas", "3")
-    _, as_json, _ = run(capsys, path, "--devices", "5", "--replicas", "3", "--sync", "ring", "--json")
+    code, out, _ = run(capsys, path, "--on", "5", "--replicas", "3")
+    _, as_json, _ = run(capsys, path, "--on", "5", "--replicas", "3", "--sync", "ring", "--json")
 
     assert 0 == code
     assert "x 2" in out

@@ -81,15 +81,15 @@ def test_several_devices_are_ranked_by_what_tells_them_apart(stored):
 
 def test_a_priced_graph_is_kept_to_be_asked(stored, tmp_path):
     kept = tmp_path / "priced.wt"
-    outcome = windtunnel("predict", stored, "--on", "h100", "--output", kept)
+    outcome = windtunnel("predict", stored, "--on", "h100", "--out", kept)
     asked = windtunnel("whatif", kept, "faster-device")
 
     assert (0, 0) == (outcome.code, asked.code)
     assert "h100-sxm5-80g" == load(kept).meta.priced_for
     assert "faster-device" in asked.stdout
-    again = windtunnel("predict", stored, "--on", "h100", "--output", kept)
+    again = windtunnel("predict", stored, "--on", "h100", "--out", kept)
     assert (2, True) == (again.code, "is there already" in again.stderr)
-    several = windtunnel("predict", stored, "--on", "h100,l4", "--output", tmp_path / "two.wt")
+    several = windtunnel("predict", stored, "--on", "h100,l4", "--out", tmp_path / "two.wt")
     assert (2, True) == (several.code, "name one device" in several.stderr)
 
 

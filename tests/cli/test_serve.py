@@ -33,7 +33,7 @@ def profile(tmp_path):
 
 
 def test_a_plan_stands_beside_one_instance_and_one_per_thread(profile):
-    found = windtunnel("serve", "plan", profile, "--batch", "8,2")
+    found = windtunnel("serve", "plan", profile, "--batch-size", "8,2")
 
     assert 0 == found.code, found.stderr
     lines = found.stdout.splitlines()
@@ -42,7 +42,7 @@ def test_a_plan_stands_beside_one_instance_and_one_per_thread(profile):
 
 
 def test_as_json_a_plan_has_its_instances(profile):
-    found = windtunnel("serve", "plan", profile, "--batch", "7", "--json")
+    found = windtunnel("serve", "plan", profile, "--batch-size", "7", "--json")
     document = json.loads(found.stdout)
 
     assert "windtunnel.serve-plan/1" == document["schema"]
@@ -54,7 +54,7 @@ def test_as_json_a_plan_has_its_instances(profile):
 def test_runs_beside_busy_neighbors_change_the_plan(profile, tmp_path):
     flown = tmp_path / "flown.csv"
     flown.write_text("num_threads,batch_size,latency_ms\n1,1,9\n2,2,4\n")
-    found = windtunnel("serve", "plan", profile, "--batch", "2", "--flown", flown, "--json")
+    found = windtunnel("serve", "plan", profile, "--batch-size", "2", "--measured", flown, "--json")
 
     best = json.loads(found.stdout)["plans"][0]["best"]
     assert [2] == [one["threads"] for one in best["instances"]]
@@ -62,25 +62,25 @@ def test_runs_beside_busy_neighbors_change_the_plan(profile, tmp_path):
 
 def test_the_picture_has_all_three(profile, tmp_path):
     page = tmp_path / "plan.html"
-    found = windtunnel("serve", "plan", profile, "--batch", "1,2,4,8", "--report", page)
+    found = windtunnel("serve", "plan", profile, "--batch-size", "1,2,4,8", "--html", page)
 
     assert 0 == found.code, found.stderr
     text = page.read_text(encoding="utf-8")
     for words in ("Up to 3.33 times the rate of one instance", "one instance per thread", "2x&lt;1,4&gt;"):
         assert words in text
-    assert 2 == windtunnel("serve", "plan", profile, "--batch", "1", "--report", page).code
+    assert 2 == windtunnel("serve", "plan", profile, "--batch-size", "1", "--html", page).code
 
 
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (["--batch", "9"], 1, "take 9 inputs at once"),
-        (["--batch", "0"], 2, "no list of whole numbers"),
-        (["--batch", ""], 2, "no batch to plan for"),
-        (["--batch", "1", "--threads", "3"], 2, "up to 2 threads, the server 3"),
-        (["--batch", "1", "--rule", "wild"], 2, "there is no rule 'wild'"),
-        (["--batch", "1", "--where", "mode"], 2, "write it like mode=graph"),
-        (["--batch", "1", "--where", "mode=graph"], 2, "no row has mode=graph"),
+        (["--batch-size", "9"], 1, "take 9 inputs at once"),
+        (["--batch-size", "0"], 2, "no list of whole numbers"),
+        (["--batch-size", ""], 2, "no batch to plan for"),
+        (["--batch-size", "1", "--threads", "3"], 2, "up to 2 threads, the server 3"),
+        (["--batch-size", "1", "--rule", "wild"], 2, "there is no rule 'wild'"),
+        (["--batch-size", "1", "--where", "mode"], 2, "write it like mode=graph"),
+        (["--batch-size", "1", "--where", "mode=graph"], 2, "no row has mode=graph"),
     ],
 )
 def test_what_cannot_be_planned_is_said(profile, more, code, message):
@@ -92,8 +92,8 @@ def test_what_cannot_be_planned_is_said(profile, more, code, message):
 
 def test_the_fewest_threads_in_time_are_chosen(profile):
     given = ("serve", "plan", "threads", profile, "--requests", "constant:rate=150,seconds=2", "--json")
-    enough = windtunnel(*given, "--limit", "20ms")
-    late = windtunnel(*given, "--limit", "1ms")
+    enough = windtunnel(*given, "--slo", "20ms")
+    late = windtunnel(*given, "--slo", "1ms")
     document = json.loads(enough.stdout)
 
     assert 0 == enough.code, enough.stderr
@@ -103,9 +103,9 @@ def test_the_fewest_threads_in_time_are_chosen(profile):
     assert 1 == document["chosen"]["threads"]
     assert document["chosen"]["latency_ns"] <= 20e6
     assert (1, None) == (late.code, json.loads(late.stdout)["chosen"])
-    text = windtunnel(*given[:-1], "--limit", "20ms")
+    text = windtunnel(*given[:-1], "--slo", "20ms")
     assert "fewest threads in time: 1, as <1," in text.stdout
-    assert "no server answers" in windtunnel(*given[:-1], "--limit", "1ms").stdout
+    assert "no server answers" in windtunnel(*given[:-1], "--slo", "1ms").stdout
 
 
 @pytest.mark.skipif(len(server_cores()) < 2, reason="two instances want two cores")
@@ -113,8 +113,8 @@ def test_requests_are_really_answered_beside_one_instance(tmp_path):
     model, path, ledger = tmp_path / "my_model.py", tmp_path / "p.csv", tmp_path / "receipts.db"
     model.write_text(MODEL)
     path.write_text("num_threads,batch_size,latency_ms\n1,1,0.1\n1,4,0.2\n2,1,0.3\n2,4,0.5\n2,8,0.9\n")
-    done = windtunnel("serve", "plan", "threads", path, "--requests", "poisson:rate=50,seconds=1", "--limit", "0.17ms",
-                      "--share", "100%", "--fly", f"{model}:make", "--ledger", ledger, "--json")  # fmt: skip
+    done = windtunnel("serve", "plan", "threads", path, "--requests", "poisson:rate=50,seconds=1", "--slo", "0.17ms",
+                      "--percentile", "100%", "--verify", f"{model}:make", "--ledger", ledger, "--json")  # fmt: skip
     document = json.loads(done.stdout)
 
     for one in document["flights"]:
@@ -129,14 +129,14 @@ def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
     model.write_text(MODEL)
     job, profile, flown = f"{model}:make", tmp_path / "p.csv", tmp_path / "f.csv"
     threads = min(2, len(server_cores()))
-    given = ("--threads", threads, "--batches", "1,2", "--rounds", "5", "--time-limit", "1s", "-o", profile)
+    given = ("--max-threads", threads, "--batch-sizes", "1,2", "--rounds", "5", "--time-limit", "1s", "-o", profile)
     measured = windtunnel("serve", "profile", job, *given)
     assert 0 == measured.code, measured.stderr
     assert f"written: {profile}" in measured.stderr
     assert 2 == windtunnel("serve", "profile", job, *given).code  # it is there
 
     ledger = tmp_path / "receipts.db"
-    done = windtunnel("serve", "verify", job, profile, "--batch", "2", "--rounds", "5", "--time-limit",
+    done = windtunnel("serve", "verify", job, profile, "--batch-size", "2", "--rounds", "5", "--time-limit",
                       "1s", "-o", flown, "--ledger", ledger, "--json")  # fmt: skip
     assert 0 == done.code, done.stderr
     document = json.loads(done.stdout)
@@ -146,7 +146,7 @@ def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
     assert len(document["flights"]) - 1 == len(kept["receipts"])
     for one in document["flights"]:
         assert one["error_ratio"] == pytest.approx(one["predicted_ns"] / one["latency_ns"] - 1)
-    few = windtunnel("serve", "profile", job, "--few", "100%", *given[:-1], tmp_path / "few.csv", "--json")
+    few = windtunnel("serve", "profile", job, "--max-cells", "100%", *given[:-1], tmp_path / "few.csv", "--json")
     assert 0 == few.code, few.stderr
     assert 1 <= len(json.loads(few.stdout)["cells"]) <= 2 * threads
 
@@ -155,7 +155,7 @@ def test_where_no_instance_had_a_whole_batch_nothing_is_written(tmp_path):
     model, profile, flown = tmp_path / "my_model.py", tmp_path / "p.csv", tmp_path / "f.csv"
     model.write_text(MODEL)
     profile.write_text("num_threads,batch_size,latency_ms\n1,4,1\n")
-    done = windtunnel("serve", "verify", f"{model}:make", profile, "--batch", "3", "--rounds", "5", "--time-limit",
+    done = windtunnel("serve", "verify", f"{model}:make", profile, "--batch-size", "3", "--rounds", "5", "--time-limit",
                       "1s", "-o", flown, "--ledger", tmp_path / "receipts.db")  # fmt: skip
 
     assert 0 == done.code, done.stderr
@@ -211,7 +211,7 @@ def test_a_server_answers_the_requests_of_a_pattern(tmp_path):
     model, path = tmp_path / "my_model.py", tmp_path / "p.csv"
     model.write_text(MODEL)
     path.write_text(ONE_THREAD)
-    done = windtunnel("serve", "run", f"{model}:make", path, "--batch", "4", "--fixed", "--requests",
+    done = windtunnel("serve", "run", f"{model}:make", path, "--batch-size", "4", "--fixed", "--requests",
                       "constant:rate=100,seconds=0.4")  # fmt: skip
 
     assert 0 == done.code, done.stderr
@@ -222,7 +222,7 @@ def test_a_server_answers_the_requests_of_a_pattern(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--batch", "3"], "choose one of 1, 2, 4"),
+        (["--batch-size", "3"], "choose one of 1, 2, 4"),
         (["--period", "0s"], "has to be above 0"),
         (["--host", "no.such.host.invalid"], "nobody can listen at no.such.host.invalid:8000"),
     ],

@@ -75,17 +75,17 @@ def test_a_folder_without_results_says_how_to_make_some(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [("--batch-sizes", "1,two"), ("--threads", "0"), ("--budget", "soon"), ("--link", "fast")],
+    [("--batch-sizes", "1,two"), ("--threads", "0"), ("--time-limit", "soon"), ("--bandwidth", "fast")],
 )
 def test_wrong_options_are_bad_usage(tmp_path, wrong):
-    outcome = windtunnel("suite", "run", "mlp", "--output", tmp_path / "run", *wrong)
+    outcome = windtunnel("suite", "run", "mlp", "--out", tmp_path / "run", *wrong)
 
     assert outcome.code == 2
     assert "Traceback" not in outcome.stderr
 
 
 def test_an_unknown_workload_is_answered_with_the_nearest_names(tmp_path):
-    outcome = windtunnel("suite", "run", "resnet5", "--output", tmp_path / "run")
+    outcome = windtunnel("suite", "run", "resnet5", "--out", tmp_path / "run")
 
     assert outcome.code == 2
     assert "resnet50" in outcome.stderr
@@ -101,7 +101,7 @@ def test_what_fails_is_told_and_the_rest_is_shown(tmp_path, monkeypatch):
 
     monkeypatch.setattr(suite_runs, "_run_cell", pretended)
     monkeypatch.setattr(suite_runs, "_machine_facts", lambda _cells: {})
-    outcome = windtunnel("suite", "run", "mlp", "gan", "--output", tmp_path / "run")
+    outcome = windtunnel("suite", "run", "mlp", "gan", "--out", tmp_path / "run")
 
     assert outcome.code == 1
     assert "300 samples/s" in outcome.stdout

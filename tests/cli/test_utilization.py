@@ -56,7 +56,7 @@ def test_a_stored_graph_is_divided(tmp_path):
 
 def test_the_answer_is_a_table_and_the_page_a_picture(tmp_path):
     page = tmp_path / "use.html"
-    found = windtunnel("utilization", stored(tmp_path / "net.wt"), "--output", page)
+    found = windtunnel("utilization", stored(tmp_path / "net.wt"), "--html", page)
     text = page.read_text(encoding="utf-8")
 
     assert 0 == found.code
@@ -65,7 +65,7 @@ def test_the_answer_is_a_table_and_the_page_a_picture(tmp_path):
     assert all(len(line) <= 80 for line in found.stdout.splitlines())
     assert "<svg" in text
     assert "achieved" in text
-    assert 2 == windtunnel("utilization", tmp_path / "net.wt", "--output", page).code
+    assert 2 == windtunnel("utilization", tmp_path / "net.wt", "--html", page).code
 
 
 @pytest.mark.parametrize(

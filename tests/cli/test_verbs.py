@@ -190,7 +190,7 @@ def test_slice_keeps_the_tasks_that_match_and_what_they_wait_for(stored):
 
 
 def test_slice_of_a_window_keeps_later_starts_where_their_cause_is_cut_off(stored):
-    windtunnel("slice", stored, "--from", "64us", "--output", stored.parent / "tail.wt")
+    windtunnel("slice", stored, "--from", "64us", "--out", stored.parent / "tail.wt")
     part = load(stored.parent / "tail.wt")
 
     assert ["encoder backward", "adam"] == part.tasks.strings("name").to_numpy().tolist()

@@ -65,7 +65,7 @@ def test_other_sources_take_out_what_they_cost():
 
 def test_slice_keeps_the_trace_without_its_profiler(tmp_path):
     out = tmp_path / "bare.wt"
-    done = windtunnel("slice", H100 / "decoder-lm.json.gz", "--step-time", "15.9ms", "--output", out)
+    done = windtunnel("slice", H100 / "decoder-lm.json.gz", "--step-time", "15.9ms", "--out", out)
     told, before = windtunnel("explain", out), windtunnel("explain", H100 / "decoder-lm.json.gz")
 
     assert 0 == done.code, done.stderr

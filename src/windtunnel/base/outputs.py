@@ -17,7 +17,7 @@ from windtunnel.errors import InputError
 
 __all__ = ["MAKE_ROOM", "cannot_write", "is_full", "replacing", "whole"]
 
-MAKE_ROOM = "free some space, or write elsewhere with --output; TMPDIR says where temporary files lie"
+MAKE_ROOM = "free some space, or write elsewhere with --out; TMPDIR says where temporary files lie"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -83,7 +83,7 @@ class _DefaultVerbs(_Verbs):
 
 
 def _windtunnel(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and end.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Example: windtunnel capture train.py, then windtunnel whatif train.wt --all

@@ -26,29 +26,48 @@ _BUSY = 0.9
 
 @registry.verb("calibrate", source="windtunnel")
 def calibrate(
-    budget: Annotated[str, typer.Option("--budget", metavar="TIME", help="Sample for at most this time.")] = "5m",
-    threads: Annotated[int, typer.Option("--threads", min=0, help="Threads within operators; 0: all cores.")] = 0,
+    budget: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="Time limit for sampling operators.")
+    ] = "5m",
+    threads: Annotated[int, typer.Option("--threads", min=0, help="Intra-op threads; 0: all cores.")] = 0,
     learn: Annotated[
-        list[Path] | None, typer.Option("--learn", metavar="GRAPH", help="Also keep the operators of these captures.")
+        list[Path] | None,
+        typer.Option(
+            "--learn",
+            metavar="GRAPH",
+            help="Capture whose operator times (or, with --links, collectives) are added; may be repeated.",
+        ),
     ] = None,
     database: Annotated[
-        Path | None, typer.Option("--database", metavar="FILE", help="Profile database (~/.windtunnel/profile.db).")
+        Path | None,
+        typer.Option("--database", metavar="FILE", help="Profile database (default: ~/.windtunnel/profile.db)."),
     ] = None,
     links: Annotated[
-        bool, typer.Option("--links", help="Measure the wires between processes, or --learn them, instead.")
+        bool,
+        typer.Option(
+            "--links", help="Measure links between processes instead, or fit them to the captures named by --learn."
+        ),
     ] = False,
-    nproc: Annotated[int, typer.Option("--nproc", min=2, help="With --links: so many processes.")] = 2,
+    nproc: Annotated[int, typer.Option("--nproc", min=2, help="With --links: number of processes.")] = 2,
     bandwidth: Annotated[
-        str, typer.Option("--bandwidth", metavar="RATE", help="With --links: over a link shaped to this, as 1Gbit.")
+        str,
+        typer.Option(
+            "--bandwidth",
+            metavar="RATE",
+            help="With --links: rate to which the link is shaped, such as 1Gbit (default: unlimited).",
+        ),
     ] = "",
     latency: Annotated[
-        str, typer.Option("--latency", metavar="TIME", help="With --bandwidth: one way, such as 1ms.")
+        str,
+        typer.Option(
+            "--latency", metavar="TIME", help="With --bandwidth: one-way latency added to the link, such as 1ms."
+        ),
     ] = "",
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel calibrate --budget 5m
+    """Example: windtunnel calibrate --time-limit 5m
 
     Measure this host: peaks, bandwidths, dispatch, how close operators come to them, what neighbors slow down.
     """
@@ -144,7 +163,7 @@ def _print_errors(found: Calibrated) -> None:
     say(
         "ended because another round would gain less than half a percent"
         if found.reason == "settled"
-        else "ended because the budget was used up; a longer --budget may still help"
+        else "ended because the budget was used up; a longer --time-limit may still help"
     )
 
 

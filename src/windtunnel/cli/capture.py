@@ -30,16 +30,17 @@ __all__ = ["capture"]
 @registry.verb("capture", source="windtunnel")
 def capture(
     target: Annotated[
-        str, typer.Argument(metavar="SCRIPT.py|WORKLOAD", help="An unmodified training script, or mlp:width=64.")
+        str,
+        typer.Argument(
+            metavar="SCRIPT.py|WORKLOAD", help="Training script (unmodified), or a workload such as mlp:width=64."
+        ),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations to measure.")] = 20,
-    warmup: Annotated[int, typer.Option(min=0, help="Iterations before that.")] = 3,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    iterations: Annotated[int, typer.Option(min=1, help="Number of iterations to measure.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, help="Number of warm-up iterations.")] = 3,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Trace a job of --ranks without its hardware: no times, to be priced by predict."
-        ),
+        typer.Option("--dry-run", help="Trace a job of --ranks processes without hardware; `predict` adds the times."),
     ] = False,
     ranks: Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Dry run: number of ranks of the job.")] = 1,
     ranks_to_trace: Annotated[
@@ -47,27 +48,30 @@ def capture(
         typer.Option(
             "--ranks-to-trace",
             metavar="R,R",
-            help="Dry run: ranks to trace (default: 0, and the first rank of each pipeline stage).",
+            help="Dry run: ranks to trace (default: 0 and the first rank of each pipeline stage).",
         ),
     ] = "",
     devices_per_host: Annotated[
-        int, typer.Option("--devices-per-host", min=1, metavar="N", help="Dry run: devices per host.")
+        int, typer.Option("--devices-per-host", min=1, metavar="N", help="Dry run: number of devices per host.")
     ] = 8,
     device: Annotated[
-        str, typer.Option("--device", metavar="TYPE", help="Dry run: device type that the script finds, cuda or cpu.")
+        str, typer.Option("--device", metavar="TYPE", help="Dry run: device type that the script finds: cuda or cpu.")
     ] = "cuda",
     fake: Annotated[
-        bool, typer.Option("--fake", help="Trace one process on fake tensors: operators and shapes, without times.")
+        bool, typer.Option("--fake", help="Trace one process on fake tensors: operators and shapes without times.")
     ] = False,
     guess_values: GuessValues = False,
     zeros: Annotated[
-        bool, typer.Option("--zeros", help="Also keep what is zero in one more iteration, for chips that skip zeros.")
+        bool, typer.Option("--zeros", help="Also record zero masks in one more iteration, for `chip predict`.")
     ] = False,
     zeros_after: Annotated[
-        int, typer.Option("--zeros-after", min=1, metavar="N", help="That iteration is the Nth after the others.")
+        int,
+        typer.Option(
+            "--zeros-after", min=1, metavar="N", help="With --zeros: record the Nth iteration after the measured ones."
+        ),
     ] = 1,
     scratch: Annotated[
-        bool, typer.Option("--scratch", help="Send files that the script writes to a temporary folder.")
+        bool, typer.Option("--scratch", help="Redirect files that the script writes to a temporary directory.")
     ] = False,
     nproc: NumProcesses = 1,
     bandwidth: Bandwidth = "",

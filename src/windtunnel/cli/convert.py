@@ -23,7 +23,8 @@ __all__ = ["convert"]
 def convert(
     graph: GraphPath,
     target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="NAME.wt, or a Chakra trace: NAME.et, .json, packed with .gz.")
+        Path,
+        typer.Argument(metavar="TARGET", help="Output: NAME.wt, or Chakra traces (NAME.et or .json, optionally .gz)."),
     ],
     align: AlignChoice = "auto",
     allow_missing: AllowMissing = False,

@@ -32,19 +32,28 @@ WORTHWHILE = 1.02
 @registry.verb("demo", source="windtunnel")
 def demo(
     script: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Another training script than the example.")
+        Path | None, typer.Option(metavar="FILE", help="Training script to use instead of the built-in example.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the results go.")] = Path(
-        "demo"
-    ),
-    flights: Annotated[int, typer.Option(min=0, help="How many of the best predictions to really run.")] = 3,
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations to measure.")] = 15,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each flight after this time.")] = "20s",
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Begin no flight that would end after this.")] = "4min",
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Output directory.")] = Path("demo"),
+    flights: Annotated[
+        int, typer.Option("--verify", min=0, help="Number of best predictions to verify with real runs.")
+    ] = 3,
+    iterations: Annotated[int, typer.Option(min=1, help="Number of iterations to measure.")] = 15,
+    time_limit: Annotated[
+        str, typer.Option("--flight-time-limit", metavar="TIME", help="Time limit for each verification run.")
+    ] = "20s",
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--time-limit",
+            metavar="TIME",
+            help="Time limit for the whole demo; no verification run starts that would exceed it.",
+        ),
+    ] = "4min",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel demo --output demo
+    """Example: windtunnel demo --out demo
 
     Train a small transformer here, explain it, predict what would make it faster, really run the best.
     """
@@ -190,7 +199,7 @@ def _fly(
         if len(receipts) == count:
             break
         if receipts and began + longest_s > until:
-            advise(f"no time is left to fly {answer.name}; --budget gives more")
+            advise(f"no time is left to fly {answer.name}; --time-limit gives more")
             break
         try:
             with Progress(f"flying {answer.name}") as progress, stdout_to_stderr():

@@ -26,9 +26,14 @@ _CONDITIONS = (("processor", "processor"), ("number of threads", "num_threads"),
 @registry.verb("diff", source="windtunnel")
 def diff(
     before: GraphPath,
-    after: Annotated[Path, typer.Argument(metavar="OTHER", help="The graph to compare with it.")],
-    by: Annotated[str, typer.Option("--by", metavar="DIVISION", help="phase, kind, layer, line, op or source.")] = "op",
-    top: Annotated[int, typer.Option(min=1, help="How many differences to list.")] = 15,
+    after: Annotated[Path, typer.Argument(metavar="OTHER", help="Graph to compare with the first.")],
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by", metavar="DIVISION", help="Division of the iteration: phase, kind, layer, line, op or source."
+        ),
+    ] = "op",
+    top: Annotated[int, typer.Option(min=1, help="Number of differences to list.")] = 15,
     read_limit: ReadLimitSize = "",
     as_json: Json = False,
 ) -> None:

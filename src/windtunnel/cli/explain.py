@@ -40,11 +40,14 @@ def explain(
     by: Annotated[
         str,
         typer.Option(
-            "--by", metavar="DIVISION", help="Also list every part by phase, kind, layer, line, op, source or task."
+            "--by", metavar="DIVISION", help="Also list all parts by phase, kind, layer, line, op, source or task."
         ),
     ] = "",
     depth: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Add layers up by the first N parts of their path; 0: do not.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Aggregate layers by the first N components of their path; 0: do not aggregate."
+        ),
     ] = 0,
     top: Annotated[int, typer.Option(min=1, help="Number of parts or rows to show.")] = 15,
     table: Annotated[
@@ -52,32 +55,43 @@ def explain(
         typer.Option(
             "--table",
             metavar="NAME",
-            help="Print a table instead: resources (the replay: how busy each is); of traces: temporal, idle, overlap, "
-            "queue, queue-series, launch, launches, kernels or kinds.",
+            help="Print a table instead: resources (utilization in the replay), or for traces: temporal, idle, "
+            "overlap, queue, queue-series, launch, launches, kernels, kinds.",
         ),
     ] = "",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table of a trace as CSV with raw units.")] = False,
     like_hta: Annotated[
-        bool, typer.Option("--like-hta", help="In the table, round times as HolisticTraceAnalysis does.")
+        bool, typer.Option("--like-hta", help="Round times in the table as HolisticTraceAnalysis does.")
     ] = False,
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page: timeline, memory, what-ifs, receipts."),
+        typer.Option("--html", metavar="FILE", help="Write a page with timeline, memory, what-ifs and receipts."),
     ] = None,
     whatifs: Annotated[
-        bool, typer.Option("--whatifs/--no-whatifs", help="Include predictions of every what-if in the page.")
+        bool, typer.Option("--whatifs/--no-whatifs", help="Include predictions of all what-ifs in the page.")
     ] = True,
     utilization: Annotated[
-        bool, typer.Option("--utilization", help="Measure peaks of this host; include the waterfall in the page.")
+        bool,
+        typer.Option(
+            "--utilization", help="Measure peaks of this host and include the utilization waterfall in the page."
+        ),
     ] = False,
     place: Annotated[
-        str, typer.Option(metavar="LIST", help="Include a placement of the layers, such as on 4xh100,1xcpu.")
+        str,
+        typer.Option(
+            metavar="LIST", help="Include a placement of the layers on this hardware in the page, such as 4xh100,1xcpu."
+        ),
     ] = "",
     place_bandwidth: Annotated[
-        str, typer.Option("--place-bandwidth", metavar="RATE", help="Bandwidth of an accelerator's link to its host.")
+        str,
+        typer.Option(
+            "--place-bandwidth",
+            metavar="RATE",
+            help="Bandwidth of the links that --place uses, between accelerator and host.",
+        ),
     ] = "16 GB/s",
     ledger: LedgerPath = None,
     force: Force = False,

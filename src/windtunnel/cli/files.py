@@ -61,7 +61,7 @@ def require_free(path: Path, *, force: bool) -> Path:
         Something of that name is there and ``force`` is False.
     """
     if path.exists() and not force:
-        raise InputError(f"{path} is there already", fix="overwrite it with --force, or choose another --output")
+        raise InputError(f"{path} is there already", fix="overwrite it with --force, or choose another --out")
     return path
 
 
@@ -130,7 +130,7 @@ def _require_times(graph: Graph, path: Path) -> None:
             "nothing of this job was run, so its tasks have no times",
             where=str(path),
             fix=f"predict them for a device: windtunnel predict {shlex.quote(str(path))} --on h100; "
-            "with --output, it writes a graph with times",
+            "with --out, it writes a graph with times",
         )
 
 

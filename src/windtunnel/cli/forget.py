@@ -17,10 +17,20 @@ __all__ = ["forget"]
 @registry.verb("db forget", source="windtunnel")
 def forget(
     receipts: Annotated[
-        str, typer.Option("--receipts", metavar="NUMBERS", help="Numbers that db receipts lists, such as 12 or 12,14.")
+        str,
+        typer.Option(
+            "--receipts",
+            metavar="NUMBERS",
+            help="Receipts to remove, by the numbers that `db receipts` lists, such as 12,14.",
+        ),
     ] = "",
     prices: Annotated[
-        str, typer.Option("--prices", metavar="CHANGE", help="Changes that db prices lists and contain this, or all.")
+        str,
+        typer.Option(
+            "--prices",
+            metavar="CHANGE",
+            help="Measurements to remove, by (part of) the change that `db prices` lists; all: all of them.",
+        ),
     ] = "",
     ledger: LedgerPath = None,
     as_json: Json = False,

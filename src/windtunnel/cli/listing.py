@@ -44,7 +44,11 @@ _HARDWARE = {
 def list_plugins(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help=f"{', '.join(_KINDS)}; of the catalog: {', '.join(_HARDWARE)}."),
+        typer.Argument(
+            metavar="KIND",
+            help="What to list: whatifs, flights, workloads, sources, strategies, policies, models, layers; of the "
+            "hardware catalog: devices, links, machines.",
+        ),
     ] = "whatifs",
     as_json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ from windtunnel import registry
 from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli.files import require_free, stem
 from windtunnel.cli.memory_fit import Job, print_fit
-from windtunnel.cli.options import Force, GuessValues, Json, Output, ReadLimitSize
+from windtunnel.cli.options import Force, GuessValues, Json, ReadLimitSize
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InfeasibleError, InputError
 
@@ -31,44 +31,78 @@ PROFILE = ".parquet"
 @registry.verb("memory", source="windtunnel")
 def memory(
     target: Annotated[
-        str, typer.Argument(metavar="SCRIPT.py|WORKLOAD", help="Such as train.py, or mlp:batch_size=64.")
+        str,
+        typer.Argument(
+            metavar="SCRIPT.py|WORKLOAD",
+            help="Training script or workload, such as train.py or mlp:batch_size=64, or a stored table (.parquet).",
+        ),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,
-    fake: Annotated[bool, typer.Option("--fake", help="Allocate and compute nothing; only predict.")] = False,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    fake: Annotated[
+        bool, typer.Option("--fake", help="Predict on fake tensors, without computing or allocating.")
+    ] = False,
     device_memory: Annotated[
-        str, typer.Option("--device-memory", metavar="SIZE", help="What there is, such as 16GiB; this host's free.")
+        str,
+        typer.Option(
+            "--device-memory",
+            metavar="SIZE",
+            help="Memory of the device, such as 16GiB (default: free memory of this host).",
+        ),
     ] = "",
-    on: Annotated[str, typer.Option("--on", metavar="GPU", help="With --fake: as on this one, such as h100.")] = "",
-    fit: Annotated[bool, typer.Option("--fit", help="Find the largest batch that fits, without running it.")] = False,
+    on: Annotated[str, typer.Option("--on", metavar="GPU", help="With --fake: GPU to predict for, such as h100.")] = "",
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Find the largest batch size that fits, without running the job.")
+    ] = False,
     batch_option: Annotated[
-        str, typer.Option("--batch-option", metavar="NAME", help="With --fit: the script's own, such as --batch-size.")
+        str,
+        typer.Option(
+            "--batch-option",
+            metavar="NAME",
+            help="With --fit: option of the script that sets its batch size, such as --batch-size.",
+        ),
     ] = "",
     loader_batch: Annotated[
-        int, typer.Option("--loader-batch", min=0, metavar="N", help="With --fake: batch of the script's data loaders.")
+        int,
+        typer.Option(
+            "--loader-batch-size", min=0, metavar="N", help="With --fake: batch size of the script's data loaders."
+        ),
     ] = 0,
     guess_values: GuessValues = False,
-    warmup: Annotated[int, typer.Option(min=1, help="Iterations before the one that is followed.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, help="Iterations to follow.")] = 1,
-    output: Output = None,
+    warmup: Annotated[int, typer.Option(min=1, help="Number of warm-up iterations.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Number of iterations to track.")] = 1,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write a page: categories over the step, and storages at the peak."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the table of storages (.parquet).")
+    ] = None,
     force: Force = False,
     read_limit: ReadLimitSize = "",
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel memory train.py --output train.memory.html
+    """Example: windtunnel memory train.py --html train.memory.html
 
     Show what holds a training step's memory: category, layer, line.
 
-    A job that would not fit is refused before it runs. Options of windtunnel stand before the script; all after it is
-    the script's. An output that ends in .parquet keeps the table, any other is a page. Such a table can be shown again.
+    A job that would not fit is refused before it runs. Options of windtunnel come before the script; everything after
+    it is passed to the script. A table written with --out can be shown again: windtunnel memory FILE.parquet.
     """
     from windtunnel.sources.memory.profile import MemoryProfile
     from windtunnel.units import parse_size
 
-    path = None if output is None else require_free(output, force=force)
+    for path in filter(None, (html, output)):
+        require_free(path, force=force)
+    if output is not None and output.suffix != PROFILE:
+        raise InputError(
+            f"{output} is no name of a table", where="--out", fix="name FILE.parquet; --html writes a page"
+        )
     chip = _chip(on, target, fake=fake or fit)
     limit_bytes = parse_size(device_memory) if device_memory else chip.memory_bytes if chip else None
     if fit:
-        _require_job(target, path)
+        _require_job(target, html or output)
         print_fit(Job(target, arguments or [], batch_option, chip, guess_values), limit_bytes, as_json=as_json)
         return
     if target.endswith(PROFILE):
@@ -81,17 +115,17 @@ def memory(
             "loader_batch": loader_batch,
         }
         profile = _followed(target, arguments or [], warmup, steps, limit_bytes=limit_bytes, **options)
-    if path is not None:
-        _write(profile, path, target, force)
+    _write(profile, html, output, target, force)
     if as_json:
-        print_json(profile.to_dict() | {"path": None if path is None else str(path)})
+        written = html or output
+        print_json(profile.to_dict() | {"path": None if written is None else str(written)})
     else:
         _print(profile)
-    if path is None:
+    if html is None and output is None:
         suggest(
             "windtunnel",
             "memory",
-            "--output",
+            "--html",
             f"{stem(Path(target.partition(':')[0]))}.memory.html",
             *(["--fake"] if fake else []),
             *(["--on", on] if on else []),
@@ -101,12 +135,12 @@ def memory(
         )
 
 
-def _require_job(target: str, output: Path | None) -> None:
-    if target.endswith(PROFILE) or output is not None:
+def _require_job(target: str, path: Path | None) -> None:
+    if target.endswith(PROFILE) or path is not None:
         raise InputError(
-            "a search for the largest batch runs a script or a workload, and keeps no page",
-            where=f"--fit {target}" if output is None else f"--output {output}",
-            fix="windtunnel memory --fit train.py; then --fake --output with the batch that it finds",
+            "--fit searches for the largest batch size of a script or workload, and writes no file",
+            where=f"--fit {target}" if path is None else f"--fit, {path}",
+            fix="windtunnel memory --fit train.py; then --fake --html with the batch size that it finds",
         )
 
 
@@ -242,15 +276,15 @@ def _predicted(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
     return result
 
 
-def _write(profile: MemoryProfile, path: Path, target: str, force: bool) -> None:
+def _write(profile: MemoryProfile, html: Path | None, table: Path | None, target: str, force: bool) -> None:
     from windtunnel.reports.memory_profile import memory_page
 
-    if path.suffix == PROFILE:
-        profile.save(path, overwrite=force)
-        suggest("windtunnel", "memory", "--output", path.with_suffix(".html"), path)
-    else:
-        memory_page(profile, path, title=Path(target).name, overwrite=force)
-        advise(f"next: open {path} in a browser")
+    if table is not None:
+        profile.save(table, overwrite=force)
+        suggest("windtunnel", "memory", "--html", table.with_suffix(".html"), table)
+    if html is not None:
+        memory_page(profile, html, title=Path(target).name, overwrite=force)
+        advise(f"next: open {html} in a browser")
 
 
 def _print(profile: MemoryProfile) -> None:

@@ -73,7 +73,7 @@ class Job:
             kept = [part for part in given.split(",") if part and not part.strip().startswith("batch_size=")]
             return [f"{name}:{','.join([*kept, f'batch_size={batch}'])}"]
         if not self.option:
-            return ["--loader-batch", str(batch), self.target, *self.arguments]
+            return ["--loader-batch-size", str(batch), self.target, *self.arguments]
         return [self.target, *_without(self.arguments, self.option), self.option, str(batch)]
 
     def peak_of(self, batch: int, *, reserved: bool) -> tuple[int, int]:

@@ -25,12 +25,13 @@ Data = Annotated[
 @registry.verb("models train tile", source="NeuSight")
 def train_tile(
     data: Data,
-    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
-    without: Annotated[str, typer.Option(metavar="DEVICE", help="Leave a device's rows out.")] = "",
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Model file to write (.safetensors).")],
+    without: Annotated[str, typer.Option(metavar="DEVICE", help="Device whose rows are left out of training.")] = "",
     calibrate: Annotated[
-        bool, typer.Option("--calibrate/--no-calibrate", help="Hold each device out once, for intervals.")
+        bool,
+        typer.Option("--calibrate/--no-calibrate", help="Hold out each device once to calibrate prediction intervals."),
     ] = True,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -85,9 +86,9 @@ def _percents(errors: Any) -> list[str]:
 
 @registry.verb("models eval tile", source="NeuSight")
 def eval_tile(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train tile wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model written by `models train tile`.")],
     data: Data,
-    split: Annotated[str, typer.Option(help="test: large shapes; train: what it learned from.")] = "test",
+    split: Annotated[str, typer.Option(help="Split to evaluate: test (large shapes) or train.")] = "test",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel models eval tile tile.safetensors --data cost

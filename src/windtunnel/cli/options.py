@@ -16,10 +16,11 @@ __all__ = [
     "Force",
     "Fresh",
     "GraphPath",
+    "HtmlPath",
     "Json",
     "KinetoPath",
     "LedgerPath",
-    "MostDownsets",
+    "MaxDownsets",
     "Output",
     "PricesChoice",
     "ReadLimitSize",
@@ -30,50 +31,70 @@ __all__ = [
 ]
 
 GraphPath = Annotated[
-    Path, typer.Argument(metavar="GRAPH", help="A .wt folder, a Kineto trace (.json, .json.gz), or a folder of them.")
+    Path,
+    typer.Argument(
+        metavar="GRAPH", help="Stored graph (.wt), Kineto trace (.json, .json.gz), or folder with one trace per rank."
+    ),
 ]
 KinetoPath = Annotated[
     Path | None,
-    typer.Option("--kineto", metavar="TRACE", help="Of an execution trace: the Kineto trace of its run, for times."),
+    typer.Option(
+        "--kineto", metavar="TRACE", help="Kineto trace of the same run, from which an execution trace takes its times."
+    ),
 ]
 AlignChoice = Annotated[
     str,
-    typer.Option("--align", metavar="HOW", help="Clocks of traces per rank: auto (by what they did together) or none."),
+    typer.Option(
+        "--align", metavar="HOW", help="Clock alignment of traces per rank: auto (by common collectives) or none."
+    ),
 ]
-AllowMissing = Annotated[bool, typer.Option("--allow-missing", help="Of traces per rank: join those that are here.")]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Accept a folder in which the traces of some ranks are missing.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document with raw units.")]
 GuessValues = Annotated[
     bool,
     typer.Option(
-        "--guess-values", help="Without computing: let the script decide by values that only a real run has; all are 1."
+        "--guess-values",
+        help="Without computing: treat values that only a real run computes as 1 when the script branches on them.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="PATH", help="Where to write; by default named after the input."),
+    typer.Option("--out", "-o", metavar="PATH", help="Output path (default: derived from the input)."),
 ]
+HtmlPath = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the result as a page.")]
 LedgerPath = Annotated[
     Path | None,
-    typer.Option("--ledger", metavar="FILE", help="Receipts of past flights (~/.windtunnel/receipts.db)."),
+    typer.Option("--ledger", metavar="FILE", help="Ledger of receipts (default: ~/.windtunnel/receipts.db)."),
 ]
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Measure anew what was measured before; windtunnel db prices lists it.")
+    bool, typer.Option("--fresh", help="Measure again instead of using saved measurements (listed by `db prices`).")
 ]
-MostDownsets = Annotated[
+MaxDownsets = Annotated[
     int,
-    typer.Option("--most-downsets", min=1, metavar="N", help="Search exactly up to so many; along orders beyond."),
+    typer.Option(
+        "--max-downsets",
+        min=1,
+        metavar="N",
+        help="Maximum number of downsets to search exactly; larger graphs are split along linear orders.",
+    ),
 ]
 PricesChoice = Annotated[
     str,
     typer.Option(
-        "--prices", metavar="HOW", help="auto, measured (run what changes here) or paper (ratios as published)."
+        "--prices",
+        metavar="HOW",
+        help="Source of operator times: auto, measured (run the changed operators here) or paper (published ratios).",
     ),
 ]
 ReadLimitSize = Annotated[
     str,
     typer.Option(
-        "--read-limit", metavar="SIZE", help="Memory that a file may take, such as 8GiB; by default 256 times its size."
+        "--read-limit",
+        metavar="SIZE",
+        help="Memory limit for reading a file, such as 8GiB (default: 256 times its size).",
     ),
 ]
 TimeLimit = Annotated[
@@ -81,7 +102,7 @@ TimeLimit = Annotated[
     typer.Option(
         "--time-limit",
         metavar="TIME",
-        help="End captures, predictions and flights after this time in all; by default each flight has 60s.",
+        help="Time limit for captures, predictions and flights together (default: 60s per flight).",
     ),
 ]
 

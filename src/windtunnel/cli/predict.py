@@ -52,56 +52,92 @@ def predict(
         typer.Option(
             "--on",
             metavar="DEVICE,DEVICE",
-            help="Hardware: h100, 8xh100, dgx-h100, tpu-v4-like, this-host, or your own sheet (.json); "
-            "with --cheapest, machines of the catalog (default: all).",
+            help="Hardware: h100, 8xh100, dgx-h100, tpu-v4-like, this-host, or a device sheet (.json); with "
+            "--cheapest, machines of the catalog (default: all).",
         ),
     ] = "",
-    dtype: Annotated[str, typer.Option("--dtype", metavar="TYPE", help="tf32, bf16 ...; as captured by default.")] = "",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="TYPE", help="Compute type, such as tf32 or bf16 (default: as captured).")
+    ] = "",
     batch_size: Annotated[
-        int, typer.Option("--batch-size", min=0, metavar="N", help="Samples of a device's step (default: as captured).")
+        int, typer.Option("--batch-size", min=0, metavar="N", help="Batch size per device (default: as captured).")
     ] = 0,
     batch_dim: Annotated[
         int | None, typer.Option("--batch-dim", metavar="DIM", help="Dimension of the inputs that holds the samples.")
     ] = None,
-    model: Annotated[str, typer.Option("--model", metavar="NAME,NAME", help="Cost models; auto chooses.")] = "auto",
-    launch: Annotated[str, typer.Option("--launch", metavar="TIME", help="Of one operator on the host.")] = "5us",
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME,NAME", help="Cost models by name; auto selects per operator.")
+    ] = "auto",
+    launch: Annotated[
+        str, typer.Option("--launch", metavar="TIME", help="Launch overhead of an operator on the host.")
+    ] = "5us",
     host_factor: Annotated[
-        float, typer.Option("--host-factor", metavar="F", help="The host's time over what it was; 0 leaves it out.")
+        float,
+        typer.Option(
+            "--host-factor", metavar="F", help="Ratio of host time to that of the captured host; 0: ignore the host."
+        ),
     ] = 1.0,
-    link: Annotated[str, typer.Option("--link", metavar="NAME", help="Between devices of a host, for messages.")] = "",
-    network: Annotated[str, typer.Option("--network", metavar="NAME", help="Between hosts, for messages.")] = "",
+    link: Annotated[
+        str,
+        typer.Option(
+            "--link",
+            metavar="NAME",
+            help="Link between devices of a host, by its name in the catalog (default: that of the machine).",
+        ),
+    ] = "",
+    network: Annotated[
+        str,
+        typer.Option(
+            "--network",
+            metavar="NAME",
+            help="Network link between hosts, by its name in the catalog (default: that of the machine).",
+        ),
+    ] = "",
     cheapest: Annotated[
         bool, typer.Option("--cheapest", help="Find the cheapest machine of the catalog for a training of --samples.")
     ] = False,
-    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Cheapest: samples of an epoch.")] = 0,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Cheapest: epochs of the training.")] = 1,
+    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Cheapest: number of samples per epoch.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Cheapest: number of epochs.")] = 1,
     deadline: Annotated[
-        str, typer.Option(metavar="TIME", help="Cheapest: time limit of the training, such as 24h.")
+        str,
+        typer.Option(metavar="TIME", help="Cheapest: maximum duration of the training, such as 24h (default: none)."),
     ] = "",
     max_cost: Annotated[
-        float, typer.Option("--max-cost", min=0, metavar="USD", help="Cheapest: cost limit; 0: none.")
+        float, typer.Option("--max-cost", min=0, metavar="USD", help="Cheapest: maximum cost in USD; 0: none.")
     ] = 0.0,
     max_machines: Annotated[
-        int, typer.Option("--max-machines", min=1, metavar="N", help="Cheapest: machines of one type.")
+        int,
+        typer.Option("--max-machines", min=1, metavar="N", help="Cheapest: maximum number of machines of one type."),
     ] = 4,
     dataset_size: Annotated[
-        str, typer.Option("--dataset-size", metavar="SIZE", help="Cheapest: bytes on disk, such as 150GB.")
+        str,
+        typer.Option("--dataset-size", metavar="SIZE", help="Cheapest: size of the data set on disk, such as 150GB."),
     ] = "",
     disk_bandwidth: Annotated[
-        str, typer.Option("--disk-bandwidth", metavar="RATE", help="Cheapest: reading of what is not in memory.")
+        str,
+        typer.Option(
+            "--disk-bandwidth", metavar="RATE", help="Cheapest: bandwidth of reading data that does not fit in memory."
+        ),
     ] = "",
     prep: Annotated[
-        float, typer.Option(min=0, metavar="N", help="Cheapest: samples that a core prepares per second.")
+        float,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Cheapest: samples that one core preprocesses per second; 0: preprocessing is free.",
+        ),
     ] = 0.0,
     billing: Annotated[
-        str, typer.Option(metavar="UNIT", help="Cheapest: second (one minute at least) or hour.")
+        str, typer.Option(metavar="UNIT", help="Cheapest: billing unit: second (minimum one minute) or hour.")
     ] = "second",
     measured: Annotated[
         Path | None,
-        typer.Option(metavar="CSV", help="Cheapest: instance,count,compute_ms,interconnect_ms,network_ms."),
+        typer.Option(
+            metavar="CSV", help="Cheapest: measured times (CSV: instance,count,compute_ms,interconnect_ms,network_ms)."
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write the priced graph.")
+        Path | None, typer.Option("--out", "-o", metavar="PATH", help="Write the priced graph (.wt).")
     ] = None,
     force: Force = False,
     as_json: Json = False,
@@ -195,13 +231,13 @@ def _too_large(graph: Graph, targets: list[Target]) -> list[str]:
 
 def _require_one(on: str) -> None:
     if "," in on:
-        raise InputError(f"one priced graph cannot be kept of {on}", where="--output", fix="name one device with --on")
+        raise InputError(f"one priced graph cannot be kept of {on}", where="--out", fix="name one device with --on")
 
 
 def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], asked: Path | None) -> None:
     """``asked``: the graph that what-ifs can be asked about; what never ran has no times of its own."""
     if on in HOST_NAMES and found.unsure_ratio > _UNSURE:
-        advise("next: windtunnel calibrate --budget 5m")
+        advise("next: windtunnel calibrate --time-limit 5m")
         return
     if not others and "," in on:
         advise(f"next: windtunnel predict {graph} --on {found.device}{_dtype_option(found)}")
@@ -215,7 +251,7 @@ def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], 
         advise(f"next: windtunnel whatif {asked} --all")
     else:
         kept = _dtype_option(found).split()
-        suggest("windtunnel", "predict", graph, "--on", on, *kept, "--output", graph.with_suffix(".priced.wt"))
+        suggest("windtunnel", "predict", graph, "--on", on, *kept, "--out", graph.with_suffix(".priced.wt"))
 
 
 def _dtype_option(found: Forecast) -> str:

@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 __all__ = ["Bandwidth", "Latency", "NumProcesses", "ranks_of"]
 
 NumProcesses = Annotated[
-    int, typer.Option("--nproc", min=1, metavar="N", help="Run the script in so many processes, as torchrun would.")
+    int,
+    typer.Option("--nproc", min=1, metavar="N", help="Number of processes to launch the script in, as torchrun does."),
 ]
 Bandwidth = Annotated[
-    str, typer.Option("--bandwidth", metavar="RATE", help="Put each process behind a link of this rate: 125MB/s.")
+    str,
+    typer.Option(
+        "--bandwidth", metavar="RATE", help="Bandwidth of the emulated link of each process, such as 125MB/s."
+    ),
 ]
-Latency = Annotated[str, typer.Option("--latency", metavar="TIME", help="And of this latency, one way: 100us.")]
+Latency = Annotated[
+    str, typer.Option("--latency", metavar="TIME", help="One-way latency of the emulated link, such as 100us.")
+]
 
 
 def ranks_of(nproc: int, bandwidth: str, latency: str) -> Ranks:

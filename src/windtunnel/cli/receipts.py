@@ -20,8 +20,8 @@ _PIPELINES = "pipeline"  # what windtunnel place verify keeps
 
 @registry.verb("db receipts", source="windtunnel")
 def receipts(
-    whatif: Annotated[str, typer.Option("--whatif", metavar="NAME", help="Only flights of this what-if.")] = "",
-    top: Annotated[int, typer.Option(min=1, help="How many of the latest to show.")] = 20,
+    whatif: Annotated[str, typer.Option("--whatif", metavar="NAME", help="Show only receipts of this what-if.")] = "",
+    top: Annotated[int, typer.Option(min=1, help="Number of receipts to show, latest first.")] = 20,
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:

@@ -30,17 +30,28 @@ _WHOLE = ("iteration_ns", "profiled_iteration_ns", "overhead")
 @registry.verb("slice", source="windtunnel")
 def slice_graph(
     graph: GraphPath,
-    iteration: Annotated[int | None, typer.Option(min=0, help="Tasks of this training iteration.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Tasks of this worker.")] = None,
-    phase: Annotated[str, typer.Option(help="data, forward, backward, update or other.")] = "",
-    layer: Annotated[str, typer.Option(metavar="REGEX", help="Layers that match as a whole.")] = "",
-    name: Annotated[str, typer.Option(metavar="REGEX", help="Names that match as a whole.")] = "",
-    since: Annotated[str, typer.Option("--from", metavar="TIME", help="Tasks that end after this, such as 2ms.")] = "",
-    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Tasks that start before this.")] = "",
-    window: Annotated[str, typer.Option(metavar="NAME", help="Of a trace: what an annotation launched.")] = "",
-    partial: Annotated[bool, typer.Option("--partial", help="Of a trace that is cut: what stands before.")] = False,
+    iteration: Annotated[int | None, typer.Option(min=0, help="Select tasks of this training iteration.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Select tasks of this rank.")] = None,
+    phase: Annotated[
+        str, typer.Option(help="Select tasks of this phase: data, forward, backward, update or other.")
+    ] = "",
+    layer: Annotated[str, typer.Option(metavar="REGEX", help="Select layers whose full path matches.")] = "",
+    name: Annotated[str, typer.Option(metavar="REGEX", help="Select tasks whose full name matches.")] = "",
+    since: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="Select tasks that end after this time, such as 2ms.")
+    ] = "",
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Select tasks that start before this time.")] = "",
+    window: Annotated[
+        str, typer.Option(metavar="NAME", help="Trace only: select what was launched within this annotation.")
+    ] = "",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Trace only: accept a trace that is truncated, up to its end.")
+    ] = False,
     step_time: Annotated[
-        str, typer.Option(metavar="TIME", help="Of a trace: a step without the profiler, such as 24ms; or typical.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Trace only: duration of a step without the profiler, such as 24ms, or typical."
+        ),
     ] = "",
     align: AlignChoice = "auto",
     allow_missing: AllowMissing = False,

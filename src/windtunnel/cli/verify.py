@@ -37,21 +37,26 @@ def verify(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A script, a capture of one, a workload (mlp:width=64), or what whatif --search wrote (.json).",
+            help="Script, its capture (.wt), workload (mlp:width=64), or strategy written by `whatif --search` "
+            "(.json).",
         ),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own, behind --.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script, after --.")
+    ] = None,
     whatif: Annotated[
-        str, typer.Option("--whatif", metavar="NAMES", help="What to fly, such as amp,fused-optimizer.")
+        str, typer.Option("--whatif", metavar="NAMES", help="What-ifs to run, such as amp,fused-optimizer.")
     ] = "",
     graph: Annotated[
-        Path | None, typer.Option(metavar="GRAPH", help="A capture of the baseline, if there is one.")
+        Path | None, typer.Option(metavar="GRAPH", help="Capture of the baseline (default: captured now).")
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Maximum number of interleaved rounds.")] = None,
     time_limit: TimeLimit = "",
-    fail_over: Annotated[str, typer.Option(metavar="RATIO", help="Exit with 1 if a prediction is off by more.")] = "",
+    fail_over: Annotated[
+        str, typer.Option(metavar="RATIO", help="Exit with code 1 if the error of a prediction exceeds this ratio.")
+    ] = "",
     scratch: Annotated[
-        bool, typer.Option("--scratch", help="Send files that the script writes to temporary folders.")
+        bool, typer.Option("--scratch", help="Redirect files that the script writes to temporary directories.")
     ] = False,
     nproc: NumProcesses = 1,
     bandwidth: Bandwidth = "",

@@ -37,27 +37,35 @@ NOT_APPLICABLE = 1
 def whatif(
     graph: GraphPath,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="WHATIF", help="Such as amp, or data-parallel:num_ranks=4.")
+        list[str] | None, typer.Argument(metavar="WHATIF", help="What-ifs, such as amp or data-parallel:num_ranks=4.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Ask every what-if that is known.")] = False,
-    pairs: Annotated[bool, typer.Option("--pairs", help="Also every two that go together.")] = False,
-    why: Annotated[bool, typer.Option("--why", help="Say why the others do not apply.")] = False,
-    top: Annotated[int, typer.Option(min=1, help="How many answers to show.")] = 20,
-    layers: Annotated[bool, typer.Option("--layers", help="Also predict each change layer by layer.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Predict all registered what-ifs.")] = False,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Also predict all compatible pairs.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Show why the other what-ifs do not apply.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Number of answers to show.")] = 20,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also predict each change for each layer separately.")
+    ] = False,
     search: Annotated[
         bool,
-        typer.Option("--search", help="Search the fastest strategy of a data-parallel job (capture --nproc) instead."),
+        typer.Option(
+            "--search", help="Search for the fastest strategy of a data-parallel job (captured with --nproc)."
+        ),
     ] = False,
     lossy: Annotated[
-        bool, typer.Option("--lossy", help="Search: also compress gradients, which changes them.")
+        bool, typer.Option("--lossy", help="Search: also consider gradient compression, which changes the gradients.")
     ] = False,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Search: memory of a rank, such as 16GiB.")] = "",
-    max_plans: Annotated[int, typer.Option("--max-plans", min=1, metavar="N", help="Search: plans to try.")] = 2000,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Search: memory limit per rank, such as 16GiB.")] = "",
+    max_plans: Annotated[
+        int, typer.Option("--max-plans", min=1, metavar="N", help="Search: maximum number of plans to try.")
+    ] = 2000,
     latency: Annotated[
-        str, typer.Option(metavar="TIME", help="Search: latency of a gradient message (default: fitted).")
+        str,
+        typer.Option(metavar="TIME", help="Search: latency of a gradient message (default: fitted to the capture)."),
     ] = "",
     bandwidth: Annotated[
-        str, typer.Option(metavar="RATE", help="Search: bandwidth of gradient averaging (default: fitted).")
+        str,
+        typer.Option(metavar="RATE", help="Search: bandwidth of gradient averaging (default: fitted to the capture)."),
     ] = "",
     output: Output = None,
     force: Force = False,

@@ -129,9 +129,7 @@ def write_text(path: Path, text: str, *, overwrite: bool = False) -> Path:
         The file is there already and ``overwrite`` is False, or its folder cannot be written.
     """
     if path.exists() and not overwrite:
-        raise InputError(
-            f"{path} is there already", fix="choose another name with --output, or overwrite it with --force"
-        )
+        raise InputError(f"{path} is there already", fix="choose another name, or overwrite it with --force")
     with whole(path) as scratch:
         scratch.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path

@@ -142,7 +142,7 @@ def downsets(
         if is_over:
             raise TooManyDownsets(
                 f"more than {cap:,} downsets, seen up to {size} of {num_nodes} nodes",
-                fix="allow more (--most-downsets), or merge branches of the graph",
+                fix="allow more (--max-downsets), or merge branches of the graph",
             )
         if not len(words):
             raise GraphError(f"a cycle holds {num_nodes - size + 1} nodes back", where="edges", fix="merge the cycle")

@@ -94,7 +94,7 @@ def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
             else "the graph does not show its batch size",
             fix="trace the script again, with that batch: windtunnel capture --dry-run"
             if is_traced
-            else "capture it with windtunnel, name the dimension with --batch-dim, or leave out --batch",
+            else "capture it with windtunnel, name the dimension with --batch-dim, or leave out --batch-size",
         )
     loads = graph.select(phase=Phase.DATA) & ~graph.select(kind=Kind.COMPUTE)
     return _at_batch(graph, captured, wanted).scale(loads, wanted / captured)

@@ -76,7 +76,7 @@ def test_rows_that_mean_nothing_are_refused_with_their_line(tmp_path, rows, said
 
 def test_the_command_takes_the_cheapest_in_time_and_says_why_not_the_others(graph, tmp_path, capsys):
     path = save(graph, tmp_path / "step.wt")
-    asked = ["predict", "--cheapest", str(path), "--samples", "100000000", "--epochs", "10", "--machines", "2"]
+    asked = ["predict", "--cheapest", str(path), "--samples", "100000000", "--epochs", "10", "--max-machines", "2"]
 
     assert main([*asked, "--json"]) == 0
     free = json.loads(capsys.readouterr().out)
@@ -101,7 +101,7 @@ def test_a_device_that_does_not_compute_in_a_type_is_no_offer_and_says_why(graph
         "1000000",
         "--epochs",
         "9",
-        "--batch",
+        "--batch-size",
         "1024",
         "--dtype",
         "bf16",

@@ -61,7 +61,7 @@ def test_the_command_prints_the_front(tmp_path):
                "losses": {str(k): v for k, v in one.losses.items()}} for one in LAYERS]  # fmt: skip
     path.write_text(json.dumps({"layers": layers}))
     table = windtunnel("chip", "plan", "circulant", path)
-    document = windtunnel("chip", "plan", "circulant", path, "--json", "--accuracy-loss", "0.5")
+    document = windtunnel("chip", "plan", "circulant", path, "--json", "--max-accuracy-loss", "0.5")
 
     assert LAYERS == read_layers(path)
     assert 0 == table.code, table.stderr
@@ -70,9 +70,11 @@ def test_the_command_prints_the_front(tmp_path):
     assert "windtunnel.codesign-circulant/1" == found["schema"]
     assert all(one["lost_points"] <= 0.5 + 1e-9 for one in found["front"])
     page = tmp_path / "front.html"
-    assert 0 == windtunnel("chip", "plan", "circulant", path, "--report", page).code
+    assert 0 == windtunnel("chip", "plan", "circulant", path, "--html", page).code
     assert "accuracy lost, points" in page.read_text(encoding="utf-8")
-    assert 1 == windtunnel("chip", "plan", "circulant", path, "--memory-blocks", "1", "--accuracy-loss", "0").code
+    assert (
+        1 == windtunnel("chip", "plan", "circulant", path, "--max-memory-blocks", "1", "--max-accuracy-loss", "0").code
+    )
     refused = windtunnel("chip", "plan", "circulant", path, "--chip", "tpu-v4-like")
     assert 2 == refused.code
     assert "has no engine of transforms" in refused.stderr

@@ -147,7 +147,7 @@ def files(tmp_path):
 def test_the_verbs_answer_in_words_and_in_json(files):
     given = [files / "jobs.csv", "--cluster", files / "cluster.json", "--speeds", files / "layers"]
 
-    said = windtunnel("cluster", "plan", *given, "--policies", "dally tiresias windtunnel", "-o", files / "p.html")
+    said = windtunnel("cluster", "plan", *given, "--policies", "dally tiresias windtunnel", "--html", files / "p.html")
     assert 0 == said.code, said.stderr
     assert "tiresias" in said.stdout
     assert "makespan ends with job" in " ".join(said.stdout.split())
@@ -160,7 +160,7 @@ def test_the_verbs_answer_in_words_and_in_json(files):
     assert document["makespan_h"] > 0
     assert 0 == windtunnel("explain", "--table", "resources", files / "run.wt").code
 
-    tuned = json.loads(windtunnel("cluster", "plan", "timers", *given, "--leases", "0,2", "--json").stdout)
+    tuned = json.loads(windtunnel("cluster", "plan", "timers", *given, "--timers", "0,2", "--json").stdout)
     assert 3 == len(tuned["pairs"])
     more = windtunnel("cluster", "predict", *given, "--generate", "30", "--models", "vgg=1", "--overlap", "--json",
                       "--write-jobs", files / "made.csv")  # fmt: skip
@@ -177,7 +177,7 @@ def test_the_verbs_answer_in_words_and_in_json(files):
         (["--shape", "round"], "no rule of shapes"),
         (["--models", "vgg=many"], "no shares"),
         (["--models", "bert=1"], "nothing is known of the model 'bert'"),
-        (["--compress", "0"], "0.0 times as fast"),
+        (["--arrival-speedup", "0"], "0.0 times as fast"),
     ],
 )
 def test_what_is_wrong_with_a_question_is_said(files, options, message):

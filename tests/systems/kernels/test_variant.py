@@ -61,7 +61,17 @@ def test_the_command_places_what_a_folder_holds(tmp_path):
     save(step(), tmp_path / "train.wt")
     folder, out = tmp_path / "softmax.evolve", tmp_path / "faster.wt"
     searched = windtunnel(
-        "kernel", "plan", "softmax", "--time-limit", "5s", "--population", "8", "--generations", "1", "-o", str(folder)
+        "kernel",
+        "plan",
+        "softmax",
+        "--time-limit",
+        "5s",
+        "--population",
+        "8",
+        "--max-generations",
+        "1",
+        "-o",
+        str(folder),
     )
     assert 0 == searched.code, searched.stderr
     document = json.loads((folder / "result.json").read_text(encoding="utf-8"))

@@ -57,7 +57,7 @@ def test_half_the_bytes_are_offered_and_take_half(forecasts):
 
 
 def test_layers_without_a_network_are_refused(capsys):
-    assert main(["stalls", JOB, "--no-files", "--layers", "--batches", "1", "--turns", "2"]) == 2
+    assert main(["stalls", JOB, "--no-files", "--layers", "--batches", "1", "--rounds", "2"]) == 2
     assert "add --bandwidth" in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def test_the_command_says_what_the_replay_says(capsys):
         "5MB/s",
         "--batches",
         "2",
-        "--turns",
+        "--rounds",
         "2",
         "--json",
     ]

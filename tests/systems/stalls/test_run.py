@@ -173,18 +173,18 @@ def test_a_slow_disk_is_named(tmp_path, capsys):
     asked = [
         "stalls",
         "relu-network:batch_size=64",
-        "--disk",
+        "--disk-bandwidth",
         "1MB/s",
         "--folder",
         str(tmp_path),
         "--batches",
         "2",
-        "--turns",
+        "--rounds",
         "2",
     ]
     page = tmp_path / "stalls.html"
 
-    assert main([*asked, "--json", "--output", str(page)]) == 0
+    assert main([*asked, "--json", "--html", str(page)]) == 0
     (found,) = json.loads(capsys.readouterr().out)["jobs"]
     assert "fetch" == found["bottleneck"]
     assert [cause for cause in CAUSES if cause != "network"] == [
@@ -196,7 +196,7 @@ def test_a_slow_disk_is_named(tmp_path, capsys):
 
 @two_cores
 def test_it_prints_what_was_not_detected_too(capsys):
-    assert main(["stalls", "mlp:batch_size=4", "--no-files", "--batches", "2", "--turns", "2"]) == 0
+    assert main(["stalls", "mlp:batch_size=4", "--no-files", "--batches", "2", "--rounds", "2"]) == 0
     said = capsys.readouterr().out
 
     assert "bottleneck:" in said

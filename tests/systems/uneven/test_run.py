@@ -170,7 +170,7 @@ def test_the_verbs_say_it_in_json_and_on_a_page(tmp_path, capsys):
     _slow(tmp_path, [1.0, 0.5])
     cluster, page = str(tmp_path / "cluster.toml"), tmp_path / "page.html"
     arguments = ["--policies", "bsp adsp:period_s=0.5,commits=2", "--job", _job(tmp_path), "--duration", "2s"]
-    assert main(["train", "plan", cluster, *arguments, "--fly", "0", "-o", str(page), "--json"]) == 0
+    assert main(["train", "plan", cluster, *arguments, "--verify", "0", "--html", str(page), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
 
     assert {one["strategy"] for one in document["outcomes"]} == {"bsp", "adsp:period_s=0.5,commits=2"}

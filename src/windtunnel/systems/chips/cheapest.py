@@ -80,7 +80,7 @@ def cheapest(search: Search, samples_per_s: float, goal: Goal = "area") -> Cheap
         most = max(float(bound.max()) for bound in bounds)
         raise InfeasibleError(
             f"no chip yields {samples_per_s:,.6g} samples per s", where=f"no plan yields over {most:,.6g}",
-            fix="ask for less, or more devices (--devices), area (--area-limit) or memory (--hbm)",
+            fix="ask for less, or more devices (--devices), area (--max-area) or memory (--hbm)",
         )  # fmt: skip
     return Cheapest(best, planned, len(search.space) * len(search.cases))
 

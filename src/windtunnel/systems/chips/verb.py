@@ -45,45 +45,72 @@ def model(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b, or train.wt.",
+            help="Models: bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b, "
+            "or a captured graph (train.wt).",
         ),
     ],
     microbatches: Annotated[
-        str, typer.Option(metavar="LIST", help="Samples of a microbatch, to choose from: 1,2,4.")
+        str, typer.Option(metavar="LIST", help="Microbatch sizes to consider, such as 1,2,4.")
     ] = "1",
     hbm: Annotated[
-        str, typer.Option(metavar="LIST", help="Memory of a device, to choose from: 32GiB,80GiB.")
+        str, typer.Option(metavar="LIST", help="Memory capacities per device to consider, such as 32GiB,80GiB.")
     ] = "80GiB",
-    devices: Annotated[int, typer.Option(min=1, metavar="N", help="Accelerators.")] = 1024,
-    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of a device's link.")] = "4GiB/s",
+    devices: Annotated[int, typer.Option(min=1, metavar="N", help="Number of accelerators.")] = 1024,
+    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Bandwidth of the link between devices.")] = "4GiB/s",
     memory_bandwidth: Annotated[
-        str, typer.Option("--memory-bandwidth", metavar="RATE", help="Between a chip and its memory.")
+        str, typer.Option("--memory-bandwidth", metavar="RATE", help="Bandwidth between an accelerator and its memory.")
     ] = "1.2TB/s",
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Samples of a batch.")] = 4096,
-    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Of a graph's step; as captured by default.")] = 0,
+    batch: Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Global batch size.")] = 4096,
+    samples: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Captured graph: number of samples in its step (default: as captured)."),
+    ] = 0,
     at_least: Annotated[
         float,
-        typer.Option("--at-least", min=0.0, metavar="N", help="Also the cheapest chips that yield N samples per s."),
+        typer.Option(
+            "--min-throughput",
+            min=0.0,
+            metavar="N",
+            help="Also find the smallest and the most frugal chip with at least N samples per second.",
+        ),
     ] = 0.0,
-    chip: Annotated[str, typer.Option(metavar="NAME", help="The given chip; by default what a TPU v4 has.")] = _TPU_V4,
+    chip: Annotated[
+        str, typer.Option(metavar="NAME", help="Baseline chip (default: the units of a TPU v4).")
+    ] = _TPU_V4,
     area_limit: Annotated[
-        str, typer.Option("--area-limit", metavar="MM2", help="Square millimeters; by default 278.83.")
+        str,
+        typer.Option("--max-area", metavar="MM2", help="Maximum chip area in square millimeters (default: 278.83)."),
     ] = "",
     fixed_plan: Annotated[
-        bool, typer.Option("--fixed-plan", help="Choose only the chip, for the plan of the model's makers.")
+        bool, typer.Option("--fixed-plan", help="Choose only the chip, for the published plan of the model.")
     ] = False,
-    fixed_chip: Annotated[bool, typer.Option("--fixed-chip", help="Choose only the plan, on the given chip.")] = False,
+    fixed_chip: Annotated[
+        bool, typer.Option("--fixed-chip", help="Choose only the plan, for the baseline chip.")
+    ] = False,
     peak: Annotated[
-        bool, typer.Option("--peak", help="Products at the peak of the multipliers, as if memory never waited.")
+        bool,
+        typer.Option("--peak", help="Price matrix products at the peak of the multipliers, without memory stalls."),
     ] = False,
-    adam: Annotated[bool, typer.Option("--adam", help="Two states per parameter besides weight and gradient.")] = False,
+    adam: Annotated[
+        bool, typer.Option("--adam", help="Hold two Adam states per parameter in addition to weight and gradient.")
+    ] = False,
     memory_model: Annotated[
-        str, typer.Option("--memory-model", metavar="HOW", help="alive, or sum of all outputs as published.")
+        str,
+        typer.Option(
+            "--memory-model",
+            metavar="HOW",
+            help="Memory of activations: alive (live tensors), or sum of all outputs as published.",
+        ),
     ] = "alive",
     tolerance: Annotated[
-        str, typer.Option(metavar="RATIO", help="The front leaves out what is no more than this better.")
+        str,
+        typer.Option(
+            metavar="RATIO", help="Keep a chip on the Pareto front only if it is better by more than this ratio."
+        ),
     ] = "1%",
-    report: Annotated[Path | None, typer.Option(metavar="HTML", help="The front as a picture.")] = None,
+    report: Annotated[
+        Path | None, typer.Option("--html", metavar="HTML", help="Write the Pareto front as a page.")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -127,7 +154,7 @@ def model(
     if report is not None:
         advise(f"written: {report}")
     elif not as_json and "both" in parts:
-        suggest("windtunnel", "chip", "plan", *models, "--report", "chip.html")
+        suggest("windtunnel", "chip", "plan", *models, "--html", "chip.html")
 
 
 def _require_networks(names: list[str]) -> None:
@@ -210,7 +237,7 @@ def _area_um2(text: str) -> float:
     try:
         return 1e6 * float(text.removesuffix("mm2"))
     except ValueError:
-        raise InputError(f"{text!r} is no area", where="--area-limit", fix="square millimeters: 278.83") from None
+        raise InputError(f"{text!r} is no area", where="--max-area", fix="square millimeters: 278.83") from None
 
 
 def _document(answers: list[Answer], shared: Shared | None) -> dict[str, Any]:

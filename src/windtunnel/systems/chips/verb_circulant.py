@@ -25,22 +25,34 @@ _SHOWN = 12
 
 @registry.verb("chip plan circulant", source="PHAZE")
 def circulant(
-    path: Annotated[Path, typer.Argument(metavar="LAYERS", help="layers.json: what blocks of each size would cost.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="LAYERS", help="Accuracy loss and size of each layer by block size (layers.json).")
+    ],
     chip_name: Annotated[
-        str, typer.Option("--chip", metavar="NAME", help="A chip with an engine of transforms.")
+        str, typer.Option("--chip", metavar="NAME", help="Chip with a Fourier engine.")
     ] = "fourier-engine",
     accuracy_loss: Annotated[
-        float, typer.Option("--accuracy-loss", min=0.0, metavar="POINTS", help="That blocks may cost.")
+        float,
+        typer.Option(
+            "--max-accuracy-loss", min=0.0, metavar="POINTS", help="Maximum accuracy loss in percentage points."
+        ),
     ] = 1.0,
-    multipliers: Annotated[int, typer.Option(min=1, metavar="N", help="Of an engine for them, at most.")] = 1024,
-    memory_blocks: Annotated[
-        int, typer.Option("--memory-blocks", min=1, metavar="N", help="Of 36 Kib, for all weights together.")
+    multipliers: Annotated[
+        int, typer.Option("--max-multipliers", min=1, metavar="N", help="Maximum number of multipliers of the engine.")
     ] = 1024,
-    report: Annotated[Path | None, typer.Option(metavar="HTML", help="The front as a picture.")] = None,
+    memory_blocks: Annotated[
+        int,
+        typer.Option(
+            "--max-memory-blocks", min=1, metavar="N", help="Maximum number of 36 Kib memory blocks for all weights."
+        ),
+    ] = 1024,
+    report: Annotated[
+        Path | None, typer.Option("--html", metavar="HTML", help="Write the Pareto front as a page.")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel chip plan circulant layers.json --accuracy-loss 0.5
+    """Example: windtunnel chip plan circulant layers.json --max-accuracy-loss 0.5
 
     Choose a size of circulant blocks for each layer and an engine for them.
     """

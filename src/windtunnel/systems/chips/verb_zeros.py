@@ -25,15 +25,22 @@ _SCHEMA = "windtunnel.codesign-zeros/1"
 
 @registry.verb("chip predict", source="PHAZE")
 def zeros(
-    masks: Annotated[Path, typer.Argument(metavar="ZEROS", help="train.zeros.npz, of capture --zeros.")],
-    source: Annotated[Path | None, typer.Argument(metavar="GRAPH", help="train.wt: what becomes of its step.")] = None,
+    masks: Annotated[
+        Path, typer.Argument(metavar="ZEROS", help="Zero masks written by `capture --zeros` (train.zeros.npz).")
+    ],
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="GRAPH", help="Captured graph (train.wt) whose step is predicted on the chip."),
+    ] = None,
     chip_name: Annotated[
-        str, typer.Option("--chip", metavar="NAME", help="A chip with a grid that skips zeros.")
+        str, typer.Option("--chip", metavar="NAME", help="Chip with a zero-skipping grid.")
     ] = "sparse-grid",
     check: Annotated[
-        bool, typer.Option("--check", help="Also compute every layer by the rules of the chip, and compare.")
+        bool, typer.Option("--check", help="Also simulate every layer cycle by cycle and compare.")
     ] = False,
-    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Layers and iterations as a picture.")] = None,
+    report: Annotated[
+        Path | None, typer.Option("--html", metavar="HTML", help="Write layers and iterations as a page.")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:

@@ -40,28 +40,55 @@ __all__ = [
 FREE = "free"
 
 JobsPath = Annotated[
-    Path, typer.Argument(metavar="JOBS", help="A CSV of jobs: ours, Philly, Helios, Alibaba, Tiresias or Dally's.")
+    Path,
+    typer.Argument(
+        metavar="JOBS", help="Job trace (CSV) in the format of windtunnel, Philly, Helios, Alibaba, Tiresias or Dally."
+    ),
 ]
-ClusterPath = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="A JSON file of tiers and links.")]
+ClusterPath = Annotated[
+    Path, typer.Option("--cluster", metavar="FILE", help="Cluster description: tiers and links (JSON).")
+]
 SpeedsPath = Annotated[
     str,
     typer.Option(
-        "--speeds", metavar="PATH",
-        help="A table of speeds, a folder of layer tables or of graphs; free: communication costs nothing.",
+        "--speeds",
+        metavar="PATH",
+        help="Speeds of placements: a table, a folder of layer tables or of graphs; free: communication costs nothing.",
     ),
-]  # fmt: skip
-ShapeRule = Annotated[
-    str, typer.Option("--shape", metavar="RULE", help="Of uneven placements: exact, published, flat.")
 ]
-SharedLinks = Annotated[bool, typer.Option("--shared-links", help="Jobs that send over one link slow each other.")]
-Overlap = Annotated[bool, typer.Option("--overlap", help="Sums of gradients run beside the backward pass.")]
-Arrivals = Annotated[str, typer.Option(metavar="NAME", help="Of several columns of arrivals, such as p100day.")]
-Compress = Annotated[float, typer.Option(metavar="X", help="Jobs arrive so many times as fast.")]
-Models = Annotated[str, typer.Option(metavar="SHARES", help="For jobs without a model: 'vgg11=1 resnet50=3'.")]
-Number = Annotated[int, typer.Option("--generate", min=0, metavar="N", help="So many new jobs that look like these.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="Of generated jobs and drawn models.")]
-Skip = Annotated[bool, typer.Option("--skip-too-large", help="Leave out jobs larger than the cluster.")]
-Quantum = Annotated[int, typer.Option(min=0, metavar="N", help="Iterations between looks, as published; 0: none.")]
+ShapeRule = Annotated[
+    str, typer.Option("--shape", metavar="RULE", help="Rule for uneven placements: exact, published or flat.")
+]
+SharedLinks = Annotated[bool, typer.Option("--shared-links", help="Jobs that share a link slow each other down.")]
+Overlap = Annotated[bool, typer.Option("--overlap", help="Overlap gradient averaging with the backward pass.")]
+Arrivals = Annotated[
+    str, typer.Option(metavar="NAME", help="Column of arrival times, where the trace has several, such as p100day.")
+]
+Compress = Annotated[
+    float, typer.Option("--arrival-speedup", metavar="X", help="Factor by which arrivals are accelerated.")
+]
+Models = Annotated[
+    str, typer.Option(metavar="SHARES", help="Model mix of jobs that name no model, such as 'vgg11=1 resnet50=3'.")
+]
+Number = Annotated[
+    int,
+    typer.Option(
+        "--generate",
+        min=0,
+        metavar="N",
+        help="Number of synthetic jobs to generate from the trace; 0: use the trace itself.",
+    ),
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="Random seed of generated jobs and sampled models.")]
+Skip = Annotated[
+    bool, typer.Option("--skip-too-large", help="Leave out jobs that need more GPUs than the cluster has.")
+]
+Quantum = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="N", help="Iterations between scheduling decisions, as published; 0: decide at events only."
+    ),
+]
 
 
 class ClusterInputs:

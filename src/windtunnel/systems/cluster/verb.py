@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = "windtunnel.cluster/1"
 
-Page = Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of the runs.")]
+Page = Annotated[Path | None, typer.Option("--html", metavar="PAGE", help="Write a page of the runs.")]
 
 
 @registry.verb("cluster", source="Dally")
@@ -52,7 +52,12 @@ def _group() -> None:
 def simulate(
     jobs: JobsPath,
     cluster: ClusterPath,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as dally-manual:rack_timer_s=7200.")] = "windtunnel",
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Scheduling policy with its parameters, such as dally-manual:rack_timer_s=7200."
+        ),
+    ] = "windtunnel",
     speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,
@@ -64,9 +69,11 @@ def simulate(
     seed: Seed = 0,
     skip_too_large: Skip = False,
     quantum: Quantum = 0,
-    graph: Annotated[Path | None, typer.Option(metavar="PATH", help="Keep the run as a graph of segments.")] = None,
+    graph: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write the run as a graph of job segments (.wt).")
+    ] = None,
     write_jobs: Annotated[
-        Path | None, typer.Option("--write-jobs", metavar="CSV", help="Keep the jobs, such as generated ones.")
+        Path | None, typer.Option("--write-jobs", metavar="CSV", help="Write the jobs, such as generated ones (CSV).")
     ] = None,
     output: Page = None,
     force: Force = False,
@@ -124,7 +131,7 @@ def compare(
     jobs: JobsPath,
     cluster: ClusterPath,
     policies: Annotated[
-        str, typer.Option(metavar="LIST", help="With blanks between.")
+        str, typer.Option(metavar="LIST", help="Policies to compare, separated by spaces.")
     ] = "windtunnel dally dally-nowait dally-consolidated tiresias",
     speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
@@ -175,9 +182,14 @@ def compare(
 def tune(
     jobs: JobsPath,
     cluster: ClusterPath,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Whose order and fit are kept.")] = "dally-manual",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="Policy whose queue order and placement rule are used.")
+    ] = "dally-manual",
     leases: Annotated[
-        str, typer.Option(metavar="LIST", help="Timers to try, in leases, with commas between.")
+        str,
+        typer.Option(
+            "--timers", metavar="LIST", help="Delay timers to try, in multiples of a lease, separated by commas."
+        ),
     ] = "0,1,2,4,8,16,32,64",
     speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
@@ -198,7 +210,7 @@ def tune(
     from windtunnel.systems.cluster.policy import read_policy
     from windtunnel.systems.cluster.search import tune as tuned
 
-    tries = numbers(leases, "--leases", least=0.0)
+    tries = numbers(leases, "--timers", least=0.0)
     given = read_inputs(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     with Progress("tuning", heartbeat=True) as progress:

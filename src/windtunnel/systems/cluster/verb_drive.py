@@ -30,26 +30,35 @@ _SCHEMA = "windtunnel.cluster-drive/1"
 
 @registry.verb("cluster run", source="Dally")
 def drive(
-    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A CSV of jobs, in real seconds.")],
-    cluster: Annotated[Path, typer.Option("--cluster", metavar="FILE", help="A JSON file of tiers and links.")],
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="Job trace with times in real seconds (CSV).")],
+    cluster: Annotated[
+        Path, typer.Option("--cluster", metavar="FILE", help="Cluster description: tiers and links (JSON).")
+    ],
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="With fixed timers.")
+        str, typer.Option(metavar="NAME", help="Scheduling policy with fixed timers.")
     ] = "dally-manual:rack_timer_h=0.001,network_timer_h=0.002",
-    local: Annotated[bool, typer.Option("--local", help="Start a Slurm of this cluster on this host.")] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Start a Slurm with the nodes of this cluster on this host.")
+    ] = False,
     processes: Annotated[
-        bool, typer.Option("--processes", help="On processes and shaped links of this host instead of Slurm.")
+        bool, typer.Option("--processes", help="Run on processes and shaped links of this host instead of Slurm.")
     ] = False,
     leases: Annotated[
-        bool, typer.Option("--leases", help="Start and stop as the policy says; a {command} goes on from {state}.")
+        bool, typer.Option("--leases", help="Let the policy preempt jobs; a {command} resumes from {state}.")
     ] = False,
     gradients: Annotated[
-        str, typer.Option(metavar="SIZES", help="With --processes, by model: 'vgg=8MB resnet=1MB'.")
+        str,
+        typer.Option(metavar="SIZES", help="With --processes: gradient size per model, such as 'vgg=8MB resnet=1MB'."),
     ] = "",
     command: Annotated[
-        str, typer.Option(metavar="TEXT", help="Of each job, with {job_id}, {gpus}, {seconds}; by default sleep.")
+        str,
+        typer.Option(metavar="TEXT", help="Command of each job, with {job_id}, {gpus}, {seconds} (default: sleep)."),
     ] = "",
     run: Annotated[
-        str, typer.Option(metavar="NAME", help="A killed driver of this name finds its jobs.")
+        str,
+        typer.Option(
+            "--run-name", metavar="NAME", help="Name of the run; a restarted driver finds the jobs of its name."
+        ),
     ] = "windtunnel",
     as_json: Json = False,
 ) -> None:

@@ -39,8 +39,13 @@ _SCHEMA = "windtunnel.cluster-explain/1"
 def explain(
     jobs: JobsPath,
     cluster: ClusterPath,
-    job: Annotated[str, typer.Option(metavar="ID", help="Of a job of the file; the one that waited longest.")] = "",
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as dally-manual:rack_timer_h=2.")] = "windtunnel",
+    job: Annotated[str, typer.Option(metavar="ID", help="Job ID (default: the job that waited longest).")] = "",
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Scheduling policy with its parameters, such as dally-manual:rack_timer_h=2."
+        ),
+    ] = "windtunnel",
     speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,

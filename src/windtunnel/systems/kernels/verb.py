@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 
 KernelName = Annotated[
     str,
-    typer.Argument(metavar="KERNEL", help="A .ll file, a .py file with a function of numba, or hotspot, srad, nw ..."),
+    typer.Argument(
+        metavar="KERNEL",
+        help="Kernel: a .ll file, a .py file with a Numba function, or a built-in such as hotspot, srad or nw.",
+    ),
 ]
 TestPath = Annotated[
-    Path | None, typer.Option("--test", metavar="FILE", help="With cases(split), which gives arguments to try.")
+    Path | None,
+    typer.Option("--test", metavar="FILE", help="Python file that defines cases(split), the arguments to test with."),
 ]
-FunctionName = Annotated[str, typer.Option("--function", metavar="NAME", help="Of a .py file that has several.")]
-FolderPath = Annotated[Path, typer.Argument(metavar="FOLDER", help="That evolve run wrote.")]
+FunctionName = Annotated[
+    str, typer.Option("--function", metavar="NAME", help="Function to use, where the .py file has several.")
+]
+FolderPath = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder written by `kernel plan`.")]
 
 
 @registry.verb("kernel", source="GEVO")
@@ -51,20 +57,31 @@ def run(
     function: FunctionName = "",
     allow: Annotated[
         str,
-        typer.Option(metavar="WHAT", help="faithful (every input), tests (those inputs), promises (also of callers)."),
+        typer.Option(
+            metavar="WHAT",
+            help="Allowed edits: faithful (equal on every input), tests (on the test inputs) or promises (also of "
+            "callers).",
+        ),
     ] = "faithful",
-    population: Annotated[int, typer.Option(min=4, metavar="N", help="A multiple of four.")] = 32,
-    generations: Annotated[int, typer.Option(min=0, metavar="N", help="At most.")] = 20,
+    population: Annotated[int, typer.Option(min=4, metavar="N", help="Population size, a multiple of four.")] = 32,
+    generations: Annotated[
+        int, typer.Option("--max-generations", min=0, metavar="N", help="Maximum number of generations.")
+    ] = 20,
     time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="TIME", help="No generation begins later.")
+        str, typer.Option("--time-limit", metavar="TIME", help="Time limit; no generation starts after it.")
     ] = "10min",
     operators: Annotated[
-        str, typer.Option(metavar="LETTERS", help="Of crismpxha; by default as --allow needs them.")
+        str,
+        typer.Option(
+            metavar="LETTERS", help="Mutation operators, letters of crismpxha (default: those that --allow permits)."
+        ),
     ] = "",
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="That one candidate may take.")] = "10s",
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds draw equal edits.")] = 0,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Time limit of one candidate run.")] = "10s",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Random seed.")] = 0,
     output: Output = None,
-    page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Front, ladder and diff.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="HTML", help="Write a page with Pareto front, ablation and diff.")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -97,19 +114,24 @@ def run(
 
 @registry.verb("kernel plan step", source="GEVO")
 def step(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="mlp, or another whose step is model and loss.")],
+    workload: Annotated[
+        str, typer.Argument(metavar="WORKLOAD", help="Workload whose step is a model and a loss, such as mlp.")
+    ],
     parameters: Annotated[
-        str, typer.Option(metavar="LIST", help="Of the workload: batch_size=8,width=32,depth=3.")
+        str, typer.Option(metavar="LIST", help="Parameters of the workload, such as batch_size=8,width=32,depth=3.")
     ] = "",
     tolerance: Annotated[
-        float, typer.Option(min=0.0, metavar="RATIO", help="Error of loss and gradients that is right; 0: no bit.")
+        float,
+        typer.Option(min=0.0, metavar="RATIO", help="Relative error allowed in loss and gradients; 0: bitwise equal."),
     ] = 0.0,
-    population: Annotated[int, typer.Option(min=4, metavar="N", help="A multiple of four.")] = 8,
-    generations: Annotated[int, typer.Option(min=0, metavar="N", help="At most.")] = 20,
+    population: Annotated[int, typer.Option(min=4, metavar="N", help="Population size, a multiple of four.")] = 8,
+    generations: Annotated[
+        int, typer.Option("--max-generations", min=0, metavar="N", help="Maximum number of generations.")
+    ] = 20,
     time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="TIME", help="No generation begins later.")
+        str, typer.Option("--time-limit", metavar="TIME", help="Time limit; no generation starts after it.")
     ] = "2min",
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds draw equal edits.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel kernel plan step mlp --parameters batch_size=8,width=32
@@ -149,7 +171,9 @@ def _numbers(text: str) -> dict[str, Any]:
 @registry.verb("kernel show", source="GEVO")
 def show(
     folder: FolderPath,
-    page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Front, ladder and diff.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="HTML", help="Write a page with Pareto front, ablation and diff.")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -168,7 +192,9 @@ def apply(
     kernel: KernelName,
     test: TestPath = None,
     function: FunctionName = "",
-    optimized: Annotated[bool, typer.Option("--optimized", help="As the compiler leaves it for this host.")] = False,
+    optimized: Annotated[
+        bool, typer.Option("--optimized", help="Write the module after the compiler's optimization for this host.")
+    ] = False,
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
@@ -213,7 +239,7 @@ def _finish(document: dict[str, Any], folder: Path, page: Path | None, *, force:
     if page is not None:
         advise(f"written: {page}")
     else:
-        suggest("windtunnel", "kernel", "show", folder, "--report", f"{folder.stem}.html")
+        suggest("windtunnel", "kernel", "show", folder, "--html", f"{folder.stem}.html")
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -251,9 +277,9 @@ def _predict_group() -> None:
 
 @registry.verb("kernel predict operators", source="GEVO")
 def rank(
-    graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
-    factor: Annotated[float, typer.Option(metavar="X", help="How much faster each operator is taken to be.")] = 1.3,
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="Rows that are shown.")] = 15,
+    graph: Annotated[Path, typer.Argument(metavar="STEP", help="Captured graph, such as train.wt.")],
+    factor: Annotated[float, typer.Option(metavar="X", help="Speed-up assumed for each operator.")] = 1.3,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of rows to show.")] = 15,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel kernel predict train.wt
@@ -291,10 +317,13 @@ def rank(
 
 @registry.verb("kernel predict step", source="GEVO")
 def place(
-    graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="That evolve run wrote.")],
+    graph: Annotated[Path, typer.Argument(metavar="STEP", help="Captured graph, such as train.wt.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders written by `kernel plan`.")],
     operator: Annotated[
-        str, typer.Option(metavar="NAME", help="That the kernel computes, where it is not one of ours.")
+        str,
+        typer.Option(
+            metavar="NAME", help="Operator that the kernel implements (default: that of the built-in kernel)."
+        ),
     ] = "",
     output: Output = None,
     force: Force = False,

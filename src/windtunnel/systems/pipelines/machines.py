@@ -118,7 +118,7 @@ def cheapest_machines(
         The rate is none above zero, or the graph is no step of one process.
     """
     if not 0 < samples_per_s < float("inf"):
-        raise InputError(f"{samples_per_s} samples per s", where="--at-least", fix="above 0")
+        raise InputError(f"{samples_per_s} samples per s", where="--min-throughput", fix="above 0")
     offers = [Offer(instance, count) for instance in instances for count in range(1, most_machines + 1)]
     offers.sort(key=lambda offer: (offer.usd_per_h, offer.num_devices, offer.instance.name))
     known: dict[str, Mapping[int, Blocks]] = {}
@@ -136,7 +136,7 @@ def cheapest_machines(
     raise InfeasibleError(
         f"no {most_machines} machines of a kind yield {samples_per_s:,.6g} samples per s",
         where="; ".join(f"{item.count} x {item.instance.name}: {item.reason}" for item in cheaper[-3:]),
-        fix="more machines (--machines), other ones, or a larger batch",
+        fix="more machines (--max-machines), other ones, or a larger batch",
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def sizes_of(batch: int, given: Sequence[int] = ()) -> list[int]:
     [1, 2, 4, 8]
     """
     if batch < 1:
-        raise InputError(f"a batch of {batch}", where="--batch", fix="samples of one update")
+        raise InputError(f"a batch of {batch}", where="--batch-size", fix="samples of one update")
     if not given:
         return [size for size in (1 << power for power in range(batch.bit_length())) if batch % size == 0]
     odd = next((size for size in given if size < 1 or batch % size), None)

@@ -36,7 +36,9 @@ def plan_machines(
     from windtunnel.whatifs.another_batch import batch_of
 
     if not (path.exists() or Path(path.name.partition(":")[0]).suffix):
-        raise InputError("a workload is planned for this host", where="--at-least", fix="capture it, and name its .wt")
+        raise InputError(
+            "a workload is planned for this host", where="--min-throughput", fix="capture it, and name its .wt"
+        )
     requested = [instance(name.strip()) for name in names.split(",") if name.strip()] or list(instances().values())
     with Progress("planning") as progress:
         graph = open_graph(path, progress=progress, needs_times=False)
@@ -106,4 +108,4 @@ def _print(found: Rental, batch: int, samples_per_s: float) -> None:
             say(f"and {len(found.cheaper) - _SHOWN} that cost even less")
     unsure = sum(not item.is_sure for item in found.cheaper)
     if unsure:
-        advise(f"of {unsure} cheaper ones not all plans were replayed: --replay tries more")
+        advise(f"of {unsure} cheaper ones not all plans were replayed: --replay N tries more")

@@ -23,11 +23,15 @@ _SHOWN_LAYERS = 3
 
 @registry.verb("place verify", source="optimal device placement")
 def fly(
-    target: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Such as mlp, or vit:size=tiny,batch_size=256.")],
-    devices: Annotated[int, typer.Option(min=1, metavar="N", help="Processes of this host.")],
-    microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Per step.")] = 8,
-    schedule: Annotated[str, typer.Option(help="1f1b or gpipe.")] = "1f1b",
-    compare: Annotated[bool, typer.Option("--compare", help="Fly the exact plan and the even split, too.")] = False,
+    target: Annotated[
+        str, typer.Argument(metavar="WORKLOAD", help="Workload, such as mlp or vit:size=tiny,batch_size=256.")
+    ],
+    devices: Annotated[
+        int, typer.Option("--ranks", min=1, metavar="N", help="Number of processes on this host, one per stage.")
+    ],
+    microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Number of microbatches per step.")] = 8,
+    schedule: Annotated[str, typer.Option(help="Pipeline schedule: 1f1b or gpipe.")] = "1f1b",
+    compare: Annotated[bool, typer.Option("--compare", help="Also run the exact plan and the even split.")] = False,
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:

@@ -16,7 +16,7 @@ from windtunnel.base.documents import json_text
 from windtunnel.base.outputs import whole
 from windtunnel.cli.console import Progress, advise, print_json, suggest
 from windtunnel.cli.files import derived, open_graph, require_free
-from windtunnel.cli.options import Force, Json, MostDownsets, whole_numbers
+from windtunnel.cli.options import Force, Json, MaxDownsets, whole_numbers
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 from windtunnel.systems.pipelines.plans_output import piper_document, print_piper, print_plans, table_document
@@ -51,41 +51,94 @@ class _Asked(NamedTuple):
 
 @registry.verb("pipeline plan", source="PipeDream-2BW")
 def plan(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="mlp:depth=9, train.wt, or layers in Piper's form.")],
-    devices: Annotated[str, typer.Option(metavar="LIST", help="8, or of a graph 8xh100.")] = "",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Of each device; by default its own.")] = "",
-    batch: Annotated[int, typer.Option(min=0, metavar="N", help="Samples of one update.")] = 0,
-    schedule: Annotated[str, typer.Option(help="auto, 2bw (never emptied), 1f1b (emptied after a batch).")] = "auto",
-    microbatches: Annotated[str, typer.Option(metavar="LIST", help="Samples to try; powers of two by default.")] = "",
-    width: Annotated[str, typer.Option(metavar="LIST", help="Pipelines beside each other; all by default.")] = "",
-    depth: Annotated[str, typer.Option(metavar="LIST", help="Stages; all by default.")] = "",
-    recompute: Annotated[str, typer.Option(help="Compute activations again: auto, yes, no.")] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32, or mixed: weights of half the size beside masters.")] = "fp32",
-    base: Annotated[str, typer.Option(metavar="SIZE", help="What a process holds before anything else.")] = "0B",
-    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Between devices; measured for a workload.")] = "",
-    network: Annotated[str, typer.Option(metavar="RATE", help="Between servers; like --bandwidth by default.")] = "",
-    per_server: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of a server.")] = 8,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="Workload (mlp:depth=9), captured graph (train.wt), or table of layers in Piper's format (.json).",
+        ),
+    ],
+    devices: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="LIST",
+            help="Hardware for a graph, such as 8xh100 (with --min-throughput: machines of the catalog); otherwise "
+            "the number of devices.",
+        ),
+    ] = "",
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory per device, such as 16GiB (default: that of the device).")
+    ] = "",
+    batch: Annotated[int, typer.Option("--batch-size", min=0, metavar="N", help="Global batch size.")] = 0,
+    schedule: Annotated[
+        str, typer.Option(help="Pipeline schedule: auto, 2bw (no flush) or 1f1b (flush after each batch).")
+    ] = "auto",
+    microbatches: Annotated[
+        str, typer.Option(metavar="LIST", help="Microbatch sizes to try (default: powers of two).")
+    ] = "",
+    width: Annotated[str, typer.Option(metavar="LIST", help="Data-parallel degrees to try (default: all).")] = "",
+    depth: Annotated[str, typer.Option(metavar="LIST", help="Pipeline depths to try (default: all).")] = "",
+    recompute: Annotated[str, typer.Option(help="Activation recomputation: auto, yes or no.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="fp32, or mixed (half-precision weights with fp32 master weights).")
+    ] = "fp32",
+    base: Annotated[
+        str,
+        typer.Option("--base-memory", metavar="SIZE", help="Memory that a process holds before the model is built."),
+    ] = "0B",
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            metavar="RATE", help="Bandwidth between devices (default: 16 GB/s for a graph; measured for a workload)."
+        ),
+    ] = "",
+    network: Annotated[
+        str,
+        typer.Option(
+            "--network-bandwidth", metavar="RATE", help="Bandwidth between servers (default: that of --bandwidth)."
+        ),
+    ] = "",
+    per_server: Annotated[
+        int, typer.Option("--devices-per-host", min=1, metavar="N", help="Number of devices per server.")
+    ] = 8,
     at_least: Annotated[
         float,
-        typer.Option("--at-least", min=0.0, metavar="N", help="Of a graph: the cheapest machines for N samples per s."),
+        typer.Option(
+            "--min-throughput",
+            min=0.0,
+            metavar="N",
+            help="Captured graph: find the cheapest machines that reach N samples per second.",
+        ),
     ] = 0.0,
-    machines: Annotated[int, typer.Option(min=1, metavar="N", help="Of a kind at most, with --at-least.")] = 8,
-    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Of a graph's step; as captured by default.")] = 0,
-    replay: Annotated[int, typer.Option(min=1, metavar="K", help="Rank so many of the best by replay.")] = 16,
-    time_unit: Annotated[str, typer.Option(metavar="UNIT", help="Of times in Piper's form: s, ms, us.")] = "s",
-    most_downsets: MostDownsets = 40_000,
-    shows_all: Annotated[bool, typer.Option("--all", help="Show every combination.")] = False,
+    machines: Annotated[
+        int,
+        typer.Option(
+            "--max-machines", min=1, metavar="N", help="With --min-throughput: maximum number of machines of one type."
+        ),
+    ] = 8,
+    samples: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Captured graph: number of samples in its step (default: as captured)."),
+    ] = 0,
+    replay: Annotated[int, typer.Option(min=1, metavar="K", help="Number of best plans to rank by replay.")] = 16,
+    time_unit: Annotated[str, typer.Option(metavar="UNIT", help="Unit of times in Piper's format: s, ms or us.")] = "s",
+    most_downsets: MaxDownsets = 40_000,
+    shows_all: Annotated[bool, typer.Option("--all", help="Show all combinations.")] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="JSON", help="For pipeline run --plan; of a workload WORKLOAD.plan.json."
+            "--out",
+            "-o",
+            metavar="JSON",
+            help="Plan for `pipeline run --plan` (default for a workload: WORKLOAD.plan.json).",
         ),
     ] = None,
-    report: Annotated[Path | None, typer.Option(metavar="HTML", help="All of it as a page.")] = None,
+    report: Annotated[Path | None, typer.Option("--html", metavar="HTML", help="Write all plans as a page.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel pipeline plan mlp:depth=9 --devices 2 --memory 2GiB --batch 64
+    """Example: windtunnel pipeline plan mlp:depth=9 --on 2 --memory 2GiB --batch-size 64
 
     How deep, how wide, which microbatch, what is computed again, emptied or not: what fits, and what is quickest.
     """
@@ -103,7 +156,7 @@ def plan(
         _plan_piper(path, devices, memory, bandwidth, time_unit, most_downsets, as_json=as_json)
         return
     if batch < 1:
-        raise InputError("how many samples an update has is missing", where="--batch", fix="--batch 64")
+        raise InputError("how many samples an update has is missing", where="--batch-size", fix="--batch-size 64")
     samples_of, widths, depths = (
         whole_numbers(text, option, least=1)
         for text, option in ((microbatches, "--microbatches"), (width, "--width"), (depth, "--depth"))
@@ -169,7 +222,7 @@ def _of_graph(path: Path, devices: str, samples: int, links: Fabric, asked: _Ask
     graph = open_graph(path, progress=progress, needs_times=False)
     types, chips = fleet_of(f"{devices}xhere" if devices.isdigit() else devices)
     if len(types) != 1:
-        raise InputError(f"{len(types)} kinds of devices in one pipeline", where="--devices", fix="one kind: 8xh100")
+        raise InputError(f"{len(types)} kinds of devices in one pipeline", where="--on", fix="one kind: 8xh100")
     profiles = profiles_of(
         graph, samples or batch_of(graph), sizes_of(asked.batch, asked.microbatches), chips[0], progress=progress
     )
@@ -191,7 +244,7 @@ def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -
     from windtunnel.whatifs import parse_step
 
     if not devices.isdigit() or not int(devices):
-        raise InputError(f"--devices {devices!r} is no number of processes", where=target, fix="--devices 2")
+        raise InputError(f"--on {devices!r} is no number of processes", where=target, fix="--on 2")
     selected = parse_step(target, kind="workload")
     number = int(devices)
     sizes = sizes_of(asked.batch, asked.microbatches)
@@ -255,7 +308,7 @@ def _plan_piper(
     from windtunnel.units import parse_rate, parse_size
 
     if devices and not devices.isdigit():
-        raise InputError(f"--devices {devices!r} is no number", where=str(path), fix="--devices 8")
+        raise InputError(f"--on {devices!r} is no number", where=str(path), fix="--on 8")
     seconds = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
     with Progress("planning") as progress:
         problem = read_piper(

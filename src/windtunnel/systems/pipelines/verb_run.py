@@ -28,26 +28,52 @@ _RANKS, _MICROBATCHES, _SCHEDULE = 4, 8, "2bw"  # where neither options nor a pl
 
 @registry.verb("pipeline run", source="PipeDream-2BW")
 def run(
-    target: Annotated[str, typer.Argument(metavar="[WORKLOAD]", help="Such as mlp, or decoder-lm:size=tiny.")] = "",
-    plan: Annotated[
-        Path | None, typer.Option(metavar="JSON", help="What pipeline plan has written: exactly that is run.")
-    ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of a pipeline; 4.")] = None,
-    microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help="Per batch and pipeline; 8.")] = None,
-    schedule: Annotated[
-        str, typer.Option(help="2bw, 1f1b, gpipe, pipedream, interleaved, zb-h1, zbv, dualpipev ...; 2bw.")
+    target: Annotated[
+        str, typer.Argument(metavar="[WORKLOAD]", help="Workload, such as mlp or decoder-lm:size=tiny.")
     ] = "",
-    chunks: Annotated[int, typer.Option(min=0, metavar="N", help="Stages per rank of interleaved.")] = 0,
-    width: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pipelines that share the batch; 1.")] = None,
-    recompute: Annotated[bool, typer.Option("--recompute", help="Run forward again instead of keeping it.")] = False,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="Plan to run, as written by `pipeline plan` (JSON).")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of processes per pipeline (default: 4).")
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of microbatches per batch and pipeline (default: 8).")
+    ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="Pipeline schedule: 2bw, 1f1b, gpipe, pipedream, interleaved, zb-h1, zbv, dualpipev ... (default: "
+            "2bw)."
+        ),
+    ] = "",
+    chunks: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Interleaved schedule: number of stages per rank (default: 2).")
+    ] = 0,
+    width: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of data-parallel pipelines (default: 1).")
+    ] = None,
+    recompute: Annotated[bool, typer.Option("--recompute", help="Recompute activations in the backward pass.")] = False,
     clip: Annotated[
-        float, typer.Option(min=0.0, metavar="NORM", help="Clip gradients; unless flushed, by the norm a batch before.")
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="NORM",
+            help="Maximum gradient norm; without a flush, the norm of the previous batch is used; 0: no clipping.",
+        ),
     ] = 0.0,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Batches, those before a checkpoint included.")] = 20,
-    checkpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep what training goes on with.")] = None,
-    every: Annotated[int, typer.Option(min=0, metavar="N", help="Steps between checkpoints; 0: the last only.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Follow what each rank holds, which is slow.")] = False,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Total number of batches, including those before a checkpoint.")
+    ] = 20,
+    checkpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for checkpoints.")] = None,
+    every: Annotated[
+        int,
+        typer.Option(
+            "--checkpoint-interval", min=0, metavar="N", help="Number of steps between checkpoints; 0: only at the end."
+        ),
+    ] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
+    memory: Annotated[bool, typer.Option("--track-memory", help="Track the memory of each rank (slow).")] = False,
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:

@@ -30,22 +30,37 @@ def show(
         str,
         typer.Argument(
             metavar="SCHEDULE",
-            help="gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipe, dualpipev, forward-only, 2bw, pipedream; or a file "
-            "that torch's pipelining loads (.csv).",
+            help="Schedule: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipe, dualpipev, forward-only, 2bw, "
+            "pipedream, or a file that torch.distributed.pipelining loads (.csv).",
         ),
     ],
-    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Of a name.")] = 4,
-    microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Per batch; of a name.")] = 8,
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Named schedule: number of ranks.")] = 4,
+    microbatches: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Named schedule: number of microbatches per batch.")
+    ] = 8,
     batches: Annotated[
-        int, typer.Option(min=0, metavar="N", help="One after the other; by default 1, or 3 where none is waited for.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Number of consecutive batches (default: 1, or 3 for a schedule without flushes)."
+        ),
     ] = 0,
-    chunks: Annotated[int, typer.Option(min=0, metavar="N", help="Stages per rank of interleaved; 2.")] = 0,
-    versions: Annotated[str, typer.Option(help="Of a file: flush, 2bw or stash.")] = "flush",
-    forward: Annotated[str, typer.Option(metavar="TIME", help="Of a pass; a list has one per stage.")] = "1ms",
-    backward: Annotated[str, typer.Option(metavar="TIME", help="The same; by default twice as long.")] = "",
-    message: Annotated[str, typer.Option(metavar="TIME", help="Between two ranks.")] = "0ms",
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write it as torch loads it.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="HTML", help="Draw it as a page.")] = None,
+    chunks: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Interleaved schedule: number of stages per rank (default: 2).")
+    ] = 0,
+    versions: Annotated[str, typer.Option(help="Schedule file: weight versions: flush, 2bw or stash.")] = "flush",
+    forward: Annotated[
+        str, typer.Option(metavar="TIME", help="Duration of a forward pass; a list has one duration per stage.")
+    ] = "1ms",
+    backward: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="Duration of a backward pass, or a list (default: twice the forward pass)."),
+    ] = "",
+    message: Annotated[str, typer.Option(metavar="TIME", help="Duration of a message between two ranks.")] = "0ms",
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Write the schedule in the format of torch.distributed.pipelining."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--html", metavar="HTML", help="Write the schedule as a page.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -72,7 +87,7 @@ def show(
     else:
         _print(played)
         if output is None:
-            advise("next: --output page.html draws it, --csv FILE writes it for torch")
+            advise("next: --html page.html draws it, --csv FILE writes it for torch")
 
 
 def _table(name: str, ranks: int, microbatches: int, batches: int, chunks: int, versions: str) -> Schedule:

@@ -14,7 +14,7 @@ import typer
 from windtunnel import registry
 from windtunnel.cli.console import Progress, advise, print_json, quoted
 from windtunnel.cli.files import require_free
-from windtunnel.cli.options import Force, Json, MostDownsets
+from windtunnel.cli.options import Force, Json, MaxDownsets
 from windtunnel.errors import InputError
 from windtunnel.systems.placement.output import print_even, print_moves, print_plan
 
@@ -28,34 +28,67 @@ _SHOWN_MOVES = 5
 
 @registry.verb("place plan", source="optimal device placement")
 def split(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="A .wt folder, a trace, or a problem (.json).")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Captured graph (.wt), trace, or placement problem (.json).")
+    ],
     objective: Annotated[
-        str, typer.Option(help="throughput; flush: a pipeline that is emptied; latency: of one sample.")
+        str,
+        typer.Option(help="Objective: throughput, flush (throughput of a flushed pipeline) or latency of one sample."),
     ] = "throughput",
     devices: Annotated[
-        str, typer.Option(metavar="LIST", help="Of a graph: 2xh100,1xcpu; of a problem: accelerators, 6.")
+        str,
+        typer.Option(
+            "--on",
+            metavar="LIST",
+            help="Hardware for a graph, such as 2xh100,1xcpu; for a problem, its number of accelerators.",
+        ),
     ] = "",
-    cpus: Annotated[int, typer.Option(min=-1, metavar="N", help="Of a problem: CPUs; -1: as it says.")] = -1,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Of each accelerator; by default its own.")] = "",
-    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of a graph: accelerator to host.")] = "16 GB/s",
+    cpus: Annotated[
+        int, typer.Option(min=-1, metavar="N", help="Problem: number of CPUs; -1: as stated in the file.")
+    ] = -1,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory per accelerator, such as 16GiB (default: that of the device).")
+    ] = "",
+    bandwidth: Annotated[
+        str, typer.Option(metavar="RATE", help="Graph: bandwidth of the link between each accelerator and its host.")
+    ] = "16 GB/s",
     links: Annotated[
-        str, typer.Option(metavar="LIST", help="Of a graph, between types: h100:h100=900GB/s,h100:a100=32GB/s.")
+        str,
+        typer.Option(
+            metavar="LIST", help="Graph: bandwidths between device types, such as h100:h100=900GB/s,h100:a100=32GB/s."
+        ),
     ] = "",
-    replicas: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of a type that may share a stage.")] = 1,
-    sync: Annotated[str, typer.Option(help="How replicas agree, over --bandwidth: pipedream, ring.")] = "pipedream",
-    solver: Annotated[str, typer.Option(help="auto, dp, dpl, ilp, ilp-any, cp-sat, greedy.")] = "auto",
-    combine: Annotated[str, typer.Option(help="Compute and transfers: sum, overlap, duplex, overlap-duplex.")] = "sum",
-    pieces: Annotated[int, typer.Option(min=1, help="Of latency: contiguous pieces per accelerator.")] = 1,
-    most_downsets: MostDownsets = 60_000,
-    time_limit: Annotated[str, typer.Option("--time-limit", metavar="TIME", help="Of integer programmes.")] = "2m",
-    compare: Annotated[bool, typer.Option("--compare", help="Show the even split, too.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="What binds each device, what a move costs.")] = False,
-    output: Annotated[Path | None, typer.Option("--out", "-o", metavar="JSON", help="The split, public form.")] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="HTML", help="The graph, colored by device.")] = None,
+    replicas: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Maximum number of devices of one type that replicate a stage.")
+    ] = 1,
+    sync: Annotated[
+        str, typer.Option(help="Gradient averaging among replicas, over --bandwidth: pipedream or ring.")
+    ] = "pipedream",
+    solver: Annotated[str, typer.Option(help="Solver: auto, dp, dpl, ilp, ilp-any, cp-sat or greedy.")] = "auto",
+    combine: Annotated[
+        str, typer.Option(help="Combination of compute and transfers: sum, overlap, duplex or overlap-duplex.")
+    ] = "sum",
+    pieces: Annotated[
+        int, typer.Option("--max-pieces", min=1, help="Latency: maximum number of contiguous pieces per accelerator.")
+    ] = 1,
+    most_downsets: MaxDownsets = 60_000,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="Time limit for integer programming.")
+    ] = "2m",
+    compare: Annotated[bool, typer.Option("--compare", help="Also show the even split.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what limits each device and what moving a layer costs.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="JSON", help="Write the placement (JSON).")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--html", metavar="HTML", help="Write the graph, colored by device, as a page.")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel place train.wt --devices 4xh100,1xcpu --explain
+    """Example: windtunnel place train.wt --on 4xh100,1xcpu --explain
 
     Say which device runs which operator, how good that is, and what no other placement is below.
     """
@@ -109,7 +142,7 @@ def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str,
     _require_this_verb(source)
     if is_problem(source):
         if devices and not devices.isdigit():
-            raise InputError(f"--devices {devices!r} is no number", where=str(source), fix="--devices 6 --cpus 1")
+            raise InputError(f"--on {devices!r} is no number", where=str(source), fix="--on 6 --cpus 1")
         if links:
             raise InputError("a problem states the cost of each transfer itself", where="--links")
         return read_problem(
@@ -128,7 +161,7 @@ def _require_this_verb(source: Path) -> None:
     name = str(source).partition(":")[0]
     if not source.exists() and name in registry.all("workload"):
         raise InputError(
-            f"{name} is a workload, and no graph", fix=f"windtunnel place verify {quoted(source)} --devices 2 flies it"
+            f"{name} is a workload, and no graph", fix=f"windtunnel place verify {quoted(source)} --ranks 2 trains it"
         )
 
 
@@ -189,7 +222,7 @@ def _write(plan: Plan, output: Path | None, picture: Path | None) -> None:
 
 @registry.verb("place", source="optimal device placement", default="plan")
 def _group() -> None:
-    """Example: windtunnel place train.wt --devices 4xh100,1xcpu --explain
+    """Example: windtunnel place train.wt --on 4xh100,1xcpu --explain
 
     Choose which device runs which operator, with a lower bound for every placement, and run it.
     """

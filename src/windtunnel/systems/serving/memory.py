@@ -47,7 +47,7 @@ def min_bytes(profile: Profile, limit_ns: float, num_threads: int, batch: int, r
         raise InputError(
             "the profile says nothing of memory",
             where="memory_bytes",
-            fix="profile the model once more, without --few, on a host that tells what a process holds (Linux)",
+            fix="profile the model once more, without --max-cells, on a host that tells what a process holds (Linux)",
         )
     in_time = profile.latency_ns_C <= limit_ns
     columns = (profile.threads_C[in_time], profile.batch_C[in_time], profile.own_bytes_C[in_time].astype(np.float64))

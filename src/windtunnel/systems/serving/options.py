@@ -27,17 +27,23 @@ __all__ = [
 ]
 
 JobName = Annotated[
-    str, typer.Argument(metavar="JOB", help="A workload, such as resnet50:size=tiny, or my_model.py:make.")
+    str, typer.Argument(metavar="JOB", help="Workload, such as resnet50:size=tiny, or my_model.py:make.")
 ]
-NumThreads = Annotated[int, typer.Option(min=0, metavar="N", help="Of the server; 0: as the profile has.")]
+NumThreads = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Number of threads of the server; 0: those of the profile.")
+]
 
-ProfilePath = Annotated[Path, typer.Argument(metavar="PROFILE", help="That serve profile wrote, or one like it.")]
+ProfilePath = Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `serve profile` (CSV).")]
 FlownPath = Annotated[
     Path | None,
-    typer.Option("--flown", metavar="FILE", help="That serve fly wrote: what busy neighbors cost is taken from it."),
+    typer.Option(
+        "--measured",
+        metavar="FILE",
+        help="Latencies of busy instances written by `serve verify` (CSV), for the slowdown by neighbors.",
+    ),
 ]
 MemoryLimit = Annotated[
-    str, typer.Option("--memory", metavar="SIZE", help="That all instances together may have, as 8GiB.")
+    str, typer.Option("--memory", metavar="SIZE", help="Memory limit of all instances together, such as 8GiB.")
 ]
 
 

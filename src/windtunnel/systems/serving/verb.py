@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @registry.verb("serve", source="Packrat")
 def _group() -> None:
-    """Example: windtunnel serve profile resnet50:size=tiny --batches 1,2,4,8
+    """Example: windtunnel serve profile resnet50:size=tiny --batch-sizes 1,2,4,8
 
     Split a processor's threads among instances of a served model.
     """
@@ -42,24 +42,41 @@ def _group() -> None:
 @registry.verb("serve profile", source="Packrat")
 def profile(
     job: JobName,
-    threads: Annotated[int, typer.Option(min=0, metavar="N", help="At most; 0: one per core.")] = 0,
-    batches: Annotated[str, typer.Option(metavar="LIST", help="Inputs of an instance.")] = "1,2,4,8,16,32,64",
+    threads: Annotated[
+        int,
+        typer.Option(
+            "--max-threads", min=0, metavar="N", help="Maximum number of threads of an instance; 0: all cores."
+        ),
+    ] = 0,
+    batches: Annotated[
+        str, typer.Option("--batch-sizes", metavar="LIST", help="Batch sizes to measure.")
+    ] = "1,2,4,8,16,32,64",
     few: Annotated[
-        str, typer.Option(metavar="RATIO", help="Measure at most this share of the cells, those that matter.")
+        str,
+        typer.Option(
+            "--max-cells",
+            metavar="RATIO",
+            help="Measure at most this fraction of the cells, chosen by how much they affect the best splits.",
+        ),
     ] = "",
-    rounds: Annotated[int, typer.Option(min=5, metavar="N", help="Each cell is measured so often, at most.")] = 20,
+    rounds: Annotated[
+        int, typer.Option(min=5, metavar="N", help="Maximum number of rounds, each of which measures every cell once.")
+    ] = 20,
     time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="TIME", help="No round begins later; five are always run.")
+        str,
+        typer.Option(
+            "--time-limit", metavar="TIME", help="Time limit; no round starts after it, except for the first five."
+        ),
     ] = "5min",
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel serve profile resnet50:size=tiny --batches 1,2,4,8
+    """Example: windtunnel serve profile resnet50:size=tiny --batch-sizes 1,2,4,8
 
     Measure one instance alone, with every number of threads and every batch.
 
-    With --few, cells are measured on which the best splits rest; all others are left out of the file.
+    With --max-cells, cells are measured on which the best splits rest; all others are left out of the file.
     """
     from windtunnel.systems.serving.few_shot import measure_few_cells
     from windtunnel.systems.serving.instances import server_cores
@@ -68,9 +85,9 @@ def profile(
     from windtunnel.units import parse_duration, parse_ratio
 
     path = require_free(output if output is not None else Path(f"{_stem(job)}.profile.csv"), force=force)
-    inputs = whole_numbers(batches, "--batches", least=1)
+    inputs = whole_numbers(batches, "--batch-sizes", least=1)
     if not inputs:
-        raise InputError("there is no batch to measure", where="--batches", fix="write it like --batches 1,2,4")
+        raise InputError("there is no batch to measure", where="--batch-sizes", fix="write it like --batch-sizes 1,2,4")
     counts = range(1, (threads or len(server_cores())) + 1)
     limit_s = parse_duration(time_limit) / 1e9
     with Progress("profiling") as progress:
@@ -96,7 +113,7 @@ def profile(
         return
     _print_cells(result.cells)
     advise(f"written: {path}")
-    suggest("windtunnel", "serve", "plan", path, "--batch", max(inputs))
+    suggest("windtunnel", "serve", "plan", path, "--batch-size", max(inputs))
 
 
 def _stem(job: str) -> str:
@@ -115,7 +132,7 @@ def _print_cells(found: dict[tuple[int, int], float]) -> None:
 
 @registry.verb("serve plan", source="Packrat", default="splits")
 def _plan_group() -> None:
-    """Example: windtunnel serve plan resnet50.profile.csv --batch 8
+    """Example: windtunnel serve plan resnet50.profile.csv --batch-size 8
 
     Choose how a batch is split over instances (default), or how many threads meet a latency objective.
     """
@@ -124,21 +141,30 @@ def _plan_group() -> None:
 @registry.verb("serve plan splits", source="Packrat")
 def plan(
     profile: ProfilePath,
-    batch: Annotated[str, typer.Option(metavar="LIST", help="Inputs that are answered together: 8,16,32.")],
+    batch: Annotated[
+        str, typer.Option("--batch-size", metavar="LIST", help="Batch sizes to plan for, such as 8,16,32.")
+    ],
     threads: NumThreads = 0,
     rule: Annotated[
-        str, typer.Option(metavar="RULE", help="ragged, at-most (whole batches) or exact (and no idle thread).")
+        str,
+        typer.Option(
+            metavar="RULE",
+            help="Rule for splits: ragged (any batch sizes), at-most (equal batches) or exact (and no idle threads).",
+        ),
     ] = "ragged",
     where: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN=TEXT", help="Only such rows of the profile; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN=TEXT", help="Use only rows of the profile with this value; may be repeated."),
     ] = None,
     flown: FlownPath = None,
     memory: MemoryLimit = "",
-    page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Latencies as a picture.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="HTML", help="Write predicted latencies as a page.")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel serve plan resnet50.profile.csv --batch 8,16 --threads 2
+    """Example: windtunnel serve plan resnet50.profile.csv --batch-size 8,16 --threads 2
 
     Find the instances that answer a batch soonest, beside one with all threads and one per thread.
     """
@@ -146,9 +172,9 @@ def plan(
         require_free(page, force=force)
     known = profile_of(profile, flown, where)
     num_threads = threads or known.max_threads
-    batches = whole_numbers(batch, "--batch", least=1)
+    batches = whole_numbers(batch, "--batch-size", least=1)
     if not batches:
-        raise InputError("there is no batch to plan for", where="--batch", fix="write it like --batch 8,16")
+        raise InputError("there is no batch to plan for", where="--batch-size", fix="write it like --batch-size 8,16")
     max_bytes = memory_limit(memory)
     plans = [_plan(known, num_threads, item, rule, max_bytes) for item in batches]  # type: ignore[arg-type]
     if page is not None:
@@ -207,21 +233,31 @@ def _print_plans(known: Profile, plans: Sequence[dict[str, Split | None]]) -> No
 def fly(
     job: JobName,
     profile: ProfilePath,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Inputs that are answered together.")],
+    batch: Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Batch size.")],
     threads: NumThreads = 0,
     flown: FlownPath = None,
     memory: MemoryLimit = "",
-    most: Annotated[int, typer.Option(min=1, metavar="N", help="Splits that are flown, the best ones.")] = 8,
-    rounds: Annotated[int, typer.Option(min=5, metavar="N", help="At most; in each, each split answers once.")] = 20,
+    most: Annotated[
+        int,
+        typer.Option(
+            "--max-splits", min=1, metavar="N", help="Maximum number of splits to run, best predictions first."
+        ),
+    ] = 8,
+    rounds: Annotated[
+        int, typer.Option(min=5, metavar="N", help="Maximum number of rounds, each of which runs every split once.")
+    ] = 20,
     time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="TIME", help="No round begins later; five are always run.")
+        str,
+        typer.Option(
+            "--time-limit", metavar="TIME", help="Time limit; no round starts after it, except for the first five."
+        ),
     ] = "2min",
     ledger: LedgerPath = None,
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel serve verify resnet50:size=tiny resnet50.profile.csv --batch 8
+    """Example: windtunnel serve verify resnet50:size=tiny resnet50.profile.csv --batch-size 8
 
     Really answer batches with the best splits in turns, and put each beside its prediction.
     """
@@ -269,7 +305,7 @@ def fly(
         return
     advise(f"written: {path}")
     if flown is None:
-        suggest("windtunnel", "serve", "plan", profile, "--batch", batch, "--flown", path)
+        suggest("windtunnel", "serve", "plan", profile, "--batch-size", batch, "--measured", path)
 
 
 def _full(one: FlownSplit) -> list[tuple[tuple[int, int], float]]:

@@ -35,18 +35,32 @@ __all__ = ["run"]
 def run(
     job: JobName,
     profile: ProfilePath,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Answered together at first, a power of two.")] = 1,
-    fixed: Annotated[bool, typer.Option("--fixed", help="Keep these instances, whatever waits.")] = False,
-    wait: Annotated[str, typer.Option(metavar="TIME", help="A request waits at most so long for others.")] = "5ms",
-    period: Annotated[str, typer.Option(metavar="TIME", help="After each the instances may change.")] = "1s",
+    batch: Annotated[
+        int, typer.Option("--batch-size", min=1, metavar="N", help="Initial batch size, a power of two.")
+    ] = 1,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="Keep the initial instances instead of adapting them to the queue.")
+    ] = False,
+    wait: Annotated[
+        str, typer.Option("--max-wait", metavar="TIME", help="Maximum time that a request waits for its batch to fill.")
+    ] = "5ms",
+    period: Annotated[
+        str, typer.Option(metavar="TIME", help="Interval between decisions to change the instances.")
+    ] = "1s",
     threads: NumThreads = 0,
     flown: FlownPath = None,
     memory: MemoryLimit = "",
     requests: Annotated[
-        str, typer.Option(metavar="PATTERN", help="Let such requests come, and end: as for serve size.")
+        str,
+        typer.Option(
+            metavar="PATTERN",
+            help="Request pattern or file to serve before exiting, as for `serve plan threads` (default: HTTP).",
+        ),
     ] = "",
-    host: Annotated[str, typer.Option(metavar="NAME", help="To listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: a free one.")] = 8000,
+    host: Annotated[str, typer.Option(metavar="NAME", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0: any free port.")
+    ] = 8000,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel serve run resnet50:size=tiny resnet50.profile.csv --requests poisson:rate=20,seconds=5
@@ -69,13 +83,13 @@ def run(
     if batch not in splits:
         raise InputError(
             f"a server cannot begin with batches of {batch}",
-            where="--batch",
+            where="--batch-size",
             fix=f"choose one of {', '.join(map(str, splits))}",
         )
     arrivals = requests_of(requests) if requests else None
     period_s, wait_ns = parse_duration(period) / 1e9, parse_duration(wait)
     if period_s <= 0 or wait_ns < 0:
-        raise InputError("a period has to be above 0, and nobody waits less than 0", where="--period, --wait")
+        raise InputError("a period has to be above 0, and nobody waits less than 0", where="--period, --max-wait")
     server, answered = Server(splits[batch], wait_ns), None
     with ExitStack() as held:
         address = None if arrivals is not None else held.enter_context(listening(host, port))

@@ -30,21 +30,43 @@ __all__ = ["size"]
 def size(
     profile: ProfilePath,
     requests: Annotated[
-        str, typer.Option(metavar="PATTERN", help="poisson:rate=20,seconds=30, constant, bursts; or a file.csv.")
+        str,
+        typer.Option(
+            metavar="PATTERN",
+            help="Request pattern, such as poisson:rate=20,seconds=30, constant or bursts, or a file of arrivals "
+            "(CSV).",
+        ),
     ],
-    limit: Annotated[str, typer.Option(metavar="TIME", help="In which a request has to be answered.")],
-    share: Annotated[str, typer.Option(metavar="RATIO", help="So many of them.")] = "99%",
-    threads: Annotated[int, typer.Option(min=0, metavar="N", help="At most; 0: as the profile has.")] = 0,
+    limit: Annotated[str, typer.Option("--slo", metavar="TIME", help="Latency SLO.")],
+    share: Annotated[
+        str, typer.Option("--percentile", metavar="RATIO", help="Percentile of requests that must meet the SLO.")
+    ] = "99%",
+    threads: Annotated[
+        int,
+        typer.Option("--max-threads", min=0, metavar="N", help="Maximum number of threads; 0: those of the profile."),
+    ] = 0,
     flown: FlownPath = None,
     memory: MemoryLimit = "",
     job: Annotated[
-        str, typer.Option("--fly", metavar="JOB", help="Answer such requests really: a workload or my_model.py:make.")
+        str,
+        typer.Option(
+            "--verify",
+            metavar="JOB",
+            help="Workload or my_model.py:make with which to verify the result by real requests.",
+        ),
     ] = "",
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Of the flight, beside one instance.")] = 1,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --verify: number of rounds, interleaved with one instance that has all threads.",
+        ),
+    ] = 1,
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel serve plan threads resnet50.profile.csv --requests poisson:rate=20,seconds=30 --limit 500ms
+    """Example: windtunnel serve plan threads resnet50.profile.csv --requests poisson:rate=20,seconds=30 --slo 500ms
 
     Find the fewest threads with which a server answers requests in time, and with which instances and batches.
 
@@ -91,7 +113,7 @@ def size(
             say()
             _print_flights(flights, part)
         else:
-            advise("to answer such requests really: --fly, with what the profile is of")
+            advise("to answer such requests really: --verify, with what the profile is of")
     if selected is None:
         raise typer.Exit(1)
 

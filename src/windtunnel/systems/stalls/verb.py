@@ -46,27 +46,41 @@ def stalls(
         ),
     ],
     bandwidth: Annotated[
-        str, typer.Option(metavar="RATE", help="Of a network between ranks, such as 50MB/s; none by default.")
+        str,
+        typer.Option(
+            metavar="RATE",
+            help="Bandwidth of the emulated network between ranks, such as 50MB/s (default: no network runs).",
+        ),
     ] = "",
-    latency: Annotated[str, typer.Option(metavar="TIME", help="Of that network, one way.")] = "0us",
+    latency: Annotated[str, typer.Option(metavar="TIME", help="One-way latency of the emulated network.")] = "0us",
     disk: Annotated[
-        str, typer.Option(metavar="RATE", help="To which reading is limited; by default the disk as it is.")
+        str,
+        typer.Option(
+            "--disk-bandwidth", metavar="RATE", help="Bandwidth to which reads are limited (default: that of the disk)."
+        ),
     ] = "",
     folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="On the disk that is meant; files go when the runs end.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder on the disk to measure; its files are removed at the end."),
     ] = None,
-    files: Annotated[bool, typer.Option("--files/--no-files", help="Make the runs that read files.")] = True,
-    ranks: Annotated[int, typer.Option(min=2, metavar="N", help="One core each.")] = 2,
-    batches: Annotated[int, typer.Option(min=1, metavar="N", help="In each turn of each run.")] = 20,
-    turns: Annotated[int, typer.Option(min=2, metavar="N", help="More make intervals narrower.")] = 5,
+    files: Annotated[bool, typer.Option("--files/--no-files", help="Include the runs that read input files.")] = True,
+    ranks: Annotated[int, typer.Option(min=2, metavar="N", help="Number of ranks, one core each.")] = 2,
+    batches: Annotated[int, typer.Option(min=1, metavar="N", help="Number of batches per turn.")] = 20,
+    turns: Annotated[
+        int,
+        typer.Option(
+            "--rounds", min=2, metavar="N", help="Number of interleaved rounds; more rounds narrow the intervals."
+        ),
+    ] = 5,
     layers: Annotated[
-        bool, typer.Option("--layers", help="Also foretell the network by replay: which layers wait, what would help.")
+        bool,
+        typer.Option("--layers", help="Also predict the network run by replay: layers that wait, and what would help."),
     ] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Also write a page.")] = None,
+    output: Annotated[Path | None, typer.Option("--html", metavar="PAGE", help="Write the stalls as a page.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel stalls relu-network:family=vgg --bandwidth 50MB/s --disk 20MB/s
+    """Example: windtunnel stalls relu-network:family=vgg --bandwidth 50MB/s --disk-bandwidth 20MB/s
 
     Really run a job with and without each cause of waiting, in turns, and say what each takes.
 

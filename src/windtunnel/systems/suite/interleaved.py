@@ -127,7 +127,7 @@ def _suite_of(side: Side, workload: str, arguments: Sequence[str]) -> tuple[floa
     assert side.checkout is not None
     environment = {"PYTHONPATH": str(_source(side.checkout).parent)}
     with tempfile.TemporaryDirectory(prefix="windtunnel-side-") as scratch:
-        verb = [sys.executable, "-m", "windtunnel", "suite", "run", workload, "--json", "--output", f"{scratch}/run"]
+        verb = [sys.executable, "-m", "windtunnel", "suite", "run", workload, "--json", "-o", f"{scratch}/run"]
         # not from here: a package in the current folder would come before the checkout's
         answer = json.loads(_run_timed([*verb, *arguments], environment, scratch)[1])
     result = answer["results"][0]
@@ -151,7 +151,7 @@ def compare_interleaved(
     workloads : sequence of str
         Of the suite; commands need none.
     arguments : sequence of str
-        More of ``windtunnel suite run``, such as ``("--budget", "3s")``.
+        More of ``windtunnel suite run``, such as ``("--time-limit", "3s")``.
     rounds : int
         That count; six are the fewest with which a p value can be below 0.05.
 

@@ -200,7 +200,7 @@ def _load_finished(folder: Path, *, resume: bool) -> dict[Cell, Result]:
     if not (folder / "results").exists():
         return {}
     if not resume:
-        raise InputError(f"{folder} holds results already", fix="go on with --resume, or choose another --output")
+        raise InputError(f"{folder} holds results already", fix="go on with --resume, or choose another --out")
     try:
         run = load_run(folder)
     except InputError:
@@ -246,7 +246,7 @@ def _run_cell(order: Order, patience_s: float) -> Result:
         cell=order.cell,
         status="failed",
         message=f"nothing came of it for {patience_s:.0f} s" if is_late else _death(code),
-        fix="give it more --patience" if is_late else f"its last words: {log or 'none'}",
+        fix="give it more --timeout" if is_late else f"its last words: {log or 'none'}",
         measured_at=now(),
         seconds=time.monotonic() - begun_s,
     )

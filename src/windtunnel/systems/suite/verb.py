@@ -12,7 +12,7 @@ import typer
 from windtunnel import registry
 from windtunnel.cli.console import Progress, advise, clean, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli.files import require_free
-from windtunnel.cli.options import Force, Json, Output, whole_numbers
+from windtunnel.cli.options import Force, HtmlPath, Json, Output, whole_numbers
 
 if TYPE_CHECKING:
     from windtunnel.systems.suite.comparison import Compared, Comparison
@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 
 SOME_FAILED = 1
 
-Names = Annotated[
-    list[str] | None, typer.Argument(metavar="NAMES", help="Workloads; the whole suite if none is named.")
-]
-Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="tiny, small or paper.")]
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What windtunnel suite run wrote.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAMES", help="Workloads (default: the whole suite).")]
+Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="Model size: tiny, small or paper.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder written by `suite run`.")]
 
 
 @registry.verb("suite", source="TBD")
 def _group() -> None:
-    """Example: windtunnel suite run --output today
+    """Example: windtunnel suite run --out today
 
     Train and measure the benchmark suite, show and compare results.
     """
@@ -39,23 +37,41 @@ def _group() -> None:
 def run(
     names: Names = None,
     size: Size = "tiny",
-    batch_sizes: Annotated[str, typer.Option(metavar="LIST", help="Sweep these, such as 1,2,4,8.")] = "",
-    threads: Annotated[str, typer.Option(metavar="LIST", help="Threads of a rank; all cores by default.")] = "",
-    ranks: Annotated[str, typer.Option(metavar="LIST", help="Processes that train data-parallel over gloo.")] = "1",
-    link: Annotated[str, typer.Option(metavar="RATE", help="Slow the link between ranks, such as 125MB.")] = "",
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Sample each cell for at most this time.")] = "20s",
-    patience: Annotated[str, typer.Option(metavar="TIME", help="Give up a silent process after it.")] = "",
+    batch_sizes: Annotated[str, typer.Option(metavar="LIST", help="Batch sizes to sweep, such as 1,2,4,8.")] = "",
+    threads: Annotated[
+        str, typer.Option(metavar="LIST", help="Thread counts per rank to sweep (default: all cores).")
+    ] = "",
+    ranks: Annotated[
+        str, typer.Option(metavar="LIST", help="Numbers of data-parallel processes (Gloo) to sweep.")
+    ] = "1",
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            "--bandwidth", metavar="RATE", help="Bandwidth of the emulated link between ranks, such as 125MB/s."
+        ),
+    ] = "",
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="Time limit for sampling each cell.")
+    ] = "20s",
+    timeout: Annotated[
+        str,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="Time after which a silent process is stopped (default: 600 s plus 4 times --time-limit).",
+        ),
+    ] = "",
     output: Output = None,
-    graphs: Annotated[bool, typer.Option("--graphs", help="Keep the captured graph of each workload.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep what is measured, go on with the rest.")] = False,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Write the captured graph of each workload.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep existing results and measure the rest.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel suite run --size tiny --output today
+    """Example: windtunnel suite run --size tiny --out today
 
     Train each workload in a process of its own and measure throughput and utilization.
     """
     from windtunnel.systems.suite.run import run_suite
-    from windtunnel.units import parse_duration, parse_size
+    from windtunnel.units import parse_duration, parse_rate
 
     folder = output or Path(f"suite-{size}")
     with Progress("training the suite", heartbeat=True) as progress:
@@ -66,9 +82,9 @@ def run(
             batch_sizes=whole_numbers(batch_sizes, "--batch-sizes"),
             num_threads=whole_numbers(threads, "--threads"),
             num_ranks=whole_numbers(ranks, "--ranks"),
-            link_bytes_per_s=parse_size(link) if link else 0,
-            budget_s=parse_duration(budget) / 1e9,
-            patience_s=parse_duration(patience) / 1e9 if patience else None,
+            link_bytes_per_s=round(parse_rate(bandwidth)) if bandwidth else 0,
+            budget_s=parse_duration(time_limit) / 1e9,
+            patience_s=parse_duration(timeout) / 1e9 if timeout else None,
             keep_graphs=graphs,
             resume=resume,
             progress=progress,
@@ -121,12 +137,28 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
 
 @registry.verb("suite verify", source="TBD")
 def compare_runs(
-    first: Annotated[str, typer.Argument(metavar="BEFORE", help="Results; a checkout, commit or command.")],
-    second: Annotated[str, typer.Argument(metavar="NOW", help="The same, of what is compared with it.")],
-    interleave: Annotated[bool, typer.Option("--interleave", help="Run both in turns, and test pairs.")] = False,
-    workloads: Annotated[str, typer.Option(metavar="NAMES", help="What checkouts run, with commas.")] = "",
-    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each that count.")] = 8,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Sampling of a workload per round.")] = "3s",
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="BEFORE", help="Results of `suite run`; with --interleave, a checkout, commit or command."
+        ),
+    ],
+    second: Annotated[
+        str, typer.Argument(metavar="NOW", help="Results, checkout, commit or command to compare with the first.")
+    ],
+    interleave: Annotated[
+        bool, typer.Option("--interleave", help="Run both programs interleaved and test paired differences.")
+    ] = False,
+    workloads: Annotated[
+        str, typer.Option(metavar="NAMES", help="With --interleave: workloads to run, separated by commas.")
+    ] = "",
+    rounds: Annotated[int, typer.Option(min=2, help="With --interleave: number of rounds after warm-up.")] = 8,
+    time_limit: Annotated[
+        str,
+        typer.Option(
+            "--time-limit", metavar="TIME", help="With --interleave: time limit for sampling a workload per round."
+        ),
+    ] = "3s",
     size: Size = "tiny",
     as_json: Json = False,
 ) -> None:
@@ -142,7 +174,7 @@ def compare_runs(
     else:
         names = [name for name in workloads.split(",") if name]
         with Progress("running in turns") as progress, side_of(first) as before, side_of(second) as now:
-            arguments = ("--budget", budget, "--size", size)
+            arguments = ("--time-limit", time_limit, "--size", size)
             result = compare_interleaved(
                 before, now, workloads=names, arguments=arguments, rounds=rounds, progress=progress
             )
@@ -156,8 +188,8 @@ def compare_runs(
 @registry.verb("suite show results", source="TBD")
 def report_suite(
     folder: Folder,
-    against: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Compare with these results.")] = None,
-    output: Output = None,
+    against: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of results to compare with.")] = None,
+    html: HtmlPath = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -171,7 +203,7 @@ def report_suite(
     from windtunnel.units import format_size
 
     done = load_run(folder)
-    path = require_free(output or folder / "suite.html", force=force)
+    path = require_free(html or folder / "suite.html", force=force)
     comparison = compare(against, done) if against is not None else None
     write_suite_report(done, path, comparison=comparison, overwrite=force)
     if as_json:

@@ -20,7 +20,8 @@ _SCHEMA = "windtunnel.cost.info/1"
 @registry.verb("models show", source="CDMPP")
 def show(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A model or a set of programs (default: all cost models).")
+        Path | None,
+        typer.Argument(metavar="FILE", help="Cost model or set of programs (default: list all cost models)."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -22,28 +22,35 @@ if TYPE_CHECKING:
 
 __all__ = ["eval_programs", "train_programs"]
 
-Data = Annotated[Path, typer.Option("--data", metavar="NPZ", help="Measured programs: what cost sample wrote.")]
+Data = Annotated[
+    Path, typer.Option("--data", metavar="NPZ", help="Measured programs written by `models sample` (NPZ).")
+]
 By = Annotated[
     str,
-    typer.Option("--hold-out", metavar="WHAT", help="tasks, networks, a device, or with it its host."),
+    typer.Option(
+        "--hold-out", metavar="WHAT", help="Test split: unseen tasks, networks, a device, or a host with its devices."
+    ),
 ]
 Device = Annotated[
-    str, typer.Option(metavar="NAME", help="Of the set; by default its first. @HOST: of a host. all: all of them.")
+    str,
+    typer.Option(
+        metavar="NAME", help="Device of the set (default: its first), @HOST for the devices of a host, or all."
+    ),
 ]
 
 
 @registry.verb("models train programs", source="CDMPP")
 def train_programs(
     data: Data,
-    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
-    recipe: Annotated[str, typer.Option(help="code, efficiency, paper-small or paper.")] = "code",
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Model file to write (.safetensors).")],
+    recipe: Annotated[str, typer.Option(help="Training recipe: code, efficiency, paper-small or paper.")] = "code",
     start: Annotated[
-        str, typer.Option("--from", metavar="MODEL", help="Train this one on (also: shipped), for --device's programs.")
+        str, typer.Option("--from", metavar="MODEL", help="Model to fine-tune on the programs of --device, or shipped.")
     ] = "",
     device: Device = "",
     hold_out: By = "tasks",
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Train for at most this time.")] = "5m",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    budget: Annotated[str, typer.Option("--time-limit", metavar="TIME", help="Time limit for training.")] = "5m",
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -91,15 +98,17 @@ def train_programs(
 
 @registry.verb("models eval programs", source="CDMPP")
 def eval_programs(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train programs wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model written by `models train programs`.")],
     data: Data,
     device: Device = "",
     hold_out: By = "tasks",
     profile: Annotated[
         int | None,
-        typer.Option(min=0, metavar="TASKS", help="With --hold-out device or host: tasks of it that may be measured."),
+        typer.Option(
+            min=0, metavar="TASKS", help="With --hold-out device or host: number of its tasks that may be measured."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel models eval programs cdmpp.safetensors --data programs.npz

@@ -23,33 +23,48 @@ NUM_PROGRAMS = 8000
 
 @registry.verb("models sample programs", source="CDMPP")
 def sample(
-    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The set (.npz).")],
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Set of programs to write (NPZ).")],
     programs: Annotated[
-        int | None, typer.Option(min=1, help="How many programs.  [default: 8000, or all of --of]")
+        int | None, typer.Option(min=1, help="Number of programs (default: 8000, or all of --of).")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the batches beside FILE.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the batches stored next to FILE.")] = False,
     of: Annotated[
-        Path | None, typer.Option(metavar="NPZ", help="A set of another host: measure its programs, no new ones.")
+        Path | None,
+        typer.Option(metavar="NPZ", help="Set from another host whose programs are measured here, or shipped."),
     ] = None,
     profile: Annotated[
-        int | None, typer.Option(min=1, metavar="TASKS", help="With --of: only so many tasks, chosen by KMeans.")
+        int | None, typer.Option(min=1, metavar="TASKS", help="With --of: number of tasks to select by k-means.")
     ] = None,
     per_task: Annotated[
-        int | None, typer.Option(min=1, help="With --of: of each task.  [default: all, or 6 with --profile]")
+        int | None,
+        typer.Option(min=1, help="With --of: number of programs per task (default: all, or 6 with --profile)."),
     ] = None,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Begin nothing new after this, such as 100min.")] = "",
-    targets: Annotated[str, typer.Option(metavar="A,B", help="Such as avx2-1,avx2-2; all of this host.")] = "",
-    tasks: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks of cost harvest; those shipped.")] = None,
-    max_spread: Annotated[float, typer.Option(min=0.0, help="Keep a time up to this deviation over mean.")] = 0.05,
+    budget: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="Time limit, such as 100min; no batch starts after it.")
+    ] = "",
+    targets: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="Targets (instruction set and threads), such as avx2-1,avx2-2 (default: all of this host).",
+        ),
+    ] = "",
+    tasks: Annotated[
+        Path | None,
+        typer.Option(metavar="CSV", help="Task table written by `models sample tasks` (default: the shipped table)."),
+    ] = None,
+    max_spread: Annotated[
+        float, typer.Option(min=0.0, help="Maximum coefficient of variation of a measured time.")
+    ] = 0.05,
     canary_tolerance: Annotated[
         float,
-        typer.Option(min=0.0, help="Keep a look whose canary was no further from its usual time than this share."),
+        typer.Option(min=0.0, help="Maximum relative deviation of the canary program while a batch is measured."),
     ] = 0.05,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel models sample --programs 8000 --out programs.npz --budget 100min
+    """Example: windtunnel models sample --programs 8000 --out programs.npz --time-limit 100min
 
     Draw, build and measure tensor programs on this host's processor.
 
@@ -138,9 +153,11 @@ def _print(sampled: Sampled, num_wanted: int, path: Path, then: str, *, as_json:
 
 @registry.verb("models sample tasks", source="CDMPP")
 def harvest(
-    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="CSV", help="The table of tasks.")],
-    count: Annotated[int, typer.Option(min=1, help="How many tasks, of all kinds and networks.")] = 960,
-    networks: Annotated[str, typer.Option(metavar="A,B", help="Such as resnet50,bert:tiny; a fixed list.")] = "",
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="CSV", help="Task table to write (CSV).")],
+    count: Annotated[int, typer.Option(min=1, help="Number of tasks over all kinds and networks.")] = 960,
+    networks: Annotated[
+        str, typer.Option(metavar="A,B", help="Networks, such as resnet50,bert:tiny (default: a fixed list).")
+    ] = "",
     force: Force = False,
     as_json: Json = False,
 ) -> None:

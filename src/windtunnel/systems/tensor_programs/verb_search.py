@@ -23,12 +23,19 @@ _SHOWN = 10
 
 @registry.verb("models search", source="CDMPP")
 def search(
-    task: Annotated[str, typer.Argument(metavar="TASK", help='Such as "matmul m=128 n=256 k=64 bias+relu".')],
-    target: Annotated[str, typer.Option(metavar="NAME", help="Instruction set and threads of this host.")] = "avx2-1",
-    model: Annotated[Path | None, typer.Option(metavar="FILE", help="Of cost train programs; the shipped one.")] = None,
-    candidates: Annotated[int, typer.Option(min=1, help="Schedules to draw and rank.")] = 64,
-    measured: Annotated[int, typer.Option(min=1, help="Of these, how many to build and run.")] = 8,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    task: Annotated[str, typer.Argument(metavar="TASK", help='Task, such as "matmul m=128 n=256 k=64 bias+relu".')],
+    target: Annotated[
+        str, typer.Option(metavar="NAME", help="Target: instruction set and threads of this host.")
+    ] = "avx2-1",
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Model written by `models train programs` (default: the shipped model)."),
+    ] = None,
+    candidates: Annotated[int, typer.Option(min=1, help="Number of schedules to sample and rank.")] = 64,
+    measured: Annotated[
+        int, typer.Option("--measure", min=1, help="Number of best-ranked schedules to build and run.")
+    ] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel models search "matmul m=128 n=256 k=64" --target avx2-1

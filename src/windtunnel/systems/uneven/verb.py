@@ -21,18 +21,27 @@ if TYPE_CHECKING:
 
 _SCHEMA = "windtunnel.train/1"
 
-ClusterPath = Annotated[Path, typer.Argument(metavar="CLUSTER", help="A TOML file of workers and links.")]
+ClusterPath = Annotated[Path, typer.Argument(metavar="CLUSTER", help="Cluster description: workers and links (TOML).")]
 JobName = Annotated[
-    str, typer.Option(metavar="JOB", help="mlp, lenet:norm=batch ..., or my_job.py:make, which returns a TrainJob.")
+    str, typer.Option(metavar="JOB", help="Job: mlp, lenet:norm=batch, or my_job.py:make, which returns a TrainJob.")
 ]
-Duration = Annotated[str, typer.Option(metavar="TIME", help="At most, by the clock of the cluster.")]
-Every = Annotated[str, typer.Option(metavar="TIME", help="Between two looks at the model; by default a twentieth.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal runs in virtual time.")]
+Duration = Annotated[str, typer.Option(metavar="TIME", help="Maximum duration of the training, in cluster time.")]
+Every = Annotated[
+    str,
+    typer.Option(
+        "--eval-interval",
+        metavar="TIME",
+        help="Interval between evaluations of the model (default: a twentieth of --duration).",
+    ),
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="Random seed; runs in virtual time are reproducible.")]
 KernelLinks = Annotated[
     bool,
-    typer.Option("--kernel-links", help="Real links are shaped by the kernel (root and iproute2), not in user space."),
+    typer.Option(
+        "--kernel-links", help="Shape real links in the kernel (requires root and iproute2) instead of in user space."
+    ),
 ]
-Loss = Annotated[float, typer.Option(metavar="LOSS", help="To come to; 0: what the first strategy comes to.")]
+Loss = Annotated[float, typer.Option(metavar="LOSS", help="Target loss; 0: what the first strategy reaches.")]
 
 
 @registry.verb("train", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
@@ -55,24 +64,35 @@ def _plan_group() -> None:
 def compare(
     cluster: ClusterPath,
     policies: Annotated[
-        str, typer.Option(metavar="LIST", help="With blanks between, such as 'bsp ssp:staleness=3 adsp'.")
+        str,
+        typer.Option(
+            metavar="LIST", help="Synchronization strategies, separated by spaces, such as 'bsp ssp:staleness=3 adsp'."
+        ),
     ] = "bsp ssp local-sgd adsp",
     job: JobName = "mlp",
     loss: Loss = 0.0,
     duration: Duration = "60s",
     every: Every = "",
-    fly: Annotated[int, typer.Option(min=0, metavar="N", help="Really run the N best, and the first named.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="How often each is really run, in turns.")] = 1,
+    fly: Annotated[
+        int,
+        typer.Option(
+            "--verify",
+            min=0,
+            metavar="N",
+            help="Number of best strategies to verify by real runs, in addition to the first one named.",
+        ),
+    ] = 1,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of interleaved rounds of real runs.")] = 1,
     kernel_links: KernelLinks = False,
     seed: Seed = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of loss, waiting and traffic.")
+        Path | None, typer.Option("--html", metavar="PAGE", help="Write a page of loss, waiting time and traffic.")
     ] = None,
     force: Force = False,
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel train plan cluster.toml --policies 'bsp ssp adsp' --loss 1.0 --fly 1
+    """Example: windtunnel train plan cluster.toml --policies 'bsp ssp adsp' --loss 1.0 --verify 1
 
     Train under each strategy in virtual time, with real gradients; really run the best, throttled; keep receipts.
     """
@@ -110,15 +130,22 @@ def compare(
 @registry.verb("train run", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def run(
     cluster: ClusterPath,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as adsp:period_s=10.")] = "bsp",
+    policy: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Synchronization strategy with its parameters, such as adsp:period_s=10."),
+    ] = "bsp",
     job: JobName = "mlp",
     loss: Loss = 0.0,
     duration: Duration = "20s",
     every: Every = "",
-    virtual: Annotated[bool, typer.Option("--virtual", help="In virtual time only; a loss ends it.")] = False,
+    virtual: Annotated[
+        bool, typer.Option("--virtual", help="Train in virtual time only; the run ends at --loss.")
+    ] = False,
     kernel_links: KernelLinks = False,
     seed: Seed = 0,
-    graph: Annotated[Path | None, typer.Option(metavar="PATH", help="Keep steps and messages as a graph.")] = None,
+    graph: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write steps and messages as a graph (.wt).")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -161,9 +188,13 @@ def run(
 @registry.verb("train predict", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def predict(
     cluster: ClusterPath,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as local-sgd:tau=8.")] = "bsp",
-    weights: Annotated[str, typer.Option(metavar="SIZE", help="Of all weights on a link.")] = "100MB",
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Of each worker.")] = 100,
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="Synchronization strategy with its parameters, such as local-sgd:tau=8.")
+    ] = "bsp",
+    weights: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of all weights as they are sent over a link.")
+    ] = "100MB",
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Number of steps per worker.")] = 100,
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
@@ -214,9 +245,18 @@ def predict(
 @registry.verb("train plan values", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def tune(
     cluster: ClusterPath,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as adsp:period_s=2.")] = "adsp",
-    values: Annotated[str, typer.Option(metavar="LIST", help="To try, with commas; the first is begun with.")] = "",
-    period: Annotated[str, typer.Option(metavar="TIME", help="After which a value is judged; a tenth of all.")] = "",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="Synchronization strategy with its parameters, such as adsp:period_s=2.")
+    ] = "adsp",
+    values: Annotated[
+        str, typer.Option(metavar="LIST", help="Values to try, separated by commas; training starts with the first.")
+    ] = "",
+    period: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Time after which the value is chosen again (default: a tenth of --duration)."
+        ),
+    ] = "",
     job: JobName = "mlp",
     loss: Loss = 0.0,
     duration: Duration = "60s",
@@ -272,7 +312,9 @@ def _goal(loss: float, duration: str, every: str) -> Goal:
     duration_ns = parse_duration(duration)
     every_ns = parse_duration(every) if every else max(duration_ns // 20, 1)
     if not 0 < every_ns <= duration_ns:
-        raise InputError("the model is looked at within the run", where="--every", fix="make it a part of --duration")
+        raise InputError(
+            "the model is looked at within the run", where="--eval-interval", fix="make it a part of --duration"
+        )
     return Goal(duration_ns, loss=loss or None, every_ns=every_ns)
 
 

@@ -37,17 +37,25 @@ def _group() -> None:
 def utilization(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="A .wt folder, a vision model, cell-N, or a workload."),
+        typer.Argument(metavar="TARGET", help="Captured graph (.wt), vision model, cell-N, or workload."),
     ] = None,
-    batch_sizes: Annotated[str, typer.Option("--batch-sizes", metavar="N,N", help="Of a model's inference.")] = "1",
-    predict: Annotated[bool, typer.Option("--predict", help="Also predict the latency without running it.")] = False,
-    try_advice: Annotated[bool, typer.Option("--advise", help="Propose other shapes and really try them.")] = False,
-    survey: Annotated[bool, typer.Option("--survey", help="Measure and predict every vision model.")] = False,
-    search: Annotated[int, typer.Option("--search", min=0, metavar="N", help="Search 15,625 cells, N trials.")] = 0,
-    image_size: Annotated[int, typer.Option("--image-size", min=16, help="Pixels of a side.")] = 96,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads within operators.")] = 1,
+    batch_sizes: Annotated[
+        str, typer.Option("--batch-sizes", metavar="N,N", help="Inference batch sizes of a vision model, such as 1,4.")
+    ] = "1",
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Also predict the latency without running the model.")
+    ] = False,
+    try_advice: Annotated[
+        bool, typer.Option("--advise", help="Propose other layer shapes and verify them by real runs.")
+    ] = False,
+    survey: Annotated[bool, typer.Option("--survey", help="Measure and predict all vision models.")] = False,
+    search: Annotated[
+        int, typer.Option("--search", min=0, metavar="N", help="Search 15,625 cells with N trials; 0: do not search.")
+    ] = 0,
+    image_size: Annotated[int, typer.Option("--image-size", min=16, help="Height and width of images in pixels.")] = 96,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Number of intra-op threads.")] = 1,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Also write a page with the waterfall.")
+        Path | None, typer.Option("--html", metavar="PATH", help="Write a page with the utilization waterfall.")
     ] = None,
     force: Force = False,
     as_json: Json = False,

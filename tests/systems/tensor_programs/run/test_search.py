@@ -96,12 +96,17 @@ def test_the_verb_prints_measured_schedules_and_their_steps(tmp_path):
             build_app(registry.verbs("models")), ["models", *(str(one) for one in given)], catch_exceptions=False
         )
 
-    assert run("train", "programs", "--data", other, "--out", model, "--budget", "1s", "--device", "all").exit_code == 0
+    assert (
+        run("train", "programs", "--data", other, "--out", model, "--time-limit", "1s", "--device", "all").exit_code
+        == 0
+    )
     with pytest.raises(InputError, match="described by 8 numbers"):
         run("search", TASK.name, "--target", TARGET.name, "--model", model, "--candidates", 2)
-    trained = run("train", "programs", "--data", data, "--out", model, "--budget", "1s", "--device", "all", "--force")
+    trained = run(
+        "train", "programs", "--data", data, "--out", model, "--time-limit", "1s", "--device", "all", "--force"
+    )
     assert trained.exit_code == 0
-    common = ("search", TASK.name, "--target", TARGET.name, "--model", model, "--candidates", 5, "--measured", 2)
+    common = ("search", TASK.name, "--target", TARGET.name, "--model", model, "--candidates", 5, "--measure", 2)
     document = json.loads(run(*common, "--json").stdout)
     assert len(document["candidates"]) == 5
     assert document["candidates"][0]["measured_s"] > 0

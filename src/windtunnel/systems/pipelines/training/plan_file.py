@@ -52,7 +52,7 @@ def read_plan(path: Path) -> PlannedPipeline:
     where = str(path)
     document = document_of(path, "plan of a pipeline")
     if document.get("schema") != PLAN_SCHEMA:
-        raise InputError("this is no plan of a pipeline", where=where, fix="windtunnel pipeline plan mlp --output PATH")
+        raise InputError("this is no plan of a pipeline", where=where, fix="windtunnel pipeline plan mlp --out PATH")
     result = document.get(_KEY)
     if not isinstance(result, dict):
         raise InputError(
