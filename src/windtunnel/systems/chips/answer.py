@@ -87,7 +87,7 @@ class Options:
     least_samples_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse options that contradict each other."""
         for name in ("bandwidth_bytes_per_s", "memory_bandwidth_bytes_per_s", "clock_hz", "batch_size", "num_devices"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -151,7 +151,7 @@ class Answer:
         return self.choices[part].samples_per_s / self.choices[over].samples_per_s
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in raw units."""
+        """Return the answer as plain values in raw units."""
         result = self.codesign
         proof = {} if result is None else {
             "bound_samples_per_s": result.bound_samples_per_s,
@@ -187,7 +187,7 @@ def chip_name(templates: Templates, row: int) -> str:
 
 
 def choice_dict(choice: Choice, templates: Templates) -> dict[str, Any]:
-    """One choice in raw units."""
+    """Return a choice as plain values in raw units."""
     plan, setting = choice.plan, choice.setting
     return {
         "chip": chip_name(templates, choice.chip),
@@ -304,7 +304,7 @@ def codesign_models(
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of numbers above zero."""
+    """Return the geometric mean of positive numbers."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 

@@ -94,7 +94,7 @@ class Design:
 
     @property
     def goals(self) -> tuple[float, float, float]:
-        """All to be small."""
+        """Objectives of the design, all to be minimized."""
         return self.cycles, float(self.engine.num_real_multipliers), self.lost_points
 
 
@@ -124,7 +124,7 @@ class CirculantAnswer:
     uses: Mapping[str, EngineUse]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the answer as plain JSON values."""
         result = [{**asdict(item), "num_real_multipliers": item.engine.num_real_multipliers} for item in self.front]
         names = ("dense_cycles", "dense_weights", "energy_j", "fixed_point_error")
         return {
@@ -199,7 +199,7 @@ def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> Circul
 
 
 def _num_weights(layers: Sequence[Layer]) -> int:
-    """Of all layers, dense."""
+    """Return the number of weights of all layers before compression."""
     return sum(layer.outputs * layer.inputs for layer in layers)
 
 

@@ -36,7 +36,7 @@ _FREE = frozenset(
 )  # fmt: skip
 """Look-ups and what only moves data, besides views."""
 _ACROSS = frozenset({"softmax", "mean", "log_softmax", "sum", "layer_norm", "nll_loss_forward"})
-"""Not element by element."""
+"""Operators that are not elementwise."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,11 +64,11 @@ class ChipSpace:
 
     @cached_property
     def area_um2(self) -> Floats:
-        """Of each [P]."""
+        """Area of each chip, [P]."""
         return self.templates.area_um2
 
     def take(self, rows: Ints | NDArray[np.bool_]) -> ChipSpace:
-        """The given chips."""
+        """Return the chips in ``rows``."""
         return replace(self, templates=self.templates.take(rows))
 
     @cached_property
@@ -198,7 +198,7 @@ class Model:
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Tensor degrees, ascending."""
+        """Tensor degrees in ascending order."""
         return tuple(sorted(self.by_degree))
 
     @cached_property
@@ -207,7 +207,7 @@ class Model:
         return np.array([0, *[1] * self.depth, 2], np.int64)
 
     def network(self) -> Network:
-        """All layers in a chain."""
+        """Return all layers as one chain."""
         of = self.distinct
         first = self.by_degree[self.degrees[0]].layers
         counts = iter(range(1, self.depth + 1))

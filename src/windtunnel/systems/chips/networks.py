@@ -56,7 +56,7 @@ EXPERTS: Mapping[str, Expert] = MappingProxyType(
         "llama2-7b": Expert(8, 128, 1),
     }
 )
-"""For 1024 devices."""
+"""Published expert plans for 1024 devices."""
 
 
 def check_network(name: str) -> str:

@@ -37,7 +37,7 @@ class Chips:
     facts: dict[str, ChipFacts]
 
     def json(self) -> dict[str, dict[str, Any]]:
-        """Raw units, by device."""
+        """Return area and energy by device, in raw units."""
         return {name: facts.json() for name, facts in self.facts.items()}
 
     def print(self) -> None:

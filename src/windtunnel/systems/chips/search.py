@@ -133,7 +133,7 @@ class Case:
 
     @property
     def joules(self) -> tuple[Floats, Floats]:
-        """Of each pass [P, U, T]."""
+        """Energy of each pass in joules, [P, U, T]."""
         return self.times.forward_j_PUT, self.times.backward_j_PUT
 
     def plan(self, chip: int, batch_size: int, above: float) -> StagePlan | None:

@@ -55,7 +55,7 @@ MODE_WORDS = {
     "in+out": "both skipped",
     "in+out+wr": "both, work shared",
 }
-"""Ways to skip, in words."""
+"""Labels of the modes that skip zeros."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class GridAnswer:
     unmatched: tuple[str, ...] = ()
 
     def total(self, mode: str, phases: tuple[str, ...] = PHASES, what: str = "cycles") -> float:
-        """Sum over layers."""
+        """Return the sum over layers."""
         return float(sum(layer.total(mode, phases, what) for layer in self.layers))
 
     def speedup(self, mode: str, phases: tuple[str, ...] = PHASES, what: str = "cycles") -> float:
@@ -95,7 +95,7 @@ class GridAnswer:
         return self.total("dc", phases, what) / spent if spent else 1.0
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON has it."""
+        """Return the answer as plain JSON values."""
         layers = [
             {
                 "name": layer.name,

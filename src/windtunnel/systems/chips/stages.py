@@ -150,7 +150,7 @@ class StagePlan:
 
     @property
     def num_devices(self) -> int:
-        """All that are used."""
+        """Number of devices that the plan uses."""
         return self.num_pipelines * sum(stage.num_devices for stage in self.stages)
 
 

@@ -38,7 +38,7 @@ _SLOWEST = 60.0  # a candidate may take so many times as long as all cases of th
 
 @dataclass(frozen=True)
 class Shape:
-    """How the function is called."""
+    """Calling convention of a kernel: types of its arguments and of its result."""
 
     name: str
     result: str
@@ -46,7 +46,7 @@ class Shape:
 
     @classmethod
     def of(cls, function: Function) -> Shape:
-        """Its types."""
+        """Read the shape from the signature of a function."""
         result = function.result.split()[-1]
         return cls(function.name, result, tuple(argument.type.split()[0] for argument in function.arguments))
 
@@ -75,7 +75,7 @@ class Engine(Protocol):
         """Memory for an argument: ``array`` here, ``address`` where kernels run, ``is_intact()``."""
 
     def function(self, module: Any, shape: Shape, *, is_draft: bool = False) -> Any:
-        """Code of a module."""
+        """Compile a module and return its function."""
 
     def bound(self, function: Any, bench: Bench) -> Callable[[], Any]:
         """A call of it with the arguments of a case."""
@@ -88,17 +88,17 @@ class Engine(Protocol):
 
 
 class Host:
-    """This process."""
+    """Target that runs kernels on the CPU of this process."""
 
     has_drafts = True
     timed: Timed | None = None
 
     def array(self, shape: Sequence[int], dtype: Any) -> GuardedArray:
-        """Between walls."""
+        """Allocate an array between guard pages."""
         return GuardedArray(shape, dtype)
 
     def function(self, module: Any, shape: Shape, *, is_draft: bool = False) -> Any:
-        """A function of ctypes."""
+        """Compile a module and return its function as a ctypes function."""
         code = compile_module(module, shape.name, level=0 if is_draft else 3)
         result = None if shape.result == "void" else _ctype(shape.result, "the result")
         created: Any = ctypes.CFUNCTYPE(result, *shape.kinds)(code.address)
@@ -106,14 +106,14 @@ class Host:
         return created
 
     def bound(self, function: Any, bench: Bench) -> Callable[[], Any]:
-        """A plain call."""
+        """Return a call without arguments."""
         return partial(function, *bench.passed)
 
     def send(self, arrays: Iterable[Any]) -> None:
-        """It is the same memory."""
+        """Do nothing: the host shares its memory with the kernel."""
 
     def fetch(self, arrays: Iterable[Any]) -> None:
-        """It is the same memory."""
+        """Do nothing: the host shares its memory with the kernel."""
 
 
 def _ctype(kind: str, where: str) -> Any:

@@ -44,7 +44,7 @@ class Case:
 
     @property
     def size_bytes(self) -> int:
-        """Of all arrays."""
+        """Bytes of all arrays of the case."""
         return sum(
             int(np.prod(argument.shape, dtype=np.int64)) * np.dtype(argument.dtype).itemsize
             for argument in self.arguments
@@ -53,7 +53,7 @@ class Case:
 
 
 Cases = Callable[[str], Sequence[Case]]
-"""Cases of a split."""
+"""Function that returns the cases of a split."""
 
 
 def load_cases(path: Path) -> Cases:

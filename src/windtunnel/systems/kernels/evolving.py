@@ -76,7 +76,7 @@ class Result:
                 f"{len(self.verdict.edits)} edits, {self.verdict.label}")  # fmt: skip
 
     def json(self) -> dict[str, Any]:
-        """As one document."""
+        """Return the result as a JSON document."""
         verdict = self.verdict
         ladder = verdict.ladder
         subsets = [] if ladder is None else [

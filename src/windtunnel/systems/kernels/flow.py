@@ -38,7 +38,7 @@ class Flow:
 
     @classmethod
     def of(cls, function: Function) -> Flow:
-        """Read it from the branches."""
+        """Build the control-flow graph from the branches of a function."""
         labels = tuple(block.label for block in function.blocks)
         number = {label: index for index, label in enumerate(labels)}
         after = tuple(

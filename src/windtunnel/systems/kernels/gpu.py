@@ -83,7 +83,7 @@ class Gpu:
         return partial(self._driver.launch, function, bench.launch, bench.passed)
 
     def send(self, arrays: Iterable[DeviceArray]) -> None:
-        """Copy to the device."""
+        """Copy arrays to the device."""
         for item in arrays:
             item.push()
 

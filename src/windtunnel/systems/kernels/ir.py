@@ -76,7 +76,7 @@ class Instruction:
 
     @property
     def operands(self) -> list[Operand]:
-        """In order."""
+        """Operands in the order of the instruction's text."""
         return [piece for piece in self.pieces if isinstance(piece, Operand)]
 
     @property
@@ -105,7 +105,7 @@ class Instruction:
         return replace(self, pieces=tuple(pieces))
 
     def render(self) -> str:
-        """Its line."""
+        """Return the line of LLVM IR."""
         text = "".join(piece if isinstance(piece, str) else piece.value for piece in self.pieces)
         return f"  %{self.uid} = {text}" if self.type else f"  {text}"
 
@@ -146,13 +146,13 @@ class Function:
     hints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def instructions(self) -> Iterator[Instruction]:
-        """All, in program order."""
+        """Iterate over all instructions in program order."""
         for block in self.blocks:
             yield from block.instructions
 
     @property
     def num_instructions(self) -> int:
-        """Those that are not anchors."""
+        """Number of instructions that are not anchors."""
         return sum(not instruction.is_anchor for instruction in self.instructions())
 
     def find(self, uid: str) -> Instruction | None:
@@ -160,7 +160,7 @@ class Function:
         return next((instruction for instruction in self.instructions() if instruction.uid == uid), None)
 
     def render(self) -> str:
-        """Text of the module."""
+        """Return the module as LLVM IR."""
         parameters = ", ".join(
             " ".join((argument.type, *argument.attributes, f"%{argument.uid}")) for argument in self.arguments
         )

@@ -43,7 +43,7 @@ class Kernel:
 
     @property
     def is_for_gpu(self) -> bool:
-        """By the triple of its module."""
+        """Whether the module's target triple is a GPU."""
         return f'"{GPU}' in self.function.head
 
 
@@ -92,7 +92,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """Canonical name."""
+        """Canonical name of the edit list."""
         return key(self.edits)
 
 

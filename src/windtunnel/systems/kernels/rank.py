@@ -60,7 +60,7 @@ class OperatorGain:
     at_hand: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values with raw units."""
+        """Return plain values in raw units."""
         return asdict(self)
 
 

@@ -119,7 +119,7 @@ class Bench:
         self.close()
 
     def close(self) -> None:
-        """End all processes."""
+        """Stop all worker processes."""
         for workers in self._workers:
             workers.close()
         self._workers = []

@@ -99,7 +99,7 @@ class Found:
 
     @property
     def best(self) -> Candidate:
-        """The quickest."""
+        """The candidate with the lowest time."""
         return min(self.population, key=lambda candidate: candidate.evaluation.fitness)
 
 
@@ -213,7 +213,7 @@ def _passing(seeds: Sequence[Individual], evaluate: Evaluate) -> list[Candidate]
 
 
 def _add_scanned(population: list[Candidate], scanned: list[Candidate]) -> list[Candidate]:
-    """The slower half makes room."""
+    """Replace the slower half of the population by the best single edits."""
     kept = sorted(population, key=lambda candidate: candidate.evaluation.fitness)
     count = min(len(scanned), len(population) // 2)
     return [*scanned[:count], *kept[: len(population) - count]]

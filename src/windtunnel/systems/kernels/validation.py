@@ -50,7 +50,7 @@ def is_same(original: Function, edited: Function) -> bool:
 
 @dataclass
 class _Reading:
-    """A function as terms."""
+    """Symbolic terms of a function, value by value."""
 
     function: Function
     flow: Flow

@@ -49,7 +49,7 @@ class Placed:
     step: Estimate
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 

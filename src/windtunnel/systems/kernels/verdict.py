@@ -50,7 +50,7 @@ class Gene:
         return self.rests_on in ("proof", "rules", "fuzzing")
 
     def json(self) -> dict[str, object]:
-        """As a plain value."""
+        """Return plain values."""
         return {"edit": to_json([self.edit])[0], "words": self.words, "rests_on": self.rests_on,
                 "is_faithful": self.is_faithful}  # fmt: skip
 
@@ -97,7 +97,7 @@ class Verdict:
 
     @property
     def is_faithful(self) -> bool:
-        """Whether all edits are."""
+        """Whether every edit keeps the answer of every input."""
         return all(gene.is_faithful for gene in self.genes)
 
 

@@ -38,7 +38,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Order:
-    """One candidate."""
+    """Order to judge one candidate."""
 
     text: str
     tolerance: float

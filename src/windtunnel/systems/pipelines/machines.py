@@ -47,12 +47,12 @@ class Offer:
 
     @property
     def usd_per_h(self) -> float:
-        """Of all of them."""
+        """Price of all machines in USD per hour."""
         return self.count * self.instance.price_usd_per_h
 
     @property
     def num_devices(self) -> int:
-        """Of all of them."""
+        """Number of devices of all machines."""
         return self.count * self.instance.num_devices
 
 

@@ -69,7 +69,7 @@ class PiperStage:
 
     @property
     def num_devices(self) -> int:
-        """Data times tensor degree."""
+        """Number of devices, data degree times tensor degree."""
         return self.data * self.tensor
 
 

@@ -78,7 +78,7 @@ class PiperProblem:
 
     @property
     def num_layers(self) -> int:
-        """N."""
+        """Number of layers, N."""
         return len(self.names)
 
 

@@ -40,7 +40,7 @@ def plans_page(
 
 
 def _memory(row: PlanRow) -> Section:
-    """A row per stage."""
+    """Table of memory with a row for each stage."""
     names = list(asdict(row.memory[0]))
     cells = [
         [str(stage), *(format_size(round(asdict(item)[name])) for name in names), format_size(round(item.total))]

@@ -49,7 +49,7 @@ class PlayedSchedule:
 
     @property
     def makespan_ns(self) -> int:
-        """When the last rank is done."""
+        """Time at which the last rank finishes."""
         return self.timeline.makespan_ns
 
     @cached_property
@@ -60,11 +60,11 @@ class PlayedSchedule:
 
     @property
     def idle_ratio(self) -> float:
-        """Of all ranks together."""
+        """Idle fraction of all ranks together."""
         return float(np.mean(self.idle_ratios))
 
     def json(self) -> dict[str, Any]:
-        """All of it, in raw units."""
+        """Return plain values in raw units."""
         schedule = self.schedule
         ranks = zip(self.passes, self.idle_ratios, in_flight(schedule), weight_versions(schedule), strict=True)
         return {

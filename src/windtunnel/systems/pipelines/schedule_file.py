@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 28
 
 
 def schedule_csv(schedule: Schedule) -> str:
-    """The text of the file."""
+    """Return a schedule as CSV text."""
     text = io.StringIO()
     writer = csv.writer(text)
     for rank in range(schedule.num_ranks):

@@ -97,17 +97,17 @@ class Schedule:
 
     @property
     def num_ranks(self) -> int:
-        """R."""
+        """Number of ranks, R."""
         return len(self.actions)
 
     @property
     def num_stages(self) -> int:
-        """S."""
+        """Number of stages, S."""
         return len(self.rank_of)
 
     @property
     def num_passes(self) -> int:
-        """Microbatches of all batches."""
+        """Number of microbatches of all batches."""
         return self.num_microbatches * self.num_batches
 
     @property

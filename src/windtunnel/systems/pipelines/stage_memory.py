@@ -49,7 +49,7 @@ class Running:
 
     @property
     def num_versions(self) -> int:
-        """Of weights."""
+        """Number of weight versions."""
         return 1 if self.is_emptied or self.depth == 1 else 2
 
     def under_way(self, stage: int) -> int:
@@ -86,7 +86,7 @@ class StageMemory:
 
     @property
     def total(self) -> float:
-        """At the peak."""
+        """Bytes at the peak."""
         return float(sum(asdict(self).values()))
 
 

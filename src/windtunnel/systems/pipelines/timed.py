@@ -181,7 +181,7 @@ class Line:
         self._stage_ends = [_stage_ends(schedule, rank) for rank in range(schedule.num_ranks)]
 
     def row(self, rank: int) -> list[Action]:
-        """What a rank does."""
+        """Return the actions of a rank, without empty slots."""
         return [action for action in self.schedule.actions[rank] if action is not None]
 
     def ends_batch(self, rank: int, index: int) -> bool:

@@ -104,7 +104,7 @@ class PlanRow:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether it can be."""
+        """Whether the plan is possible."""
         return not self.reason
 
     @property
@@ -114,7 +114,7 @@ class PlanRow:
 
     @property
     def num_workers(self) -> int:
-        """That it uses."""
+        """Number of devices that the plan uses."""
         return self.width * self.depth
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class PlanTable:
 
     @property
     def feasible(self) -> tuple[PlanRow, ...]:
-        """Those that can be."""
+        """Plans that are possible."""
         return tuple(row for row in self.rows if row.is_feasible)
 
     @property

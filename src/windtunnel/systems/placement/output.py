@@ -37,7 +37,7 @@ def print_plan(document: dict[str, Any], plan: Plan) -> None:
 
 
 def print_even(document: dict[str, Any]) -> None:
-    """What the even split reaches."""
+    """Print the step of the even split."""
     from windtunnel.units import format_duration
 
     even = document.get("even")

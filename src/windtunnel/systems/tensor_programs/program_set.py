@@ -96,7 +96,7 @@ class ProgramSet:
 
     @property
     def num_programs(self) -> int:
-        """P."""
+        """Number of programs, P."""
         return len(self.task)
 
     @property

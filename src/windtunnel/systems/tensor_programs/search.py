@@ -45,7 +45,7 @@ class Prices(Protocol):
     """What ranks: seconds of samples (program, device column)."""
 
     def predict(self, programs: ProgramSet, samples: Any) -> Any:
-        """Seconds [M]."""
+        """Predict times in seconds, [M]."""
         ...
 
 

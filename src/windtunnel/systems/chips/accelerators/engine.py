@@ -153,7 +153,7 @@ class Machines:
         )  # fmt: skip
 
     def take(self, rows: slice) -> Machines:
-        """The given machines."""
+        """Return the machines in ``rows``."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, **columns)
 

@@ -60,12 +60,12 @@ class BlockLayer:
 
     @property
     def num_blocks(self) -> tuple[int, int]:
-        """Down and across: p and q."""
+        """Number of blocks down and across, p and q."""
         return -(-self.outputs // self.block), -(-self.inputs // self.block)
 
     @property
     def levels(self) -> int:
-        """Of a transform: log2 k."""
+        """Butterfly levels of a transform, log2 k."""
         return self.block.bit_length() - 1
 
     @property

@@ -66,7 +66,7 @@ class Gemms:
         )
 
     def take(self, rows: Ints | NDArray[np.bool_]) -> Gemms:
-        """The given products."""
+        """Return the products in ``rows``."""
         return Gemms(self.m[rows], self.n[rows], self.k[rows], self.count[rows])
 
 
@@ -98,7 +98,7 @@ class Folds:
 
     @property
     def count(self) -> Ints:
-        """Folds of one product."""
+        """Number of folds of a product."""
         return self.num_rows * self.num_cols
 
 
@@ -164,7 +164,7 @@ class Accesses:
 
     @property
     def total(self) -> Ints:
-        """All operands."""
+        """Accesses to all operands together."""
         return self.x + self.w + self.y
 
 

@@ -91,7 +91,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Order:
-    """One edited step."""
+    """Order to run one edited step."""
 
     function: Function
     tolerance: float

@@ -72,7 +72,7 @@ class StepResult:
         return self.predicted / self.measured.value - 1
 
     def json(self) -> dict[str, Any]:
-        """As one document."""
+        """Return the result as a JSON document."""
         return {
             "schema": "windtunnel.evolve-step/1", "step": self.name, "edits": [[list(p) for p in item] for item in
             sort_edits(self.edits)], "predicted": self.predicted, "measured": self.measured.value,

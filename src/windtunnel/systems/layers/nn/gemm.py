@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a b`` of two matrices."""
+    """Return the matrix product ``a b``."""
     return _library(a, b)(a, b)
 
 
@@ -44,7 +44,7 @@ def _library(a: Tensor, b: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 def _quicker(
     rows: int, inner: int, columns: int, layout: tuple[bool, bool], threads: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Sizes are powers of two."""
+    """Return the quicker product, measured once for sizes that are rounded to powers of two."""
     del threads
     a, b = (
         _constant_matrix(rows, inner, is_row_major=layout[0]),

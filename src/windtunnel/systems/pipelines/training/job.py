@@ -94,7 +94,7 @@ class PlannedPipeline:
 
     @property
     def stages(self) -> list[list[str]]:
-        """Layers of each stage."""
+        """Names of the layers of each stage."""
         num_stages = 1 + max(self.stage_of.values())
         return [[name for name, stage in self.stage_of.items() if stage == index] for index in range(num_stages)]
 

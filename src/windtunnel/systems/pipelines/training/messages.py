@@ -38,14 +38,14 @@ class Way(NamedTuple):
 
     @classmethod
     def out_of(cls, action: Action, num_stages: int) -> Way | None:
-        """What an action gives."""
+        """Return the edge over which an action sends its output; None if it sends none."""
         other = action.feeds(num_stages)
         return None if other is None else cls(action.stage, other, action.microbatch)
 
 
 @dataclass
 class _Sent:
-    """Until its receiver has it."""
+    """A message that is kept until its receiver has it."""
 
     works: list[Any]
     consumed_at: int  # place in the receiver's row
@@ -111,7 +111,7 @@ class Mail:
         self._sent.setdefault(target, []).append(_Sent(works, self._used[way]))
 
     def end(self) -> None:
-        """Wait until all was received."""
+        """Wait until all messages have arrived."""
         for index in list(self._sent):
             self._forget(index, len(self._schedule.actions[index]))
 

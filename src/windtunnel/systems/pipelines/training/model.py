@@ -202,7 +202,7 @@ def step_ns(
 
 
 def require_stages(plan: Plan) -> None:
-    """Refuse a plan of one device."""
+    """Raise an error for a plan of one device."""
     if len(plan.kind) == 1:
         raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="nothing is to be flown")
 

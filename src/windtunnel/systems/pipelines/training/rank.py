@@ -54,7 +54,7 @@ class Orders(msgspec.Struct, frozen=True):
 
     @property
     def num_ranks(self) -> int:
-        """Processes."""
+        """Number of processes."""
         return self.table.num_ranks * self.num_replicas
 
 
@@ -124,7 +124,7 @@ def still(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def main(process: Place) -> None:
-    """Run what the orders say."""
+    """Run the splits and microbenchmarks that the orders list."""
     orders: Orders = process.config
     torch.set_num_threads(1)
     hold_heap()

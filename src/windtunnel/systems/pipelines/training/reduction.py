@@ -94,12 +94,12 @@ class Reduction:
         return _norm(self._coming)
 
     def restore(self, norm: float) -> None:
-        """Go on from a ``state``."""
+        """Restore a saved ``state``."""
         self._coming = (torch.tensor([norm * norm], dtype=torch.float64), None)
 
 
 def _do_nothing() -> None:
-    """Nobody else holds it."""
+    """Skip the average: no other rank holds these parameters."""
 
 
 def _norm(coming: tuple[torch.Tensor, Any] | None) -> float:

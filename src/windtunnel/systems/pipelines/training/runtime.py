@@ -35,7 +35,7 @@ Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 class Feed(Protocol):
-    """Where batches come from."""
+    """Source of batches."""
 
     def inputs(self, batch: int, part: int) -> tuple[torch.Tensor, ...]:
         """What the first stage is called with, for a microbatch of a batch."""
@@ -182,12 +182,12 @@ class PipelineRank:
 
     @property
     def reduction(self) -> Reduction:
-        """How gradients are finished."""
+        """How gradients are averaged and clipped before an update."""
         return self._reduction
 
     @property
     def stages(self) -> Mapping[int, StageRun]:
-        """Those that lie here."""
+        """Stages of this rank by number."""
         return self._stages
 
     def run(self, schedule: Schedule, first_batch: int = 0) -> None:

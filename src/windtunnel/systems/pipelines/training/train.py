@@ -155,7 +155,7 @@ def pipeline_workers(module: str, config: Any, num_ranks: int) -> Workers:
 
 
 def merge_reports(orders: TrainOrders, reports: list[RankReport]) -> Trained:
-    """What all ranks say together."""
+    """Merge the reports of all ranks."""
     batches = range(orders.first_batch, orders.first_batch + sum(orders.segments))
     losses = tuple(sum(report.losses.get(batch, 0.0) for report in reports) / orders.num_replicas for batch in batches)
     last = np.max([[report.updated_ns[batch] for batch in batches] for report in reports], axis=0)

@@ -87,12 +87,12 @@ class TrainOrders:
 
     @property
     def table(self) -> Schedule:
-        """Any of them."""
+        """First of the schedules; all of them have the same stages."""
         return next(iter(self.tables.values()))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint fits."""
+        """Facts that have to agree with a checkpoint."""
         table = self.table
         return {
             "workload": self.workload,

@@ -65,7 +65,7 @@ class StageWeights:
 
     @property
     def newest(self) -> torch.nn.Module:
-        """With all updates."""
+        """The version that has all updates."""
         return self._modules[self._newest]
 
     @property
@@ -111,7 +111,7 @@ class StageWeights:
 
     @torch.no_grad()
     def update(self, gradients: Gradients) -> None:
-        """Make the next version."""
+        """Make the next version of the weights."""
         newest, following = self.newest, self._room()
         if following is not newest:
             for old, new in zip(_trainable(newest), _trainable(following), strict=True):
@@ -136,7 +136,7 @@ class StageWeights:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a ``state``."""
+        """Restore a saved ``state``."""
         modules = self.copies
         self._newest, self._version_of = state["newest"], {}
         self._under_way.clear()

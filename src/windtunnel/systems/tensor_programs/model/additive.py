@@ -40,7 +40,7 @@ class AdditiveConfig:
 
 
 class _Block(nn.Module):
-    """``x + MLP(norm(x))``."""
+    """Residual block, ``x + MLP(norm(x))``."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ class History:
 
     @property
     def best_error(self) -> float:
-        """Least validation error."""
+        """Lowest validation error."""
         return min([*self.errors, self.start_error])
 
     @property

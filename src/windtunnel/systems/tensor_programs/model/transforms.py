@@ -30,7 +30,7 @@ STANDARDISED = ("box-cox", "yeo-johnson", "log", "std")
 
 
 def check_labels(seconds: ArrayLike, where: str = "") -> np.ndarray:
-    """Labels as float64 [P]."""
+    """Check labels and return them as float64, [P]."""
     values = np.asarray(seconds, dtype=np.float64)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     if wrong.size:
@@ -51,7 +51,7 @@ class FeatureScale:
 
     @classmethod
     def fit(cls, rows: np.ndarray) -> FeatureScale:
-        """Ranges of ``rows`` [M, F]."""
+        """Fit the ranges of ``rows``, [M, F]."""
         values = np.asarray(rows, dtype=np.float32)
         return cls(values.min(axis=0), values.max(axis=0))
 
@@ -94,7 +94,7 @@ class LabelTransform:
 
     @classmethod
     def fit(cls, kind: LabelKind, seconds: ArrayLike, where: str = "") -> LabelTransform:
-        """Fit on training labels [P]."""
+        """Fit the transform on training labels, [P]."""
         if kind not in get_args(LabelKind):
             raise InputError(f"unknown label transform {kind!r}", fix=", ".join(get_args(LabelKind)))
         values = check_labels(seconds, where)
@@ -125,12 +125,12 @@ class LabelTransform:
         return seconds, int(is_clamped.sum())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LabelTransform:
-        """Inverse of ``to_json``."""
+        """Read what ``to_json`` returned."""
         knots = {key: tuple(values[key]) for key in ("quantiles", "references")}
         return cls(**{**values, **knots})
 

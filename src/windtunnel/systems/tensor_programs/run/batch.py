@@ -61,7 +61,7 @@ class Measured:
     canary: dict[str, float] = field(default_factory=dict)
 
     def to_set(self, tasks: Sequence[Task], targets: Sequence[Target], meta: dict[str, Any]) -> ProgramSet:
-        """The batch as a program set."""
+        """Return the batch as a program set."""
         sampled = [item for _, item in self.programs]
         rows = [member.task for member, _ in self.programs]
         return ProgramSet(

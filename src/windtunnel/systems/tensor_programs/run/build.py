@@ -46,12 +46,12 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As ``avx2-1``."""
+        """Name of the target, such as ``avx2-1``."""
         return f"{self.isa}-{self.num_threads}"
 
 
 def parse_target(name: str) -> Target:
-    """The target of a name."""
+    """Parse the name of a target."""
     known = {Target(isa, threads).name: Target(isa, threads) for isa in ISAS for threads in THREADS}
     if name not in known:
         raise InputError(f"no target is called {name!r}", where="targets", fix=f"choose of {', '.join(known)}")

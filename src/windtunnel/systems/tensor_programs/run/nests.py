@@ -129,7 +129,7 @@ class _Reader:
         self._num_loops = 0
 
     def buffer(self, buffer_: Any) -> str:
-        """Keep a buffer, and its name."""
+        """Register a buffer and return its name."""
         name = str(buffer_.name)
         if name not in self.buffers:
             self.buffers[name] = Buffer(name, tuple(int(extent) for extent in buffer_.shape), str(buffer_.dtype))
@@ -167,24 +167,24 @@ class _Reader:
         return [For(variable, extent, body, _LOOP_KINDS[int(statement.kind)], axis, minimum)]  # type: ignore[arg-type]
 
     def store(self, statement: Any, scope: Mapping[Any, Expression]) -> list[Node]:
-        """A leaf."""
+        """Convert a store into a leaf."""
         indices = tuple(self.expression(index, scope) for index in statement.indices)
         return [Store(self.buffer(statement.buffer), indices, self.expression(statement.value, scope))]
 
     def guard(self, statement: Any, scope: Mapping[Any, Expression]) -> list[Node]:
-        """A condition over statements."""
+        """Convert a condition over statements."""
         body = tuple(self.statements(statement.then_case, scope))
         otherwise = () if statement.else_case is None else tuple(self.statements(statement.else_case, scope))
         return [If(self.expression(statement.condition, scope), body, otherwise)]
 
     def attribute(self, statement: Any, scope: Mapping[Any, Expression]) -> list[Node]:
-        """A pragma."""
+        """Convert a pragma."""
         value = self.expression(statement.value, scope)
         body = tuple(self.statements(statement.body, scope))
         return [Attribute(str(statement.attr_key), value if isinstance(value, int) else str(value), body)]
 
     def expression(self, value: Any, scope: Mapping[Any, Expression]) -> Expression:
-        """A value as nested tuples."""
+        """Return a value as nested tuples."""
         kind = type(value).__name__
         if kind in _BINARY:
             return _fold_constants(_BINARY[kind], self.expression(value.a, scope), self.expression(value.b, scope))
@@ -202,7 +202,7 @@ class _Reader:
         return ("select", *operands) if name in _SELECTING else ("call", name, *operands)
 
     def load(self, value: Any, scope: Mapping[Any, Expression]) -> Expression:
-        """A read of a buffer."""
+        """Convert a read of a buffer."""
         return ("load", self.buffer(value.source), *(self.expression(index, scope) for index in value.indices))
 
 

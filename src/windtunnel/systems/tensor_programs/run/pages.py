@@ -107,7 +107,7 @@ def _others_of(pages: _Pages, own: _Pages, kept_bytes: float, far_s: float) -> f
 
 
 def _share(seconds: float, near_s: float, far_s: float) -> float:
-    """That came from memory."""
+    """Return the fraction of bytes that came from memory."""
     return (seconds - near_s) / max(far_s - near_s, 1e-15)
 
 
@@ -133,7 +133,7 @@ class _Pages:
         self.size_bytes = 4 * PAGE_ELEMENTS * order.size
 
     def seconds_per_byte(self) -> float:
-        """Read over and over."""
+        """Time per byte of pages that are read repeatedly."""
         return min(self.built.evaluate(RUNS, REPEATS)) / self.size_bytes
 
     def after_s(self, other: _Pages, wait_s: float) -> float:

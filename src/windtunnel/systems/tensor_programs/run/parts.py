@@ -62,20 +62,20 @@ class Parts:
 
     @property
     def num_batches(self) -> int:
-        """That are done."""
+        """Number of finished batches."""
         return len(self.sets) + len(self.empty)
 
     def has(self, batch: int) -> bool:
-        """Whether a batch is done."""
+        """Return whether a batch is finished."""
         return batch in self.sets or batch in self.empty
 
     @property
     def num_programs(self) -> int:
-        """That are measured."""
+        """Number of measured programs."""
         return sum(part.num_programs for part in self.sets.values())
 
     def keep(self, batch: int, part: ProgramSet) -> None:
-        """A batch is done."""
+        """Save a finished batch."""
         part.save(self.folder / _file(batch), overwrite=True)
         self.sets[batch] = part
 

@@ -47,7 +47,7 @@ class Found:
     ops: list[str] = field(default_factory=list)
 
     def task(self) -> Task:
-        """What it has grown to."""
+        """The task with all operators that were fused into it."""
         kind, ops = self.kind, tuple(self.ops)
         if kind == "elementwise" and ops == ("gelu",):
             kind = "gelu"

@@ -38,12 +38,12 @@ ROWS = ("softmax", "layer_norm")
 
 
 def sample(task: Task, seed: int) -> Scheduled:
-    """Draw a schedule."""
+    """Draw a random schedule for a task."""
     return Draw(Scheduled.of(task), np.random.default_rng(seed)).sample()
 
 
 class Draw:
-    """Choices for one schedule."""
+    """Random choices for one schedule."""
 
     def __init__(self, scheduled: Scheduled, generator: np.random.Generator) -> None:
         self.scheduled = scheduled
@@ -69,7 +69,7 @@ class Draw:
         return bool(self._random.random() < probability)
 
     def pick(self, *choices: int) -> int:
-        """One of some choices."""
+        """Return one of some values at random."""
         return int(choices[self._random.integers(len(choices))])
 
     def factor(self, extent: int, largest: int | None = None) -> int:

@@ -57,7 +57,7 @@ _MAX_STEP = "pragma_auto_unroll_max_step"
 
 @dataclass(frozen=True)
 class Step:
-    """One primitive on one block."""
+    """A schedule primitive that is applied to a block."""
 
     primitive: str
     block: str

@@ -135,7 +135,7 @@ class Task:
         return (*own, *extra)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a program set keeps it."""
+        """Return the task as plain values, as a program set stores it."""
         return {
             "kind": self.kind,
             "shape": dict(self.shape),
@@ -147,7 +147,7 @@ class Task:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Task:
-        """Read what ``to_dict`` wrote."""
+        """Read what ``to_dict`` returned."""
         shape = {name: int(values["shape"][name]) for name in KINDS.get(values["kind"], ())}
         return cls(values["kind"], shape, tuple(values["ops"]), dict(values["networks"]))
 

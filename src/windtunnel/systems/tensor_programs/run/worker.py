@@ -78,7 +78,7 @@ class Worker:
         self.stop()
 
     def start(self) -> None:
-        """Begin with an empty process."""
+        """Start a new, empty process."""
         self.stop()
         self._workers = Workers(__name__, self._num_threads, title="process that runs programs", patience_s=PATIENCE_S)
         self._workers.__enter__()

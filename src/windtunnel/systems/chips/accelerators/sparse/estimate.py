@@ -38,12 +38,12 @@ class Densities:
 
     @classmethod
     def even(cls, density: float) -> Densities:
-        """As dense everywhere."""
+        """Return the same density in every channel and pixel."""
         return cls(density, (density,), (density,))
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Densities:
-        """As a graph keeps them."""
+        """Read densities from the record of a graph."""
         return cls(float(record["density"]), tuple(record["of_channels"]), tuple(record["of_pixels"]))
 
 

@@ -78,12 +78,12 @@ class LayerZeros:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Passes that it needs."""
+        """Passes that the layer needs."""
         return tuple(item for item in PHASES if item != "backward" or not self.is_first)
 
     @property
     def input_density(self) -> float:
-        """Share of X that is not zero."""
+        """Fraction of X that is not zero."""
         return count(self.inputs) / (self.shape.num_input_pixels * self.shape.channels)
 
     @property
@@ -126,7 +126,7 @@ class PassCycles:
 
 @dataclass(frozen=True)
 class LayerCycles:
-    """All passes of one layer."""
+    """Cycles of all passes of a layer."""
 
     name: str
     passes: Mapping[str, PassCycles]

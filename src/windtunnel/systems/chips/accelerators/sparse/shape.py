@@ -76,7 +76,7 @@ class ConvShape:
 
     @classmethod
     def linear(cls, rows: int, inputs: int, outputs: int) -> ConvShape:
-        """A linear layer."""
+        """Describe a linear layer as a convolution of one pixel."""
         return cls(rows, inputs, 1, 1, outputs)
 
     @property
@@ -88,17 +88,17 @@ class ConvShape:
 
     @property
     def num_input_pixels(self) -> int:
-        """Of all images."""
+        """Input pixels of all images."""
         return self.images * self.height * self.width
 
     @property
     def num_output_pixels(self) -> int:
-        """Of all images."""
+        """Output pixels of all images."""
         return self.images * math.prod(self.output)
 
     @property
     def num_weights(self) -> int:
-        """Of all filters."""
+        """Weights of all filters."""
         return self.filters * self.channels // self.groups * math.prod(self.kernel)
 
     def taps(self, phase: str) -> Ints:
@@ -115,7 +115,7 @@ class ConvShape:
         return result
 
     def _side(self, side: int, phase: str) -> Ints:
-        """The same along one side."""
+        """Return what each tap reads along one side of an image."""
         size = (self.height, self.width)[side]
         step, pad, far = self.stride[side], self.padding[side], self.dilation[side]
         taps = np.arange(self.kernel[side])

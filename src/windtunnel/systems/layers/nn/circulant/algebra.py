@@ -54,7 +54,7 @@ class Blocks:
     size: int
 
     def __post_init__(self) -> None:
-        """Refuse what is no cut."""
+        """Refuse sizes that do not form blocks."""
         most = max(self.num_outputs, self.num_inputs)
         if not 2 <= self.size <= most:
             raise InputError(
@@ -70,7 +70,7 @@ class Blocks:
 
     @property
     def num_weights(self) -> int:
-        """What is stored: p q k."""
+        """Number of stored weights, p q k."""
         p, q, k = self.shape
         return p * q * k
 

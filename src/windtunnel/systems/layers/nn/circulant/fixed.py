@@ -37,7 +37,7 @@ class Fixed:
     exponent: int
 
     def to_float(self) -> NDArray[np.float64]:
-        """What they stand for."""
+        """Return the real numbers that the integers represent."""
         return np.ldexp(self.values.astype(np.float64), self.exponent)
 
 

@@ -63,7 +63,7 @@ class CirculantProduct(torch.nn.Module):
         self._kept: tuple[int, Tensor] | None = None
 
     def product(self, x: Tensor) -> Tensor:
-        """``x W'``."""
+        """Return ``x W'``."""
         check_dtype(self.weight.dtype)
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return multiply(x, self.weight, self.blocks, "dense" if self.way == "dense" else "fft")
@@ -88,7 +88,7 @@ class CirculantProduct(torch.nn.Module):
         return {**self.__dict__, "_kept": None}
 
     def describe(self) -> str:
-        """Size, and what is padded."""
+        """Return the layer's size and padding as text."""
         blocks = self.blocks
         text = f"{blocks.num_inputs}, {blocks.num_outputs}, k={blocks.size}"
         return text if blocks.padding == (0, 0) else f"{text}, padded by {blocks.padding[0]} x {blocks.padding[1]}"
@@ -162,7 +162,7 @@ class BlockCirculantLinear(CirculantProduct):
         return created.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., n] to [..., m]."""
+        """Apply the layer: [..., n] to [..., m]."""
         y = self.product(x)
         return y if self.bias is None else y + self.bias
 
@@ -187,7 +187,7 @@ class BlockCirculantLinear(CirculantProduct):
         return rows if self.bias is None else rows + self.bias.detach()
 
     def extra_repr(self) -> str:
-        """Size, blocks, padding."""
+        """Return size, blocks and padding for ``repr``."""
         return self.describe()
 
 
@@ -246,7 +246,7 @@ class CirculantAdapter(torch.nn.Module):
         torch.nn.init.zeros_(self.update.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., n] to [..., m]."""
+        """Apply the layer: [..., n] to [..., m]."""
         y: Tensor = self.base(x) + self.scale * self.update(x)
         return y
 

@@ -125,7 +125,7 @@ class StructuredLinear(torch.nn.Linear):
             self.weight.data = self.weight.data.t().contiguous().t()
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """As ``torch.nn.Linear``."""
+        """Apply the layer as ``torch.nn.Linear`` does."""
         if not self.training:
             return super().forward(input)
         self.num_calls += 1

@@ -46,7 +46,7 @@ class Keep:
 
     @property
     def num_kept(self) -> int:
-        """How many units stay."""
+        """Number of units that are kept."""
         return len(self.index)
 
     @cached_property

@@ -62,7 +62,7 @@ class Settings:
     way: str = AUTOMATIC
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
+        """Refuse unsupported settings."""
         for what, share in (("dropout", self.between), ("input_dropout", self.input), ("recurrent", self.recurrent)):
             check_dropout(share, what=what)
         if self.period < 1:
@@ -71,7 +71,7 @@ class Settings:
 
     @property
     def drops(self) -> bool:
-        """Whether anything is dropped."""
+        """Whether these settings drop any units."""
         return max(self.between, self.input, self.recurrent) > 0
 
 
@@ -106,7 +106,7 @@ class _Structured:
         lay_out(self)
 
     def forward(self: Any, input: Any, hx: Any = None) -> Any:  # noqa: A002 - torch's name
-        """As torch's layer."""
+        """Apply the layer with the signature of torch's."""
         settings = replace(self.settings, between=self.dropout)
         if not self.training or not settings.drops:
             return super().forward(input, hx)  # type: ignore[misc]
@@ -214,7 +214,7 @@ def _one(
     states: list[Tensor],
     dropped: Dropped,
 ) -> tuple[Tensor, ...]:
-    """One direction of one layer."""
+    """Run one direction of one layer."""
     suffix = f"_l{direction_index // (2 if layer.bidirectional else 1)}{'_reverse' if direction else ''}"
     names = [f"weight_{kind}{suffix}" for kind in ("ih", "hh")]
     names += [f"bias_{kind}{suffix}" for kind in ("ih", "hh")] if layer.bias else []
