@@ -94,7 +94,7 @@ def two_hosts(path):
         here.select(np.arange(here.num_programs) % 3 == 0),
         devices=tuple({**device, "name": f"{device['name']}@there"} for device in here.devices),
     )
-    return here.beside(replace(there, mean_s=3 * there.mean_s, std_s=3 * there.std_s)).save(path)
+    return here.merge_devices(replace(there, mean_s=3 * there.mean_s, std_s=3 * there.std_s)).save(path)
 
 
 def test_a_model_of_one_host_is_trained_on_for_another(tmp_path):

@@ -82,7 +82,7 @@ def test_chips_are_chosen_for_a_captured_step(graph):
     cheaper = [one for one in answer.codesign.front if one.area_um2 < small.area_um2]
     assert all(one.samples_per_s < 1e4 for one in cheaper)
     assert {"num_planned", "num_possible"} == set(answer.to_dict()["cheapest"]["smallest"])
-    with pytest.raises(InputError, match="nobody has said a plan"):
+    with pytest.raises(InputError, match="no published plan"):
         codesign_models(models, options, ("given",))
 
 

@@ -16,11 +16,11 @@ from windtunnel.search.blocks import blocks_of, cut_evenly
 from windtunnel.systems.pipelines.profiles import profiles_of, sizes_of
 from windtunnel.systems.pipelines.replayed import (
     batch_ns,
-    beside,
     rank_by_replay,
     side_by_side,
     stage_times,
     table_of,
+    tile_stage_times,
 )
 from windtunnel.systems.pipelines.stage_memory import Running, memory_of_stage
 from windtunnel.systems.pipelines.timed import StageTimes
@@ -221,7 +221,7 @@ def test_pipelines_beside_each_other_take_the_time_of_one():
     row = PlanRow("1f1b", 3, 2, 1, False, 4)
     one, three = side_by_side(table_of(row), 1), side_by_side(table_of(row), 3)
     times = stage_times(row, profiles()[1], ONE_SERVER)
-    wide = beside(times, 2, 3)
+    wide = tile_stage_times(times, 2, 3)
 
     assert [25.0, 0.0] * 2 + [25.0] == wide.message_ns.tolist()
     assert np.tile(times.exchange_ns, 3).tolist() == wide.exchange_ns.tolist()

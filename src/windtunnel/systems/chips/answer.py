@@ -1,4 +1,4 @@
-"""Chip and plan for published networks, beside what one finds without choosing both.
+"""Chip and plan for published networks, compared with searches that choose only one of the two.
 
 In: names, what is given. Out: ``Answer`` per network: the given chip with the plan of the network's makers, the best
 chip for that plan, the best plan on that chip, both chosen together; and one chip for several networks. Not here: the
@@ -140,7 +140,7 @@ class Answer:
 
     @property
     def base(self) -> str:
-        """The part that others are compared with: of a network of nobody's plan, the best one on the given chip."""
+        """The baseline of comparisons: the published plan or, without one, the best plan on the given chip."""
         return "given" if {"given", "chip"} & {*self.choices, *self.refused} else "plan"
 
     def gain(self, part: str = "both", over: str = "") -> float:
@@ -215,7 +215,7 @@ def choice_dict(choice: Choice, templates: Templates) -> dict[str, Any]:
 
 
 def codesign(name: str, options: Options, parts: Sequence[str] = PARTS, progress: Progress | None = None) -> Answer:
-    """Search for one published network, beside the plan of its makers; parameters and errors as of ``codesign_models``.
+    """Search for a published network and compare with its published plan; parameters are those of ``codesign_models``.
 
     Raises
     ------
@@ -288,7 +288,9 @@ def codesign_models(
                 cheap[part] = cheapest(on_all, options.least_samples_per_s or math.nan, GOALS[part])
                 choices[part] = cheap[part].choice
             elif expert is None:
-                raise InputError("nobody has said a plan", where="plan", fix="search both, or --fixed-chip")
+                raise InputError(
+                    "this network has no published plan", where="plan", fix="search both, or give --fixed-chip"
+                )
             else:
                 choices[part] = (on_all if part == "chip" else on_given).chips_for(expert)
         except (InfeasibleError, InputError) as error:

@@ -1,7 +1,7 @@
 """List schedules of one layer for many chips, compiled.
 
 In: plain arrays, operators in order, segments one after the other. Out: cycles of the best list schedule and what no
-schedule is below, by chip. What they mean is said in ``operations`` and ``lists``.
+schedule is below, by chip. ``operations`` and ``lists`` define them.
 """
 
 # N operators, G segments, P chips, R rules: from how many times faster on an operator is spread

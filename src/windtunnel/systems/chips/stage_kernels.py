@@ -1,7 +1,7 @@
-"""The programme over stages, compiled.
+"""The dynamic program over stages, compiled.
 
 In: pairs of downsets with what lies between them, times of layers. Out: the least time of a batch, and its stages. What
-they mean is said in ``stages``.
+they mean is defined in ``stages``.
 
 The state is another than that of ``search.minmax``: a batch takes its slowest stage times microbatches *and* stages, so
 that fewer slower stages may win, and memory depends on how many stages are behind; both need the number of stages, and

@@ -272,7 +272,7 @@ class Stages:
         Parameters
         ----------
         forward_LT, backward_LT : float64 [L, T]
-            Seconds of a layer on one device of so many.
+            Seconds of a layer on one device, by tensor degree.
         upper_s : float
             Only plans below it are looked for.
         """
@@ -320,7 +320,7 @@ class Stages:
         forward_LT: Floats,
         backward_LT: Floats,
     ) -> StagePlan:
-        """A plan that somebody made, with the time that it takes.
+        """Price a given plan.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Hints and promises: what a compiler may be told about a kernel.
+"""Hints and promises to the compiler about a kernel.
 
 In: a function and one gene such as ``U12,vectorize.width=16`` or ``A1,noalias``. Out: the function that says so. Hints
 change no answer by the rules of the language, unless a sum of floats may be taken in another order; promises are true

@@ -33,7 +33,7 @@ _CTYPES = {"ptr": ctypes.c_void_p, "i64": ctypes.c_int64, "i32": ctypes.c_int32,
            "i8": ctypes.c_int8, "i1": ctypes.c_bool, "float": ctypes.c_float, "double": ctypes.c_double}  # fmt: skip
 _GOLDEN_RUNS, _CHECK_RUNS = 10, 2
 _SETTLE_S, _COMPILE_S = 0.015, 5.0
-_SLOWEST = 60.0  # a candidate may take so many times as long as all cases of the original
+_SLOWEST = 60.0  # a candidate may take at most this multiple of the time of all cases of the original
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Engine(Protocol):
 
     @property
     def timed(self) -> Timed | None:
-        """Nanoseconds of so many calls, where the clock of this host does not tell."""
+        """Function that times calls in nanoseconds on a device; None where the clock of the host serves."""
 
     def array(self, shape: Sequence[int], dtype: Any) -> Any:
         """Memory for an argument: ``array`` here, ``address`` where kernels run, ``is_intact()``."""
@@ -302,7 +302,7 @@ def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_p
     tolerance : float
         The error that is still right; 0 asks for the same bits.
     num_pairs : int
-        Timings of the candidate beside the original.
+        Number of interleaved timings of the candidate and the original.
     lock : callable
         Called before the candidate runs.
     """

@@ -243,7 +243,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 def apply_edits(kernel: Kernel, edits: Individual, *, is_optimized: bool = False) -> str:
-    """The module with edits, for whoever builds it.
+    """Return the module with edits, as LLVM IR.
 
     Raises
     ------

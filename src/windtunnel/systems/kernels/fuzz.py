@@ -1,4 +1,4 @@
-"""Inputs that nobody wrote: contents of arrays drawn anew in a kernel's own shapes.
+"""Fuzzed inputs: random contents of arrays in a kernel's own shapes.
 
 In: cases. Out: more cases: constants, zeros, negatives, extremes, tiny and huge numbers, noise. Whole numbers stay
 within what the case has, as they may be places in other arrays; only in the form ``beyond`` they may also be negative,

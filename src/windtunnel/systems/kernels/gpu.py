@@ -78,7 +78,7 @@ class Gpu:
             Nobody says how many threads run it.
         """
         if bench.launch is None:
-            raise InputError("nobody says how many threads run this kernel", where=bench.name,
+            raise InputError("the number of threads of this kernel is unknown", where=bench.name,
                              fix="add launch(*arguments) to the tests: it returns blocks and threads")  # fmt: skip
         return partial(self._driver.launch, function, bench.launch, bench.passed)
 

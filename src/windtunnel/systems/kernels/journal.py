@@ -48,7 +48,7 @@ class Page:
 
 
 def write_page(folder: Path, page: Page) -> Path:
-    """Write a generation: a population file that other tools read, with what resuming needs beside the individuals.
+    """Write a generation: a population file that other tools read, and the state that resuming needs.
 
     Raises
     ------

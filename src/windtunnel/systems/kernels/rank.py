@@ -1,7 +1,7 @@
 """Which operators of a step a faster kernel would be worth it for.
 
 In: a replayed graph. Out: operators in the order of what the iteration would gain if each alone were faster: what lies
-beside the critical path gains nothing, however long it takes. Not here: making kernels faster.
+off the critical path gains nothing, however long it takes. Not here: making kernels faster.
 
 Source: GEVO's choice of kernels is by their own time; by the critical path as Coz, SOSP 2015, and Daydream, ATC 2020.
 """
@@ -47,7 +47,7 @@ class OperatorGain:
     speedup : float
         Of the iteration, if this operator alone were so much faster.
     hidden : float
-        Share of the time saved that lies beside the critical path, and wins nothing.
+        Fraction of the saved time that lies off the critical path and shortens nothing.
     at_hand : str
         A kernel that computes such an operator, or empty.
     """

@@ -1,4 +1,4 @@
-"""Candidates really run: each in a process that may die of it, beside the original.
+"""Candidates run in worker processes that they may crash, interleaved with the original.
 
 In: a kernel, sets of edits. Out: an ``Evaluation`` for each. What was seen before, as a set of edits or as a program,
 is remembered. Not here: which sets (``search``), how processes are contained (``measure.sandbox``).
@@ -51,7 +51,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Timed:
-    """A candidate timed beside the original in a process of its own."""
+    """A candidate that was timed against the original in a process of its own."""
 
     evaluation: Evaluation
     speedup: Estimate
@@ -161,7 +161,7 @@ class Bench:
         return [self._by_key[name] for name in keys]
 
     def again(self, candidates: Sequence[Individual], num_pairs: int) -> list[Evaluation]:
-        """Run each, whatever was seen before, with so many timings; a program that is the original takes its time."""
+        """Run candidates again, cached ones too, with ``num_pairs`` timings each."""
         keys = [key(candidate) for candidate in candidates]
         kept = self._by_key, self.counts
         self._by_key, self.counts = {}, Counts()
@@ -227,7 +227,7 @@ class Bench:
         self._by_key.update({candidate.key: candidate.evaluation for candidate in candidates})
 
     def time(self, edits: Individual, num_pairs: int = 30, *, confidence: float = 0.95) -> Timed:
-        """Run a candidate again, compiled anew in a new process, beside the original.
+        """Compile a candidate again in a new process and time it against the original.
 
         Raises
         ------

@@ -46,7 +46,7 @@ class Gene:
 
     @property
     def is_faithful(self) -> bool:
-        """Whether it keeps the answer of every input, as far as can be told."""
+        """Whether it keeps the answer of every input, as far as the checks show."""
         return self.rests_on in ("proof", "rules", "fuzzing")
 
     def json(self) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """A process that holds the original and forks for every candidate.
 
-In: orders over its line. Out: an answer for each; what a candidate does to its own process reaches nobody. Not here:
+In: orders over its line. Out: an answer for each; a candidate can damage only its own process. Not here:
 what a candidate is (``model``).
 """
 

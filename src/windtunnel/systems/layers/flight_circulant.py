@@ -85,7 +85,7 @@ def _circulant(module: Any, k: int) -> Any:
     from windtunnel.systems.layers.nn.circulant.modules import circulant_of
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # padding is said where k is asked for
+        warnings.simplefilter("ignore")  # padding is reported where k is given
         created: Any = circulant_of(module, k)
     created.bias = module.bias  # it stays the module's own
     return created

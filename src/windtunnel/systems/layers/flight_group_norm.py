@@ -1,7 +1,7 @@
 """Group norms in place of batch norms (flight of "group-norm").
 
 In: a live program with batch norms. Out: the same modules with the same scales and offsets, which normalize each sample
-by itself over groups of channels, in training and after it. Running means are neither read nor kept.
+on its own over groups of channels, in training and after it. Running means are neither read nor kept.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def structured_dropout(
     period : int
         Steps that share a set of dropped units.
     group : int
-        Units are dropped in groups of so many neighbors.
+        Number of neighboring units that are dropped together.
     layer : str
         Regular expression that matches the whole path of such a layer; all of them by default.
 

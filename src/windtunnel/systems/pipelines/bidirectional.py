@@ -100,7 +100,7 @@ class _TwoWays(Row):
         self._waiting: list[int] = []
 
     def fill(self, position: int, num_places: int, num_each: int) -> None:
-        """All eight parts of the schedule, for so many microbatches each way."""
+        """Run all eight phases of the schedule with ``num_each`` microbatches in each direction."""
         behind = num_places - position - 1
         self.add(self.near, "F", 2 * behind)
         for _ in range(position + 1):

@@ -28,7 +28,7 @@ class Row:
         self._done: dict[tuple[int, str], int] = {}
 
     def add(self, stage: int, kinds: str, times: int = 1) -> None:
-        """These kinds of passes for the next microbatch of each, so many times; B counts as I and W."""
+        """Append passes of these kinds for the next microbatches, ``times`` times; B counts as I and W."""
         for _ in range(times):
             for kind in kinds:
                 number = self.num_done(stage, "I" if kind == "B" else kind)

@@ -35,7 +35,7 @@ def fly_pipelines(
     time_limit_s: float = 120.0,
     progress: Progress | None = None,
 ) -> list[Receipt]:
-    """Run plans in turns and put each beside its prediction; parameters and errors as in ``training.run_pipelines``.
+    """Run plans interleaved and compare each with its prediction; parameters as in ``training.run_pipelines``.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def fly_pipelines(
 def receipt_of_training(planned: PlannedPipeline, trained: Trained) -> Receipt:
     """The receipt of a pipeline that trained; its baseline are steps of one process before and after.
 
-    They are not in turns with the pipeline's, so that the interval of the speed-up is that of the two steps together.
+    They are not interleaved with the pipeline's steps, so the interval of the speed-up combines those of both steps.
     """
     assert planned.predicted_ns is not None
     assert planned.predicted_alone_ns is not None

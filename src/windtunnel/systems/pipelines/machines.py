@@ -106,7 +106,7 @@ def cheapest_machines(
     most_machines : int
         Of one kind.
     num_replayed : int
-        At most so many plans of each offer, the best by the planner's cost functions.
+        Maximum number of replayed plans per offer, the best by the planner's cost functions.
     profiles : callable, optional
         Blocks by samples of a microbatch on a device; by default the graph priced for it.
 
@@ -180,7 +180,7 @@ def _least_ns(row: PlanRow, blocks: Blocks) -> float:
 
 
 def links_between(instance: Instance, count: int) -> Fabric:
-    """Of so many of them: the network of an instance is shared out among its devices."""
+    """Return the links between ``count`` instances; an instance's network is shared by its devices."""
     network = instance.network_bytes_per_s / instance.num_devices
     inside = network if instance.device_link is None else instance.device_link.bandwidth_bytes_per_s
     return Fabric.of_rates(inside, network, instance.num_devices if count > 1 else instance.num_devices + 1)

@@ -21,7 +21,7 @@ __all__ = ["RULES"]
 
 
 def _run_buffered(line: Line, rank: int) -> None:
-    """Receives are posted ahead, nobody waits for what it sent."""
+    """Run a rank that posts receives ahead and never waits for its sends."""
     for index, action in enumerate(line.row(rank)):
         line.expect(action)
         line.compute(rank, action)
@@ -47,7 +47,7 @@ def _crossing(line: Line, rank: int) -> None:
 
 
 def _run_exchanged(line: Line, rank: int) -> None:
-    """Several stages per rank: all messages are exchanged between two rounds, and everybody waits for its own."""
+    """Run a rank of several stages that exchanges all messages between two rounds and waits for its own."""
     row = line.row(rank)
     begins = [0, *(i + 1 for i in range(len(row)) if line.ends_batch(rank, i))]
     rounds = [actions for first, last in pairwise(begins) for actions in _rounds(row[first:last])]

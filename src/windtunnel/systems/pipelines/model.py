@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.search.placement.throughput import Plan, sync_ns
-from windtunnel.systems.pipelines.replayed import alike, beside, reads_of, side_by_side
+from windtunnel.systems.pipelines.replayed import alike, reads_of, side_by_side, tile_stage_times
 from windtunnel.systems.pipelines.schedules import Schedule, forward_only, gpipe, one_forward_one_backward
 from windtunnel.systems.pipelines.timed import StageTimes, build_schedule_graph
 
@@ -53,7 +53,7 @@ def build_pipeline_graph(
     update_ns : float64 [D], optional
         What each device does after its last sample.
     latency_ns : int
-        Of a message between two devices, beside what its transfer takes of either.
+        Latency of a message between two devices, in addition to its transfer time.
 
     Raises
     ------
@@ -109,14 +109,14 @@ def build_rank_graph(
     latency_ns : int
         Of every value that is sent.
     overhead_ns : float
-        What each stage takes per sample beside its layers, half of it forward.
+        Overhead of each stage per sample in addition to its layers, half of it in the forward pass.
     recomputes : bool
         Each pass runs forward again before it goes backward.
     part_ratios : (float, float)
         What the two parts of a backward pass take of a whole one. A first stage has no input to find gradients for:
         its second part is all of it.
     width : int
-        Such pipelines beside each other.
+        Number of data-parallel pipelines.
     exchange_ns : float64 [D], optional
         What each device's gradients take to be averaged with those of the others, after a batch.
 
@@ -149,7 +149,7 @@ def build_rank_graph(
     if schedule.num_ranks == len(order) and width == 1:
         names = [f"{plan.problem.types[int(plan.kind[index])].name} {index}" for index in order]
     return build_schedule_graph(
-        side_by_side(schedule, width), beside(times, len(order), width),
+        side_by_side(schedule, width), tile_stage_times(times, len(order), width),
         reads=reads_of(len(order), width), alike=alike(len(order), width), names=names,
     )  # fmt: skip
 

@@ -46,7 +46,7 @@ def pipeline_sections(played: PlayedSchedule) -> list[Section]:
 
 
 def pipeline_lines(played: PlayedSchedule, columns: int) -> list[str]:
-    """The diagram in letters, in blocks of so many columns: ``F3`` where it begins, ``-`` while it goes on."""
+    """Return the diagram as text in blocks of columns: ``F3`` where a pass starts, ``-`` while it goes on."""
     has_chunks = played.schedule.num_stages > played.schedule.num_ranks or bool(played.schedule.replicas)
     labels = {
         item: str(item) if has_chunks else str(item)[len(str(item.stage)) :]

@@ -260,7 +260,7 @@ def _equal_cuts(problem: PiperProblem) -> Iterator[Masks]:
 
 
 def require_memory(problem: PiperProblem) -> None:
-    """Say which layer does not fit by itself, or that they do not fit together.
+    """Raise an error that names a layer that does not fit alone, or states that they do not fit together.
 
     Raises
     ------

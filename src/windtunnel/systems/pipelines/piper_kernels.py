@@ -1,6 +1,6 @@
-"""The hot loops of Piper's programme, compiled: what stages cost, and the best of them.
+"""The hot loops of Piper's dynamic program, compiled: costs of stages, and the best of them.
 
-In: plain arrays. Out: plain arrays. What they mean is said in ``piper``; the lattice is that of ``downsets``.
+In: plain arrays. Out: plain arrays. Their meaning is defined in ``piper``; the lattice is that of ``downsets``.
 
 The state is another than that of ``search.minmax``: what a stage holds depends on the microbatches under way, and so on
 the data degrees of all stages behind it, which is the third index:
@@ -214,9 +214,9 @@ def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: An
           limit: float, bandwidth: float, num_microbatches: int) -> None:  # fmt: skip
     """The least time of the slowest stage for downsets ``first`` to ``last``, all of one size, and where it is from.
 
-    For at most so many devices and every sum of data degrees; smaller downsets are final. A stage with y microbatches
-    under way is y-th from the end, counted in its own data degrees; ``quickest_IT`` sums each layer's quickest variant,
-    ``none_IT`` counts layers without one. A choice is coded as (downset inside, tensor degree, data degree).
+    The results are by maximum number of devices and by sum of data degrees; smaller downsets are final. A stage with y
+    microbatches in flight is y-th from the end, counted in its own data degrees; ``quickest_IT`` sums each layer's
+    quickest variant, ``none_IT`` counts layers without one. A choice is coded as (downset inside, tensor degree, data degree).
     """
     num_layers, num_degrees, num_variants = time_NTV.shape
     num = best_IKD.shape[1]

@@ -33,7 +33,7 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlayedSchedule:
-    """A schedule beside the timeline of its graph."""
+    """A schedule with the timeline of its graph."""
 
     schedule: Schedule
     timeline: Timeline

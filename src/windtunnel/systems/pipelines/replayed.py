@@ -5,7 +5,7 @@ uneven stages, messages on links, the exchange of gradients, updates. Not here: 
 measured conditions of a host (``training``).
 """
 
-# w pipelines beside each other, S stages, R ranks
+# w data-parallel pipelines, S stages, R ranks
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ __all__ = [
     "Played",
     "alike",
     "batch_ns",
-    "beside",
     "rank_by_replay",
     "reads_of",
     "ring_ns_per_byte",
@@ -40,6 +39,7 @@ __all__ = [
     "stage_of_modules",
     "stage_times",
     "table_of",
+    "tile_stage_times",
 ]
 
 Floats = NDArray[np.float64]
@@ -59,7 +59,7 @@ def rank_by_replay(
 ) -> list[Played]:
     """Rows with their replayed steps, the quickest first.
 
-    Workers have devices of their own, so that pipelines beside each other take the same time.
+    Workers have devices of their own, so that data-parallel pipelines take the same time.
     """
     result = []
     for done, row in enumerate(rows):
@@ -83,7 +83,7 @@ def batch_ns(
     step_ns : callable, optional
         What a graph takes; by default its replay's makespan.
     width : int
-        Pipelines beside each other that are replayed.
+        Number of data-parallel pipelines that are replayed.
     """
     spent = step_ns or (lambda graph: float(replay(graph).makespan_ns))
 
@@ -139,7 +139,7 @@ def stage_times(row: PlanRow, blocks: Blocks, links: Fabric, *, latency_ns: floa
 
 
 def ring_ns_per_byte(width: int, bandwidth_bytes_per_s: float) -> float:
-    """What averaging gradients over so many replicas takes around a ring."""
+    """Return the duration per byte of a ring all-reduce of gradients over ``width`` replicas."""
     return ring_ratio(width) / bandwidth_bytes_per_s * 1e9
 
 
@@ -167,7 +167,7 @@ def side_by_side(schedule: Schedule, width: int) -> Schedule:
 
 
 def reads_of(num_stages: int, width: int) -> list[set[int]]:
-    """Whose outputs each stage of pipelines side by side reads: the first one of each reads nobody's."""
+    """Return the stages whose outputs each stage of the pipelines reads; the first of each pipeline reads none."""
     return [{stage - 1} if stage % num_stages else set() for stage in range(num_stages * width)]
 
 
@@ -176,8 +176,8 @@ def alike(num_stages: int, width: int) -> list[set[int]]:
     return [set(range(stage, num_stages * width, num_stages)) for stage in range(num_stages)]
 
 
-def beside(times: StageTimes, num_stages: int, width: int) -> StageTimes:
-    """The times of one pipeline for so many side by side."""
+def tile_stage_times(times: StageTimes, num_stages: int, width: int) -> StageTimes:
+    """Repeat the times of one pipeline for ``width`` data-parallel pipelines."""
     if width == 1:
         return times
 

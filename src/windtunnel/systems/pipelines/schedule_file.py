@@ -1,7 +1,7 @@
 """Schedules as files: the CSV form that ``torch.distributed.pipelining`` loads and dumps.
 
 In: a ``Schedule``, or such a file. Out: the other one. A line per rank, a cell per slot: ``0F3``, nothing, or
-``(0F3;1B0)OVERLAP_F_B``. The form has the actions alone: what a batch is and which weights a pass sees is said beside
+``(0F3;1B0)OVERLAP_F_B``. The form has the actions alone: batch boundaries and weight versions are given in addition
 it. Not here: whether a schedule can run (``verify``).
 
 Source: PyTorch 2.13, torch/distributed/pipelining/schedules.py, the compute-only format.

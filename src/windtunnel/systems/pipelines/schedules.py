@@ -80,7 +80,7 @@ class Schedule:
         Ranks of all replicas of each stage, where some have several: microbatch k is that of replica k modulo their
         number. Empty: one each.
     most_in_flight : tuple of int [R]
-        How many passes each rank may have done forward and not yet, in all parts, backward. Empty: nobody has said.
+        Maximum number of microbatches in flight on each rank: forward done, backward not complete. Empty: unspecified.
     overlaps : frozenset of Action
         Actions that share their slot with the next one of their rank.
     """
@@ -165,7 +165,7 @@ def gpipe(num_ranks: int, num_microbatches: int, replicas: Sequence[int] = ()) -
 
 
 def one_forward_one_backward(num_ranks: int, num_microbatches: int, replicas: Sequence[int] = ()) -> Schedule:
-    """PipeDream-Flush: as many forward as there are ranks from here on, then one backward and one forward in turns.
+    """PipeDream-Flush: a forward pass for each rank from here on, then one backward and one forward pass alternately.
 
     Arguments and errors as of ``gpipe``; replicas of a stage share what it has under way.
     """
@@ -243,7 +243,7 @@ def require_some(name: str, num_ranks: int, num_microbatches: int, num_batches: 
 def _linear(
     name: str, num_stages: int, num_microbatches: int, replicas: Sequence[int], num_ahead: Callable[[int], int]
 ) -> Schedule:
-    """One stage per rank: so many passes forward, then one backward and one forward in turns."""
+    """Schedule one stage per rank: ``num_ahead`` forward passes, then one backward and one forward pass alternately."""
     require_some(name, num_stages, num_microbatches)
     replicas_of = list(replicas) or [1] * num_stages
     if len(replicas_of) != num_stages or min(replicas_of) < 1:

@@ -26,14 +26,14 @@ class Running:
     Parameters
     ----------
     depth, width : int
-        Stages, and pipelines beside each other.
+        Number of stages, and of data-parallel pipelines.
     num_microbatches, batch : int
         Of a batch, on each pipeline; samples of a batch on all of them.
     is_emptied : bool
         After each batch; else two versions of the weights are kept.
     recomputes : bool
     precision : str
-        ``fp32``, or ``mixed``: weights and gradients of half the size beside master weights in full.
+        ``fp32``, or ``mixed``: weights and gradients of half the size, and master weights in full precision.
     base_bytes : float
         Of a process, before anything else.
     """

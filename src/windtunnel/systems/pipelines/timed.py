@@ -44,8 +44,8 @@ class StageTimes:
     agree_ns : optional
         Of replicas on their weights, after each backward pass.
     exchange_ns : optional
-        Of the gradients of a batch with whoever else has the stage. It begins when all of them have done their
-        last backward pass, goes on beside passes of other stages, and is waited for at the end of the rank's batch.
+        All-reduce of a batch's gradients with the stage's replicas. It begins when all of them have done their
+        last backward pass, overlaps passes of other stages, and is waited for at the end of the rank's batch.
     message_ns : optional
         Of what a stage hands on to the next one [S - 1], either way. Where there is none, messages are no tasks.
     latency_ns : int
@@ -96,7 +96,7 @@ def build_schedule_graph(
     schedule : Schedule
     times : StageTimes
     messages : str
-        ``buffered``: receives are posted ahead and sends waited for by nobody; ``exchanged``: all between two rounds,
+        ``buffered``: receives are posted ahead and no rank waits for a send; ``exchanged``: all between two rounds,
         as Megatron-LM waits.
     reads : sequence [S] of stages, optional
         Whose outputs each stage reads, if not the one before it.
@@ -125,7 +125,7 @@ def build_schedule_graph(
 
 
 def working_ranks(graph: Graph) -> NDArray[np.int64]:
-    """The rank of whoever computes a task, or receives a message [T]."""
+    """Return the rank that computes each task or receives each message, [T]."""
     ranks = np.asarray(graph.tasks["rank"], np.int64)
     if "peer" not in graph.tasks:
         return ranks
@@ -222,7 +222,7 @@ class Line:
             )
 
     def _keep_or_free(self, part: Action, task: int) -> None:
-        """What a pass forward keeps is the output of a task beside it, which each part of the backward pass reads."""
+        """Add a task that holds what a forward pass saves, which each part of the backward pass reads."""
         stage, kind, index = part
         for freed_by, kept_bytes in self._kept_bytes.items():
             if kind == "F" and kept_bytes[stage]:

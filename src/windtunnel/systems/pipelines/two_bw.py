@@ -8,7 +8,7 @@ Source: PipeDream-2BW (Narayanan et al., ICML 2021), section 3.3: the cost funct
 recomputing as the forward pass itself takes, unless one is given.
 """
 
-# w pipelines beside each other, d stages, b samples of a microbatch, m microbatches of a batch on each pipeline
+# w data-parallel pipelines, d stages, b samples of a microbatch, m microbatches of a batch on each pipeline
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def _require_order(table: _Table) -> None:
 
 
 def _require_progress(table: _Table) -> None:
-    """Play all rows, each in its order, until nobody can go on."""
+    """Run all rows, each in its order, until no rank can go on."""
     done: set[Action] = set()
     next_at = [0] * len(table.rows)
     waits = dict(enumerate(table.rows))

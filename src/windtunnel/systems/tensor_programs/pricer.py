@@ -82,7 +82,7 @@ class AstPricer:
         return ConformalIntervals.from_dict(known).around(prices, [task.kind for task in tasks])
 
     def sheet(self, device: Device) -> Mapping[str, Any] | None:
-        """What the predictor is told of a device: its own sheet of that name, or one made of the catalog's."""
+        """Return the device sheet for the predictor: its own sheet of that name, or one derived from the catalog."""
         assert self.predictor is not None
         own = self.predictor.header.get("device_sheets", {}).get(device.name)
         if own is not None or device.kind != "cpu":
@@ -169,7 +169,7 @@ def _with_cold(
 
 
 def _cached_fraction(sheet: Mapping[str, Any], num_bytes: float) -> float:
-    """The share that is still in the shared cache when so many bytes were put into it since; which stay is chance."""
+    """Return the fraction that is still in the shared cache after ``num_bytes`` were loaded; evictions are random."""
     reach = sheet.get("last_cache_bytes") if sheet.get("cache_bandwidth_bytes_per_s") else None
     return min(1.0, float(reach or 0) / max(num_bytes, 1.0))
 

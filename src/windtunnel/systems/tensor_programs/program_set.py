@@ -192,7 +192,7 @@ class ProgramSet:
         check(result, str(source))
         return result
 
-    def beside(self, other: ProgramSet) -> ProgramSet:
+    def merge_devices(self, other: ProgramSet) -> ProgramSet:
         """The same programs with the devices of both sets; where ``other`` lacks one, its times are NaN."""
         twice = sorted(set(self.device_names) & set(other.device_names))
         if twice:

@@ -126,7 +126,7 @@ def build_candidates(
     count: int,
     progress: Progress | None = None,
 ) -> list[Candidate]:
-    """The first so many that can be built; where one takes the compiler with it, the others are built again."""
+    """Return the first ``count`` candidates that can be built; after a compiler crash, the others are built again."""
     built: list[Candidate] = []
     for item in order:
         if len(built) == count:

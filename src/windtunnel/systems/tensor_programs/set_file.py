@@ -1,6 +1,6 @@
 """The file of a program set between disk and arrays.
 
-In: an npz that somebody may have changed. Out: its arrays and its header, checked as far as a file can be. Every size
+In: an npz file that may have been edited. Out: its arrays and its header, checked as far as a file can be. Every size
 is compared with the bytes that are there before anything is made. Not here: what the arrays mean (``program_set``).
 """
 

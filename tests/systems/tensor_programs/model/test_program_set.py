@@ -68,7 +68,7 @@ def test_devices_of_another_host_join_by_program_and_what_they_lack_is_nan():
     programs = distinct(make_set())
     here = replace(programs.select([2, 0]), devices=({"name": "a@here"}, {"name": "b@here"}), meta={"seed": 8})
 
-    both = programs.beside(here)
+    both = programs.merge_devices(here)
 
     assert ("avx2-1", "avx512-1", "a@here", "b@here") == both.device_names
     np.testing.assert_array_equal(both.mean_s[:, :2], programs.mean_s)
@@ -84,9 +84,9 @@ def test_sets_of_other_programs_or_the_same_devices_do_not_join():
     other = replace(here, sched=here.sched + np.int16(1))
 
     with pytest.raises(InputError, match="both sets have a device avx2-1, avx512-1"):
-        programs.beside(programs)
+        programs.merge_devices(programs)
     with pytest.raises(InputError, match="program 0 of the other set is not in this one"):
-        programs.beside(other)
+        programs.merge_devices(other)
 
 
 def test_selected_programs_keep_their_own_leaves_and_nodes():

@@ -30,7 +30,7 @@ _BYTES_PER_MULTIPLIER = 16  # of a core's buffer: 1 KiB for 64
 
 @cache
 def _table() -> Mapping[str, Mapping[int, float]]:
-    """Picojoules by part and size: of an operation on words of so many bytes; of 64 bits out of a buffer of so many."""
+    """Picojoules by part and size in bytes: of an operation on a word; of a 64-bit read from a buffer."""
     text = resources.files("windtunnel.systems.chips.accelerators").joinpath("energy.csv").read_text(encoding="utf-8")
     result: dict[str, dict[int, float]] = {}
     for row in csv.DictReader(text.splitlines()):
@@ -52,7 +52,7 @@ def word_pj(size_bytes: ArrayLike, word_bytes: int) -> Floats:
 
 
 def _edge_pj(machines: Machines) -> Floats:
-    """A word between an array and the buffer beside it."""
+    """Return the energy that moves a word between an array and its buffer."""
     own = machines.rows * machines.cols * _BYTES_PER_MULTIPLIER
     return word_pj(np.minimum(np.maximum(own, 1024), machines.buffer_bytes), machines.word_bytes)
 

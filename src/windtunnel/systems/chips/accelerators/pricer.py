@@ -83,7 +83,7 @@ def duration_ns(work: Work, device: Accelerator, *, is_alone: bool = False) -> F
     work : Work
     device : Accelerator
     is_alone : bool
-        True: each operator is called by itself, as in a table of measurements, with the whole overhead of its call;
+        True: each operator is a separate call, as in a table of measurements, with the whole overhead of its call;
         False: one after another, where only a launch is left of it.
     """
     compute_ns, memory_ns = _busy_ns(work, device)

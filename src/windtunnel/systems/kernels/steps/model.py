@@ -42,7 +42,7 @@ class Step:
     nodes: dict[str, Any]
 
     def program(self, function: Function) -> Any:
-        """An edited function as a module that runs, without what nobody uses."""
+        """Return an edited function as an executable module without dead code."""
         import torch
         from torch import fx
 

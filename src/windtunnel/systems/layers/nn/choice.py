@@ -1,8 +1,8 @@
-"""Which of several ways to do the same is quickest here.
+"""Choice of the quickest of several implementations on this host.
 
-In: ways by name, and the one that is always there. Out: the name of the quickest, measured in turns; the one that is
-always there unless another is clearly quicker, so that a choice never loses by more than its measurement is off.
-Not here: clocks and rounds (``measure``).
+In: methods by name, and the plain one that always works. Out: the name of the quickest by interleaved measurements: the
+plain one unless another is clearly quicker, so that a choice never loses by more than its measurement is off. Not here:
+clocks and rounds (``measure``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Group norms in place of batch norms: a sample is normalized by itself.
+"""Group norms in place of batch norms: each sample is normalized on its own.
 
 In: the arguments of a batch norm. Out: a ``Replacement`` with the same scales and offsets. Source: Wu and He, Group
 Normalization, ECCV 2018; Hsieh et al., The Non-IID Data Quagmire, ICML 2020, section 5, which takes it where workers

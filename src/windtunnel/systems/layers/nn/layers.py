@@ -108,7 +108,7 @@ def block_circulant(operator: str, arguments: Sequence[Any], *, k: int = 64) -> 
     created: CirculantProduct
     bias_shape: tuple[int, ...] = (-1,) if operator == "aten::linear" else (-1, 1, 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whoever asks for a size is told of padding where it is asked
+        warnings.simplefilter("ignore")  # padding is reported where the user gives the size
         if operator == "aten::linear":
             created = BlockCirculantLinear(weight.shape[1], weight.shape[0], k, **how)
         else:

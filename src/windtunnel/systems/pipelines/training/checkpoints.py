@@ -1,6 +1,6 @@
 """Checkpoints of a pipeline: a file per rank, and one line that says which set is whole.
 
-In: a folder; what each rank goes on with. Out: files that are whole or not there: each is written beside its place and
+In: a folder; the state of each rank. Out: files that are complete or absent: each is written to a temporary file and
 renamed, and a set counts once all ranks have written theirs. Not here: what is in them (``weights``, ``trainer``).
 """
 

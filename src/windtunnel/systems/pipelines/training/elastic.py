@@ -1,4 +1,4 @@
-"""A pipeline in processes that somebody else has started: those of ``torchrun``.
+"""A pipeline in processes that ``torchrun`` has started.
 
 In: a specification, the environment that torchrun makes. Out: on the first rank, what all have trained. Not here: our
 own launcher (``train``).

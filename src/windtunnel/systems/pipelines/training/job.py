@@ -66,7 +66,7 @@ class PipelineSpec:
             raise InputError(f"{self.num_replicas} pipelines", where="width", fix="one or more")
 
     def table(self, num_batches: int) -> Schedule:
-        """The schedule of so many batches."""
+        """Return the schedule of ``num_batches`` batches."""
         return generate(
             self.schedule, self.num_ranks, self.num_microbatches, num_batches=num_batches, num_chunks=self.num_chunks
         )
@@ -129,7 +129,7 @@ def plan_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) -> Pl
     Raises
     ------
     InputError
-        No schedule has that name or can have these numbers; the batch has no so many equal parts.
+        No schedule has that name or can have these numbers; the batch does not divide into equal microbatches.
     NotApplicableError
         A step of the workload is more than a model and a loss.
     FlightError

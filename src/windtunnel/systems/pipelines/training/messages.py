@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline send each other: nobody waits for a send.
+"""Messages between the ranks of a pipeline: no rank waits for a send.
 
 In: a table of actions and a place in it. Out: values from one pass to the next, over gloo or within the rank. Each
 rank asks for what its next passes need before it computes, so that messages travel meanwhile; a send is done when the
@@ -20,7 +20,7 @@ from windtunnel.systems.pipelines.schedules import Action, Schedule
 __all__ = ["Mail", "Way"]
 
 _AHEAD = 2  # one forward, one backward
-_TAGS = 1 << 16  # microbatches that can be told apart
+_TAGS = 1 << 16  # microbatches that tags can distinguish
 
 
 class Way(NamedTuple):

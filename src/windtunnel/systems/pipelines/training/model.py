@@ -99,7 +99,7 @@ class PipelineJob:
     message_bytes : (int, int)
         Sizes of the messages that are tried: a small one, and what the layers of this job usually send.
     num_replicas : int
-        Pipelines beside each other, each with so many microbatches.
+        Number of data-parallel pipelines, each with all microbatches of the schedule.
     """
 
     workload: str
@@ -145,7 +145,7 @@ def predict_duration_ns(
     recomputes : bool
         Each pass runs forward again before it goes backward.
     num_replicas : int
-        Pipelines beside each other, which average their gradients before they update.
+        Number of data-parallel pipelines, which average their gradients before they update.
     """
     require_stages(plan)
     problem, count = job.layers.problem, job.num_microbatches
@@ -173,7 +173,7 @@ def predict_duration_ns(
 
 
 def median_ns(graph: Graph, conditions: HostConditions) -> int:
-    """The median makespan over draws by how much every task varies: whoever waits, waits for the slowest."""
+    """Return the median makespan over random samples of task durations: a stage that waits, waits for the slowest."""
     drawn_KT = np.random.default_rng(0).choice(conditions.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
     return int(np.median(replay_many(graph, drawn_KT.astype(np.int64)).makespan_ns))
 
@@ -190,7 +190,7 @@ def step_ns(
     Parameters
     ----------
     make_table : callable
-        A schedule of so many batches.
+        Function that returns the schedule of a number of batches.
     how
         As of ``predict_duration_ns``.
     """
@@ -208,7 +208,7 @@ def require_stages(plan: Plan) -> None:
 
 
 def on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
-    """Stages on the cores that they stay on: slower while other cores are busy, in turns where they share one.
+    """Pin stages to cores: slower while other cores are busy, one after the other where they share a core.
 
     A message is work, too: it is copied on the core of who receives it.
     """
@@ -223,7 +223,7 @@ def on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
 
 
 def _beside_each_other(graph: Graph, core_T: NDArray[np.int64], slowdown: NDArray[np.float64]) -> Graph:
-    """Passes slowed by other cores for as long as these are busy: a stage that waits slows nobody.
+    """Passes slowed by other cores for as long as these are busy: a stage that waits slows no other.
 
     How long they are follows from the replay, and the replay from it: both settle after a few turns.
     """
@@ -231,7 +231,7 @@ def _beside_each_other(graph: Graph, core_T: NDArray[np.int64], slowdown: NDArra
     slowed = graph
     for _ in range(_TURNS if slowdown[-1] > 1 else 0):
         timeline = replay(slowed)
-        # half of the way: a pass that ends later has less beside it, and would jump to and fro
+        # half of the step: a pass that ends later overlaps less, and the iteration would oscillate
         before, factor_T = factor_T, np.sqrt(factor_T * _task_slowdowns(timeline, core_T, slowdown))
         slowed = graph.scale(computes, factor_T[computes])
         if np.abs(factor_T - before)[computes].max(initial=0.0) < _SETTLED:

@@ -43,7 +43,7 @@ def build_parts(workload: str, parameters: dict[str, Any], num_parts: int, home:
     NotApplicableError
         A step is more than a model and a loss.
     InputError
-        The batch has no so many equal parts.
+        The batch does not divide into equal parts.
     """
     if home:
         importlib.import_module(home)

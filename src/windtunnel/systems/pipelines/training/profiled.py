@@ -20,7 +20,14 @@ from windtunnel.graph import Graph
 from windtunnel.hardware import Fabric
 from windtunnel.search.blocks import Blocks, blocks_of
 from windtunnel.systems.pipelines.generate import generate
-from windtunnel.systems.pipelines.replayed import Played, batch_ns, beside, stage_of_modules, stage_times, table_of
+from windtunnel.systems.pipelines.replayed import (
+    Played,
+    batch_ns,
+    stage_of_modules,
+    stage_times,
+    table_of,
+    tile_stage_times,
+)
 from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline
 from windtunnel.systems.pipelines.training.model import HostConditions, median_ns, on_cores
 from windtunnel.systems.pipelines.training.run import capture_microbatch, conditions_of
@@ -34,7 +41,7 @@ _LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16
 def capture_blocks(
     workload: str, parameters: Mapping[str, Any], batch: int, sizes: Sequence[int], *, progress: Progress | None = None
 ) -> dict[int, Blocks]:
-    """Blocks by samples of a microbatch, each size captured by itself.
+    """Capture blocks for each microbatch size.
 
     Raises
     ------
@@ -55,7 +62,7 @@ def capture_blocks(
 def conditions_for(
     workload: str, parameters: Mapping[str, Any], profiles: Mapping[int, Blocks], num_ranks: int, batch: int
 ) -> HostConditions:
-    """What so many processes of this host stand on, with messages as this model sends them.
+    """Measure the conditions of processes on this host, with messages as this model sends them.
 
     Raises
     ------
@@ -96,11 +103,11 @@ def rank_on_host(
 
 def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:
     single = stage_times(row, blocks, links_of(conditions, row.num_workers), latency_ns=conditions.latency_ns)
-    own = conditions.overhead_ns / 2 if row.depth > 1 else 0.0  # what a schedule does itself per pass
+    own = conditions.overhead_ns / 2 if row.depth > 1 else 0.0  # scheduling overhead per pass
     more: dict[str, Any] = {
         name: np.asarray(getattr(single, name), float) + own for name in ("forward_ns", "backward_ns")
     }
-    times = beside(dataclasses.replace(single, **more), row.depth, row.width)
+    times = tile_stage_times(dataclasses.replace(single, **more), row.depth, row.width)
 
     def median_step_ns(graph: Graph) -> float:
         return float(median_ns(on_cores(graph, conditions, row.num_workers), conditions))

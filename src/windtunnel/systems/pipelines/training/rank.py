@@ -2,7 +2,7 @@
 
 In: ``Orders`` and a rank. Out: a ``Span`` for everything that it did, on the clock that all processes of a host share.
 All ranks hold the stages of all splits, whose weights do not move, and run in every round, in one shuffled order:
-messages, stages that only pass their input on, the whole model alone and beside others, each split.
+messages, stages that only pass their input on, the whole model alone and in parallel with others, each split.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class WholeModel:
     NotApplicableError
         A step is more than a model and a loss.
     InputError
-        The batch has no so many equal parts.
+        The batch does not divide into equal parts.
     """
 
     def __init__(self, workload: str, parameters: dict[str, Any], num_microbatches: int, home: str = "") -> None:
@@ -110,7 +110,7 @@ class WholeModel:
             (loss / self.num_microbatches).backward()
 
     def step(self, number: int = 0) -> None:
-        """All microbatches, or so many of them, and an update."""
+        """Run ``number`` microbatches, by default all, and an update."""
         self.optimizer.zero_grad()
         self.passes(number or self.num_microbatches)
         self.optimizer.step()

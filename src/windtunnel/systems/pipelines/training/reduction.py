@@ -29,7 +29,7 @@ class Reduction:
     holders : mapping of int to process group
         The ranks that hold a stage, where there are several; each has gone through a part of the batch.
     num_replicas : int
-        Pipelines beside each other; what they have added up is averaged.
+        Number of data-parallel pipelines, over which gradients are averaged.
     pipeline : process group, optional
         The ranks of this replica, where they are not all there are.
     max_norm : float, optional

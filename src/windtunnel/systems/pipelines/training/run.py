@@ -57,7 +57,7 @@ _CONDITIONS_ROUNDS = 24  # from six of them, one outlier among twelve times deci
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """One plan that trained: what the replay said beside what a step took, ns, and the step of one process alone."""
+    """One plan that was trained: predicted and measured step in ns, and the step of one process alone."""
 
     plan: Plan
     predicted_baseline_ns: float
@@ -142,16 +142,16 @@ def job_of(
     num_stages, num_microbatches : int
         Of each replica.
     table : Schedule, optional
-        What will run; 1F1B with a process per stage if it is not said.
+        The schedule; by default 1F1B with a process per stage.
     num_replicas : int
-        Pipelines beside each other.
+        Number of data-parallel pipelines.
 
     Raises
     ------
     NotApplicableError
         The step is more than a model and a loss.
     InputError
-        The batch has no so many equal parts, or there are fewer than two stages.
+        The batch does not divide into equal parts, or there are fewer than two stages.
     FlightError
         A process failed.
     """
@@ -181,7 +181,7 @@ def job_of(
 def capture_microbatch(
     workload: str, parameters: Mapping[str, Any], num_microbatches: int, *, progress: Progress | None = None
 ) -> tuple[Graph, set[str]]:
-    """One of so many microbatches of a workload's batch forward and backward on one thread, and an update.
+    """Capture one microbatch of a workload's batch forward and backward on one thread, and an update.
 
     Returns
     -------
@@ -193,7 +193,7 @@ def capture_microbatch(
     NotApplicableError
         The step is more than a model and a loss.
     InputError
-        The batch has no so many equal parts.
+        The batch does not divide into equal parts.
     """
     from windtunnel.sources.torch.step import capture
     from windtunnel.systems.pipelines.training.rank import WholeModel
@@ -279,7 +279,7 @@ def run_pipelines(
     time_limit_s: float = 120.0,
     progress: Progress | None = None,
 ) -> list[PipelineRun]:
-    """Run plans as pipelines of gloo processes, in turns with each other and with one process that does it all.
+    """Run plans as pipelines of gloo processes, interleaved with each other and with a single process.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ def _measure(
 
 
 def _sort_spans(spans: Sequence[Sequence[Span]]) -> _Flown:
-    """From when the first began until the last has ended; of processes beside each other, each by itself."""
+    """Sort spans by item: from the first start to the last end; of parallel processes, each span separately."""
     from windtunnel.systems.pipelines.training.rank import NUM_EXCHANGES
 
     flown = _Flown()
@@ -385,6 +385,6 @@ def _sort_spans(spans: Sequence[Sequence[Span]]) -> _Flown:
             both_ns = max(entry.end_ns for entry in same[:2]) - min(entry.begin_ns for entry in same[:2])
             flown.message_ns.setdefault(item.number, []).append(both_ns / 2 / NUM_EXCHANGES)
         else:
-            beside = [float(entry.end_ns - entry.begin_ns) for entry in same[: item.number]]
-            flown.beside_ns.setdefault(item.number, []).append(beside)
+            parallel_ns = [float(entry.end_ns - entry.begin_ns) for entry in same[: item.number]]
+            flown.beside_ns.setdefault(item.number, []).append(parallel_ns)
     return flown

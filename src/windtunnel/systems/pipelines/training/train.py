@@ -82,11 +82,12 @@ def orders_of(
     stage_of : mapping of str to int
         Stage by path of a module.
     make_table : callable
-        A schedule of so many batches; where the weights are those after all earlier batches, one of one is enough.
+        Function that returns the schedule of a number of batches; where the weights are those after all earlier
+        batches, a schedule of one batch is enough.
     num_batches : int
         To train on altogether, those before a checkpoint included.
     num_replicas : int
-        Pipelines beside each other; the batch is shared out among them.
+        Number of data-parallel pipelines; the batch is divided among them.
     recomputes : bool
         Keep a microbatch's inputs only.
     max_norm : float, optional
@@ -147,7 +148,7 @@ def train_pipeline(orders: TrainOrders, *, progress: Progress | None = None) -> 
 
 
 def pipeline_workers(module: str, config: Any, num_ranks: int) -> Workers:
-    """Processes of a pipeline, each on its core or its share of one: what moves between cores is in nobody's model."""
+    """Pin each process of a pipeline to its core or its fraction of one, because the model has no migration."""
     cores = allowed_cores()
     own = [[cores[rank % len(cores)]] for rank in range(num_ranks)]
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -64,7 +64,7 @@ class TrainOrders:
     watches_memory : bool
         Follow every storage, which costs as much as many a step.
     num_alone : int
-        Steps that the first rank does by itself, before and again after, while the others wait.
+        Steps that the first rank runs alone, before and again after training, while the others wait.
     predicted : dict
         What a step was predicted to take, for the checkpoints.
     """

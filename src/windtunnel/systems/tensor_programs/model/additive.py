@@ -1,7 +1,7 @@
 """Times of leaves that add up: the default network for compact trees.
 
 A program's time is the sum over its stores, so each leaf gets a logarithm of its own time and the program the logarithm
-of their sum; any number of leaves goes through the same weights. A wide linear path beside the deep one carries what is
+of their sum; any number of leaves goes through the same weights. A wide linear path next to the deep one models what is
 linear in logarithms, so that sizes extrapolate. In and out as CDMPP's ``Network``. Not here: training.
 
 Source: ours, on CDMPP's trees (EuroSys 2024); wide and deep paths after Cheng et al. (DLRS 2016).

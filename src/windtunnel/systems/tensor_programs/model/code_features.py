@@ -63,7 +63,7 @@ CALL_CYCLES_OF_SUM = {"exp": 7, "erf": 62, "tanh": 26}  # sums are large, and aw
 OTHER_CALL_CYCLES = 12
 ADD_LATENCY, MEMORY_LATENCY = 4, 13  # cycles until a sum can be added to: in a register, through memory
 INDEX_CYCLES = 1.5  # per lane whose address must be computed
-INDEX_DIVISION_CYCLES = 1  # by a constant: a product, shifts and a difference, beside other work
+INDEX_DIVISION_CYCLES = 1  # by a constant: a product, shifts and a difference, overlapped with other work
 BRANCHED_DIVISION_CYCLES = 3  # where a branch waits for it
 ENTRY_CYCLES = 8  # a loop begins and ends, and its end is mispredicted
 CACHE_BYTES_PER_CYCLE = np.array([48.0, 12.0])  # that pass the first and the second level
@@ -131,7 +131,7 @@ class _Body:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether the compiler made a vector of a loop (``automatic``) by itself."""
+        """Whether the compiler vectorized a loop (``automatic``) without being asked."""
         return self.automatic >= 0
 
     @property
@@ -144,7 +144,7 @@ class _Body:
 
     @property
     def is_odd(self) -> bool:
-        """Whether the vector has no registers of its own where it outlives a block: it becomes so many scalars."""
+        """Whether the vector becomes scalars where it outlives a block, because it has no registers of its own."""
         padded = _next_power(self.length)
         return padded != self.length and padded > self.lanes
 
@@ -217,7 +217,7 @@ def _body(statement: Statement, lanes: int) -> _Body:
 
 
 def _vectorize(body: _Body) -> None:
-    """What the compiler makes a vector by itself: the innermost loop, or copied steps side by side."""
+    """Find what the compiler vectorizes automatically: the innermost loop, or neighboring unrolled steps."""
     statement, index = body.statement, body.first - 1
     if index >= 0:
         loop = body.loops[index]

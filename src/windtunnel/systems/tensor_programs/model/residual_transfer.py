@@ -8,7 +8,7 @@ the logarithm of measured over predicted on the new device is a weighted sum of 
 anything is profiled, their mean; with profiled samples, the weights move away from it as far as these say so. Not
 here: which tasks to profile (``sampling``), changing the network itself (``train(..., start=...)``).
 
-Source: ours; beside CDMPP's fine-tuning (EuroSys 2024, section 5), which changes weights of the network.
+Source: ours; an alternative to CDMPP's fine-tuning (EuroSys 2024, section 5), which changes weights of the network.
 """
 
 # P programs, D devices, S source devices, M samples, Q profiled samples

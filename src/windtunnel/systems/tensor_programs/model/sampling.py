@@ -72,7 +72,7 @@ def select_tasks(
 def members_of(
     task: np.ndarray, selected: np.ndarray, most: int | None = PROGRAMS_PER_TASK, seed: int = 0
 ) -> np.ndarray:
-    """Places in ``task`` [M] of at most so many programs of each chosen task, task by task, drawn at random."""
+    """Return random rows of ``task`` [M], at most ``most`` programs of each selected task, task by task."""
     generator = np.random.default_rng(seed)
     return np.concatenate([generator.permutation(np.flatnonzero(task == item))[:most] for item in selected])
 

@@ -1,7 +1,7 @@
 """What comes with the package: measured tensor programs and the predictor that learned from them.
 
-In: nothing. Out: the set, the predictor, where they lie. ``DATASHEET.md`` beside them says how both were made and how
-far to trust them. Not here: making them (``windtunnel models sample``, ``models train programs``).
+In: nothing. Out: the set, the predictor, and their paths. ``DATASHEET.md`` in the same folder describes how both were
+made and how far to trust them. Not here: making them (``windtunnel models sample``, ``models train programs``).
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _traffic(loops: Any, stores: Any, loop_ids: Any, accesses: Any, rows: Any, c
 
 @numba.njit(cache=True)
 def _lines(count: float, extents: Any, shape: Any, dims: int, element_bytes: int) -> float:
-    """Lines of so many elements, that lie side by side as far as the last dimensions are whole."""
+    """Return the cache lines of some elements, contiguous as far as the last dimensions are complete."""
     run = 1.0
     for dim in range(dims - 1, -1, -1):
         run *= extents[dim]

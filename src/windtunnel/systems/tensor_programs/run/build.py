@@ -138,7 +138,7 @@ def build(module: Any, isa: str, values: list[Any], expected: Any) -> Built:
 
 
 def use_threads(num_threads: int) -> None:
-    """Let parallel loops of this process run on so many threads from now on."""
+    """Set the number of threads of parallel loops in this process."""
     require("tvm", extra="tvm").get_global_func("runtime.config_threadpool")(1, num_threads)
 
 

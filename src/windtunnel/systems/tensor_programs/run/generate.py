@@ -1,7 +1,7 @@
 """Draw, build and measure a whole set of programs.
 
 In: tasks, targets, a seed; or a set of another host, whose programs are built again. Out: a ``ProgramSet`` file. Work
-goes in batches; each one that is done lies as a file of its own beside the output, so that an interrupted run goes on
+goes in batches; each finished one is a file of its own next to the output, so that an interrupted run goes on
 where it was. Not here: how one program is built, timed.
 """
 
@@ -50,7 +50,7 @@ class Plan:
     seed : int
         Of everything that is drawn.
     canary_tolerance : float
-        By how much the canary beside a look may differ from its usual time, as a share.
+        Tolerated deviation of the canary of a look from its usual time, as a fraction.
     max_spread : float
         Standard deviation over mean above which a time is not kept.
     batch_size : int
@@ -152,11 +152,11 @@ def sample_programs(
     plan : Plan
         What to measure.
     output : Path
-        The set's file; batches lie in ``OUTPUT.parts`` beside it.
+        The set's file; batches lie in ``OUTPUT.parts`` next to it.
     resume : bool
         Go on with batches that are there.
     budget_s : float or None
-        No new batch is begun after so many seconds.
+        Time limit after which no new batch is started.
     progress : callable or None
         Called with (what, done, total).
     """
@@ -178,7 +178,7 @@ def sample_programs(
             parts.drop_outdated(canary)
         if plan.is_done(parts):
             whole = _assemble(plan, parts, bench.rates())
-            whole = whole if plan.known is None else plan.known.beside(_name_devices_after_host(whole))
+            whole = whole if plan.known is None else plan.known.merge_devices(_name_devices_after_host(whole))
             sampled.path = whole.save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
     sampled.dropped = parts.count_dropped()

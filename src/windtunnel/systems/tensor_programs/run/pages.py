@@ -44,7 +44,7 @@ def page_rates(isa: str, num_threads: int) -> dict[str, float]:
     -------
     dict
         ``cache_page_bandwidth_bytes_per_s`` and ``page_bandwidth_bytes_per_s``: a page from the shared cache and from
-        memory; ``last_cache_bytes``: so many of a larger set of pages stay in the first;
+        memory; ``last_cache_bytes``: bytes of a larger set of pages that stay in the first;
         ``others_bandwidth_bytes_per_s``: what others on this machine put into it meanwhile.
     """
     own = _Pages(isa, num_threads, num_threads * OWN_BYTES)
@@ -137,7 +137,7 @@ class _Pages:
         return min(self.built.evaluate(RUNS, REPEATS)) / self.size_bytes
 
     def after_s(self, other: _Pages, wait_s: float) -> float:
-        """Seconds per byte when they are read again after so many seconds of reading others."""
+        """Return seconds per byte when pages are read again after others were read for some time."""
         result = []
         for _ in range(VISITS):
             self.built.once()

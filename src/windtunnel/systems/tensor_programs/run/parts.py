@@ -1,4 +1,4 @@
-"""Batches of programs that are measured, each a file beside the set that they will be.
+"""Batches of measured programs, each a file next to the set that they will form.
 
 In: what a run is for, and its batches as they come. Out: those of an earlier run, if they are of the same plan, and
 what is known from them. Not here: what is measured, when a set is complete (``generate``).

@@ -134,7 +134,7 @@ class Draw:
         self._unroll(final)
 
     def sample_elements(self) -> None:
-        """No reduction: every element by itself, or moved."""
+        """Sample a schedule of an elementwise or data-movement task, which has no reduction."""
         names = (["main"] if self.scheduled.task.kind == "transpose" else []) + self.after
         final = self.inline_all_but_last(names) or "main"
         self._spatial(final)
@@ -224,7 +224,7 @@ class Draw:
             self._spatial(final)
 
     def _place_producer(self, name: str, final: str, num_outer: int) -> None:
-        """A row's reduction beside its consumer, or by itself before it."""
+        """Compute a row's reduction inside its consumer's loop, or in a loop of its own before it."""
         if self.chance(0.75):
             self.do("compute_at", name, token(final), int(self._random.integers(0, num_outer)), 0)
         else:
@@ -241,7 +241,7 @@ class Draw:
         return any(step.primitive == "rfactor" and step.block == name for step in self.scheduled.steps)
 
     def _place_parts(self, part: str, final: str, factor: int) -> None:
-        """Partial sums beside their consumer; the loop over them inside, as a vector."""
+        """Compute partial sums inside their consumer's loop, with the loop over them innermost and vectorized."""
         self.do("compute_at", part, token(final), 0, 0)
         if self.chance(0.6):
             self.do("init", part, max(0, len(self.scheduled.loops(part)) - 2))
@@ -262,7 +262,7 @@ class Draw:
         return 1
 
     def _spatial(self, block: str) -> None:
-        """A block without reduction by itself: fused, split again, in parallel, as vectors."""
+        """Schedule a block without reduction in loops of its own: fused, split, parallel and vectorized."""
         extents = self.scheduled.extents(block)
         if self.scheduled.task.kind == "transpose" and block == "main" and self.chance(0.7):
             self.do("split", block, 2, self._vector(extents[2]))

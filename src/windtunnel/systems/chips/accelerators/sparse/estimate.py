@@ -150,12 +150,12 @@ def _modes(
 
 @cache
 def _largest(num: int) -> float:
-    """The largest of so many normal draws, in spreads above the mean (Blom, 1958)."""
+    """Return the expected maximum of normal samples, in standard deviations above the mean (Blom, 1958)."""
     return NormalDist().inv_cdf((num - 0.375) / (num + 0.25)) if num > 1 else 0.0
 
 
 def _chunks(num: float, density: float, lanes: int, *, is_variance: bool = False) -> float:
-    """Cycles of so many operands, or their variance."""
+    """Return the cycles of some operands, or their variance."""
     whole, rest = divmod(num, CHUNK)
     index = int(is_variance)
     last = _chunk_mean_and_variance(max(round(rest), 1), density, lanes)[index] if rest > 0 else 0.0

@@ -47,7 +47,7 @@ class LayerZeros:
     is_masked : bool
         Whether the gradient of X is masked where X is zero, as behind a ReLU.
     is_first : bool
-        Whether nobody needs the gradient of X.
+        Whether no other layer needs the gradient of X.
 
     Raises
     ------

@@ -96,7 +96,7 @@ def multiply_fixed(
     Raises
     ------
     InputError
-        k is no power of two, or so many bits are not offered.
+        k is no power of two, or the number of bits is not supported.
     """
     p, q, k = blocks.shape
     if k & (k - 1):

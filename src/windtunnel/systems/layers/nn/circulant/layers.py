@@ -2,7 +2,7 @@
 
 In: what torch's layers take. Out: what they give, from a k-th of the weights. ``from_dense`` makes one of a trained
 layer by projection; ``CirculantAdapter`` adds one to a layer that is frozen. While it is traced for a compiler or an
-export a layer takes ``fft``, or ``dense`` where it was told so: nothing is measured there. Not here: products
+export a layer takes ``fft``, or ``dense`` where that was requested: nothing is measured there. Not here: products
 (``products``), integers (``fixed``), other layers (``convolution``, ``lstm``), which layers of a model (``modules``).
 
 Source: CirCNN, MICRO 2017; Liao et al., ICCAD 2017.
@@ -178,7 +178,7 @@ class BlockCirculantLinear(CirculantProduct):
         Raises
         ------
         InputError
-            k is no power of two, or so many bits are not offered.
+            k is no power of two, or the number of bits is not supported.
         """
         from windtunnel.systems.layers.nn.circulant.fixed import multiply_fixed
 
@@ -192,7 +192,7 @@ class BlockCirculantLinear(CirculantProduct):
 
 
 def is_quicker(inputs: int, outputs: int, k: int, num_rows: int, like: Tensor, *, trains: bool) -> bool:
-    """Whether such a layer is clearly quicker here than ``torch.nn.Linear``, for so many rows, measured once."""
+    """Return whether the layer is clearly quicker than ``torch.nn.Linear`` on this host, measured once by rows."""
     return _is_quicker(inputs, outputs, k, num_rows, like.dtype, str(like.device), trains, torch.get_num_threads())
 
 
@@ -204,7 +204,7 @@ def _is_quicker(
     about: dict[str, Any] = {"dtype": dtype, "device": device}
     x = torch.full((num_rows, inputs), 0.01, requires_grad=trains, **about)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # padding is said where k is asked for
+        warnings.simplefilter("ignore")  # padding is reported where k is given
         layers = {"ours": BlockCirculantLinear(inputs, outputs, k, **about),
                   "dense": torch.nn.Linear(inputs, outputs, **about)}  # fmt: skip
 

@@ -143,7 +143,7 @@ def multiply_prepared(x: Tensor, operand: Tensor, blocks: Blocks, way: str) -> T
 
 
 def way_for(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, *, trains: bool) -> str:
-    """The quickest way for so many rows here, measured once; ``dense`` unless another is clearly quicker."""
+    """Return the quickest method on this host, measured once; ``dense`` unless another is clearly quicker."""
     return _quickest(blocks, coarse(num_rows), dtype, device, trains, torch.get_num_threads())
 
 

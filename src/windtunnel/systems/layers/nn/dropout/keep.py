@@ -133,7 +133,7 @@ def draw(
     seed, layer, site : int
         Together with the step they decide the set.
     group : int
-        Units are dropped in groups of so many neighbors; the last group may be smaller.
+        Number of neighboring units that are dropped together; the last group may be smaller.
     device : torch.device, optional
         Where the sets lie.
 

@@ -82,7 +82,7 @@ def lay_by_unit(weights: Iterable[Any]) -> None:
 def _settle(weights: Sequence[Tensor], *, is_by_unit: bool) -> None:
     """Store matrices as the way that runs reads them; the first time alone, or two shapes in turn would copy on and on.
 
-    Weights that somebody else holds, in a flat buffer or under another name, stay as they are.
+    Weights that are shared, in a flat buffer or under another name, stay as they are.
     """
     for weight in weights:
         if weight.is_leaf and not hasattr(weight, _SETTLED):

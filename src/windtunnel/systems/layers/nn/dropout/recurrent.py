@@ -46,7 +46,7 @@ class Settings:
     period : int
         Steps that share a set: 1 draws one for each.
     group : int
-        Units are dropped in groups of so many neighbors.
+        Number of neighboring units that are dropped together.
     seed : int or None
         None takes a number from torch's generator at each call, as torch's dropout does.
     way : str
