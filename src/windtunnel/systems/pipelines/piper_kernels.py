@@ -216,7 +216,8 @@ def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: An
 
     The results are by maximum number of devices and by sum of data degrees; smaller downsets are final. A stage with y
     microbatches in flight is y-th from the end, counted in its own data degrees; ``quickest_IT`` sums each layer's
-    quickest variant, ``none_IT`` counts layers without one. A choice is coded as (downset inside, tensor degree, data degree).
+    quickest variant, ``none_IT`` counts layers without one. A choice is coded as (downset inside,
+    tensor degree, data degree).
     """
     num_layers, num_degrees, num_variants = time_NTV.shape
     num = best_IKD.shape[1]
