@@ -49,7 +49,7 @@ def models_of_graph(name: str, graph: Graph, num_samples: int, microbatches: Seq
         It has no equal blocks.
     """
     if num_samples < 1:
-        raise InputError("the graph does not show how many samples its step has", where=name, fix="say it: --samples N")
+        raise InputError("the graph does not show how many samples its step has", where=name, fix="give --samples N")
     wrong = [microbatch for microbatch in microbatches if microbatch < 1]
     if wrong:
         raise InputError(f"a microbatch cannot be {wrong[0]}", where="microbatch", fix="give a whole number above 0")

@@ -166,7 +166,7 @@ class _Tasks:
     def of(cls, graph: Graph) -> _Tasks:
         if "input_shapes" not in graph.tasks or "layer" not in graph.tasks:
             raise InputError(
-                "the graph says no shapes or layers", where="graph", fix="make it by windtunnel capture --dry-run"
+                "the graph has no shapes or layers", where="graph", fix="make it by windtunnel capture --dry-run"
             )
         if len(set(graph.tasks["rank"].tolist())) > 1:
             raise InputError("the graph has several ranks", where="graph", fix="trace one: --ranks-to-trace 0")

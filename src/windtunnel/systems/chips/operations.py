@@ -63,7 +63,10 @@ class Operations:
         ends = np.array(sorted(set(edges)), np.int64).reshape(-1, 2)
         for src, dst in ends.tolist():
             if not 0 <= src < dst < len(kind_N):
-                raise GraphError(f"an operator cannot wait so: {src} -> {dst}", where=f"{len(kind_N)} operators")
+                raise GraphError(
+                    f"an edge does not go from an earlier operator to a later one: {src} -> {dst}",
+                    where=f"{len(kind_N)} operators",
+                )
         return cls(kind_N, ends[:, 0], ends[:, 1], tuple(names))
 
     def __len__(self) -> int:

@@ -157,7 +157,9 @@ def on_grid(
     """
     if chip.sparse_grid is None:
         raise InputError(
-            f"{chip.name} has no grid that skips zeros", where="chip", fix="take sparse-grid, or give it a sparse_grid"
+            f"{chip.name} has no grid that skips zeros",
+            where="chip",
+            fix="choose sparse-grid, or give the device a sparse_grid",
         )
     zeros, layers = [zeros_of(record) for record in records], []
     for number, zero in enumerate(zeros, start=1):

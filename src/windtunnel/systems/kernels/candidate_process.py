@@ -278,7 +278,8 @@ def _answer(bench: Bench, function: Any, num_runs: int = _GOLDEN_RUNS, *, may_be
         for other in seen[1:]:
             same &= (other[index] == first) | ((other[index] != other[index]) & (first != first))
         if index in bench.given and not same.all():
-            raise InputError("the original gives another answer each time", where=f"{bench.name}, argument {index + 1}",
+            raise InputError("the original's answer changes from run to run",
+                             where=f"{bench.name}, argument {index + 1}",
                              fix="it may depend on its arguments only; Out for what it only writes")  # fmt: skip
         if index not in bench.given:
             bench.is_written[index] = same
@@ -287,7 +288,7 @@ def _answer(bench: Bench, function: Any, num_runs: int = _GOLDEN_RUNS, *, may_be
             raise InputError("the original's answer is no number", where=f"{bench.name}, argument {index + 1}",
                              fix="choose inputs whose answers are numbers")  # fmt: skip
     if any(result != results[0] for result in results):
-        raise InputError("the original gives another result each time", where=bench.name)
+        raise InputError("the original's result changes from run to run", where=bench.name)
 
 
 def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_pairs: int, lock: Lock) -> bytes:

@@ -130,7 +130,7 @@ def evolve(
     page = last_page(folder) if folder is not None else None
     if page is not None and page.settings != settings:
         raise InputError("the folder belongs to a search with other settings", where=str(folder),
-                         fix="choose another with --out, or ask the same again")  # fmt: skip
+                         fix="choose another with --out, or repeat the same options")  # fmt: skip
     begun_s = time.monotonic()
     if page is None:
         first = _add_scanned(_first(function, evaluate, options), _passing(seeds, evaluate))

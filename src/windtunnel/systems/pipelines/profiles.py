@@ -74,7 +74,7 @@ def profiles_of(
     """
     if num_samples < 1:
         raise InputError(
-            "the graph does not show how many samples its step has", fix="say it: --samples N, or capture it anew"
+            "the graph does not show how many samples its step has", fix="give --samples N, or capture the graph again"
         )
     if graph.num_ranks > 1:
         raise InputError(

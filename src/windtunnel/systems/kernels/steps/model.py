@@ -127,7 +127,7 @@ def step_of(name: str, parameters: dict[str, Any] | None = None, seed: int = 0) 
     workload = build_workload(name, parameters or {})
     if workload.supervised is None:
         raise NotApplicableError(f"the step of {name} is more than a model and a loss", where=name,
-                                 fix="take mlp or one of the classifiers: windtunnel list workloads")  # fmt: skip
+                                 fix="choose mlp or one of the classifiers: windtunnel list workloads")  # fmt: skip
     tensors = inputs_of(workload, seed)
     try:
         module = make_fx(_whole(workload))(*tensors)

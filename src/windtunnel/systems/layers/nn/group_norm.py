@@ -46,7 +46,7 @@ def group_norm(operator: str, arguments: Sequence[Any], *, groups: int = 32) -> 
     groups : int
     """
     if operator != "aten::batch_norm":
-        raise InputError(f"a group norm takes the place of no {operator}", fix="use it for batch norms")
+        raise InputError(f"a group norm cannot replace {operator}", fix="use it for batch norms")
     num = num_groups(arguments[0].shape[1], groups)
 
     def run(

@@ -101,7 +101,7 @@ def block_circulant(operator: str, arguments: Sequence[Any], *, k: int = 64) -> 
     """
     if operator not in ("aten::linear", "aten::conv2d"):
         raise InputError(
-            f"block-circulant has nothing in place of {operator}", fix="use it for linear layers and convolutions"
+            f"a block-circulant layer cannot replace {operator}", fix="use it for linear layers and convolutions"
         )
     weight: Tensor = arguments[1]
     how: dict[str, Any] = {"bias": False, "dtype": weight.dtype, "device": weight.device}

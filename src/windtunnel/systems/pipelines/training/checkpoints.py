@@ -98,7 +98,7 @@ def read_rank(folder: Path, batch: int, rank: int) -> dict[str, Any]:
     except Exception as error:  # torch.load and pickle have no common class for what they refuse
         raise InputError(
             f"the checkpoint of rank {rank} cannot be read: {str(error).partition(chr(10))[0]}", where=str(path),
-            fix="begin anew in another folder",
+            fix="start again in another folder",
         ) from error  # fmt: skip
     return state
 

@@ -204,7 +204,7 @@ def step_ns(
 def require_stages(plan: Plan) -> None:
     """Raise an error for a plan of one device."""
     if len(plan.kind) == 1:
-        raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="nothing is to be flown")
+        raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="there are no plans to run")
 
 
 def on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:

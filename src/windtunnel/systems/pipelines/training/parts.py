@@ -51,7 +51,7 @@ def build_parts(workload: str, parameters: dict[str, Any], num_parts: int, home:
     if built.supervised is None:
         built.close()
         raise NotApplicableError(
-            "a step of it is more than one model and a loss", where=workload, fix="fly resnet50, vit, decoder-lm or mlp"
+            "its step has more than one model and a loss", where=workload, fix="choose resnet50, vit, decoder-lm or mlp"
         )
     if built.batch_size % num_parts:
         built.close()

@@ -307,7 +307,7 @@ def run_pipelines(
         The model cannot be cut so.
     """
     if not plans or len({len(plan.kind) for plan in plans}) != 1:
-        raise InputError("plans of different numbers of stages fly apart", where="plans")
+        raise InputError("plans with different numbers of stages run separately", where="plans")
     require_stages(plans[0])
     splits = [stage_of_modules(job, plan) for plan in plans]
     table = plan_schedule(plans[0], job.num_microbatches, schedule) if isinstance(schedule, str) else schedule

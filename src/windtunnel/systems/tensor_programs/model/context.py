@@ -61,7 +61,7 @@ def bound_of(programs: ProgramSet, samples: np.ndarray) -> Bounds:
     sheet = _sheet(programs)
     num_bytes = np.array([float(task.get("bytes", math.nan)) for task in programs.tasks])[programs.task[rows]]
     if not np.isfinite(num_bytes).all():
-        raise InputError("a task does not say how many bytes it moves", where="tasks", fix="windtunnel models sample")
+        raise InputError("a task has no number of moved bytes", where="tasks", fix="windtunnel models sample")
     return bounds(
         np.maximum(programs.flops[rows], 1.0),
         num_bytes,

@@ -51,9 +51,9 @@ class Split:
         verdict = _pairs(self.test)
         for use in ("train", "validation"):
             if verdict & _pairs(getattr(self, use)):
-                raise InputError(f"{self.kind}: samples of the verdict are also in {use}", fix="make the split anew")
+                raise InputError(f"{self.kind}: samples of the verdict are also in {use}", fix="make the split again")
         if verdict & _pairs(self.target):
-            raise InputError(f"{self.kind}: the verdict's programs shape the model by CMD", fix="make the split anew")
+            raise InputError(f"{self.kind}: the verdict's programs shape the model by CMD", fix="make the split again")
 
     def digest(self) -> str:
         """Short hash of the rows of each use; a checkpoint keeps it."""

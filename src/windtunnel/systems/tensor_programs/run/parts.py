@@ -36,7 +36,7 @@ def open_parts(plan: dict[str, Any], output: Path, *, resume: bool) -> Path:
         if differing:
             raise InputError(
                 f"{folder} was begun with other {', '.join(differing)}",
-                fix="use the same options again, or another output",
+                fix="repeat the same options, or choose another output",
             )
         return folder
     folder.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ def check_way(name: str) -> str:
     """
     if name not in (AUTOMATIC, *WAYS):
         raise InputError(
-            f"no way of a circulant product is called {name!r}", fix=f"use one of {AUTOMATIC}, {', '.join(WAYS)}"
+            f"no method for a circulant product is called {name!r}", fix=f"use one of {AUTOMATIC}, {', '.join(WAYS)}"
         )
     return name
 

@@ -66,7 +66,9 @@ class Settings:
         for what, share in (("dropout", self.between), ("input_dropout", self.input), ("recurrent", self.recurrent)):
             check_dropout(share, what=what)
         if self.period < 1:
-            raise InputError(f"a set cannot be kept for {self.period} steps", where=f"period={self.period}")
+            raise InputError(
+                f"the period of a set of units cannot be {self.period} steps", where=f"period={self.period}"
+            )
         check_way(self.way)
 
     @property

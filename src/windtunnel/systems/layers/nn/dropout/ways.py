@@ -49,7 +49,9 @@ def check_way(name: str) -> str:
         It is not.
     """
     if name not in (AUTOMATIC, *WAYS):
-        raise InputError(f"no way of a product is called {name!r}", fix=f"use one of {', '.join((AUTOMATIC, *WAYS))}")
+        raise InputError(
+            f"no method for a product is called {name!r}", fix=f"use one of {', '.join((AUTOMATIC, *WAYS))}"
+        )
     return name
 
 
