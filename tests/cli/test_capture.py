@@ -73,7 +73,7 @@ def test_what_was_captured_until_a_script_raised_is_kept(tmp_path):
     outcome = windtunnel_process("capture", "--iterations", 100, "--warmup", 1, path, cwd=tmp_path)
 
     assert 2 == outcome.code
-    assert f"kept what was captured until then: {tmp_path / 'train.wt'}" in outcome.stderr
+    assert f"the partial capture was written to {tmp_path / 'train.wt'}" in outcome.stderr
     assert "train.py raised RuntimeError after 40 optimizer steps: out of cheese" in outcome.stderr
     assert load(tmp_path / "train.wt").num_tasks > 20
 
@@ -151,7 +151,7 @@ def test_an_interrupted_capture_keeps_what_is_whole_and_ends_with_130(tmp_path):
     outcome = windtunnel_process("capture", "--iterations", 100, "--warmup", 1, path, cwd=tmp_path)
 
     assert 130 == outcome.code
-    assert f"kept what was captured until then: {tmp_path / 'train.wt'}" in outcome.stderr
+    assert f"the partial capture was written to {tmp_path / 'train.wt'}" in outcome.stderr
     assert load(tmp_path / "train.wt").num_tasks > 20
 
 
@@ -185,7 +185,7 @@ def test_verify_exits_with_1_where_a_prediction_is_further_off_than_allowed(tmp_
     outcome = windtunnel_process("verify", path, "--whatif", "foreach-optimizer", *common, cwd=tmp_path)
 
     assert 1 == outcome.code, outcome.stderr
-    assert "a prediction is off by more than 0.000001%" in outcome.stdout
+    assert "the error of a prediction exceeds 0.000001%" in outcome.stdout
 
 
 def test_iterations_that_vary_are_told_with_how_many_would_do(tmp_path):

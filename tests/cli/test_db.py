@@ -29,7 +29,7 @@ def test_measured_prices_are_listed_by_change_and_forgotten(measured):
 
 
 def test_forget_says_what_it_needs(tmp_path):
-    assert "nothing to remove is named" in windtunnel("db", "forget").stderr
+    assert "there is nothing to remove" in windtunnel("db", "forget").stderr
     done = windtunnel("db", "forget", "--receipts", "twelve", "--ledger", tmp_path / "none.db")
     assert 2 == done.code
     assert "is no list of whole numbers" in done.stderr

@@ -36,7 +36,7 @@ def dry(tmp_path):
 def test_verbs_that_need_times_name_the_one_that_predicts_them(dry, words):
     outcome = windtunnel(*(dry if word == "DRY" else word for word in words))
 
-    assert "error: nothing of this job was run" in outcome.stderr
+    assert "error: the tasks of this job have no times, because it was not run" in outcome.stderr
     assert f"windtunnel predict {dry} --on h100" in outcome.stderr
     assert "" == outcome.stdout
     assert 2 == outcome.code

@@ -51,7 +51,7 @@ def test_missing_ranks_are_named_and_accepted_on_demand(folder):
 def test_one_rank_has_no_clocks_to_align(folder):
     outcome = windtunnel("explain", "--table", "resources", folder / "rank0.wt", "--align", "none")
 
-    assert (2, True) == (outcome.code, "there is one rank here" in outcome.stderr)
+    assert (2, True) == (outcome.code, "the file holds one rank" in outcome.stderr)
 
 
 def test_waits_are_told_with_whom_they_were_for(folder):

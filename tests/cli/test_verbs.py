@@ -100,7 +100,7 @@ def test_replay_shows_how_busy_each_resource_is(stored):
 
     assert outcome.stdout.splitlines()[:2] == [
         "100 µs for 5 tasks; critical path: 4 of 5 tasks, 100 µs",
-        "measured without a profiler: 102 µs, the replay is -2.0% off",
+        "measured without profiler: 102 µs (error of the replay -2.0%)",
     ]
     assert re.search(r"stream 7 +2 +75\.0 µs +75 %", outcome.stdout)
 
@@ -154,8 +154,8 @@ def test_diff_names_conditions_that_differ(tmp_path):
     before, after = save(ours, tmp_path / "before.wt"), save(theirs, tmp_path / "after.wt")
     outcome = windtunnel("diff", before, after)
 
-    assert "not the same number of threads: 8 before, 2 after" in outcome.stdout
-    assert "not the same script: b.py before, b.py -n 3 after" in outcome.stdout
+    assert "different number of threads: 8 before, 2 after" in outcome.stdout
+    assert "different script: b.py before, b.py -n 3 after" in outcome.stdout
     assert ["8", "2"] == json.loads(windtunnel("diff", before, after, "--json").stdout)["conditions"][
         "number of threads"
     ]
@@ -200,23 +200,23 @@ def test_slice_that_selects_nothing_is_a_no_and_not_an_error_of_usage(stored):
     outcome = windtunnel("slice", stored, "--layer", "decoder")
 
     assert 1 == outcome.code
-    assert "error: no task fits all of these" in outcome.stderr
+    assert "error: no task matches all conditions" in outcome.stderr
 
 
 def test_whatif_needs_to_know_what_to_ask(stored):
     outcome = windtunnel("whatif", stored)
 
     assert 2 == outcome.code
-    assert f"error: say which what-ifs to ask\n  fix:   windtunnel whatif {stored} --all" in outcome.stderr
+    assert f"error: name what-ifs, or add --all\n  fix:   windtunnel whatif {stored} --all" in outcome.stderr
 
 
 def test_whatif_predicts_and_says_that_no_receipt_backs_it(stored, tmp_path):
     outcome = windtunnel("whatif", stored, "--all", "--ledger", tmp_path / "none.db")
 
     assert 0 == outcome.code
-    assert "now: 100 µs per iteration" in outcome.stdout
+    assert "baseline: 100 µs per iteration" in outcome.stdout
     assert "no receipt" in outcome.stdout
-    assert "have nothing to act on here" in outcome.stdout
+    assert "more do not apply" in outcome.stdout
 
 
 def test_a_whatif_that_does_not_apply_says_why_and_exits_with_1(stored, tmp_path):
@@ -263,7 +263,7 @@ def test_a_misspelt_verb_is_answered_with_the_nearest_three():
 
     assert 2 == outcome.code
     assert outcome.stderr.startswith(
-        "error: there is no verb 'explian'\n  where: windtunnel\n  fix:   did you mean explain,"
+        "error: there is no command 'explian'\n  where: windtunnel\n  fix:   did you mean explain,"
     )
 
 
@@ -307,7 +307,7 @@ def test_an_empty_folder_is_no_graph(tmp_path):
     outcome = windtunnel("explain", tmp_path)
 
     assert 2 == outcome.code
-    assert f"error: {tmp_path} is no stored graph" in outcome.stderr
+    assert f"error: {tmp_path} is neither a stored graph" in outcome.stderr
 
 
 def test_a_trace_that_is_cut_is_refused_with_its_byte_and_sliced_on_demand(stored, tmp_path):
@@ -355,7 +355,7 @@ def test_an_unforeseen_error_is_owned_up_to_without_a_traceback(stored, monkeypa
     outcome = windtunnel("explain", "--table", "resources", stored)
 
     assert 2 == outcome.code
-    assert "error: this is a defect of windtunnel: ZeroDivisionError: nobody thought of this" in outcome.stderr
+    assert "error: internal error in windtunnel: ZeroDivisionError: nobody thought of this" in outcome.stderr
     assert "Traceback" not in outcome.stderr
 
 

@@ -91,7 +91,7 @@ def test_options_of_ours_behind_a_script_are_shown_in_the_right_order(tmp_path, 
 
     shown = windtunnel("capture", *words)
 
-    assert (meant is not None) == ("stands behind train.py and goes to it" in shown.stderr)
+    assert (meant is not None) == ("comes after train.py and is passed to it" in shown.stderr)
     assert meant is None or f"windtunnel capture {meant}\n" in shown.stderr
 
 

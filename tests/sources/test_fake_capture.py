@@ -177,8 +177,8 @@ def test_a_script_is_captured_without_being_run_and_then_predicted(tmp_path):
     captured = windtunnel("capture", "--fake", script)
 
     assert 0 == captured.code, captured.stderr
-    assert "nothing was run, so they have no times" in captured.stdout
+    assert "tasks without times (nothing was run)" in captured.stdout
     assert "addmm" in "".join(load(tmp_path / "train.wt").tasks.strings("op").values)
     predicted = windtunnel("predict", tmp_path / "train.wt", "--on", "h100")
     assert 0 == predicted.code, predicted.stderr
-    assert "Python is not in it" in predicted.stdout
+    assert "without Python" in predicted.stdout

@@ -184,7 +184,7 @@ def test_tables_are_of_traces_and_csv_is_of_tables(trace, tmp_path):
     refused = windtunnel("explain", trace, "--table", "idel")
     assert (2, True) == (refused.code, "use one of temporal, idle" in refused.stderr)
     kept = save(load_kineto(trace), tmp_path / "kept.wt")
-    assert "tables are of traces" in windtunnel("explain", kept, "--table", "idle").stderr
+    assert "this table is available for traces only" in windtunnel("explain", kept, "--table", "idle").stderr
     assert "there is no" in windtunnel("explain", tmp_path / "gone.json", "--table", "idle").stderr
     assert "add --table NAME" in windtunnel("explain", trace, "--csv").stderr
 

@@ -121,7 +121,7 @@ def test_capture_keeps_files_away(job):
     assert before == held(job)
     assert not (job / "best").exists()
     assert (job / "train.wt").is_dir()
-    assert "kept away what train.py wrote" in outcome.stderr
+    assert "train.py wrote to a temporary directory" in outcome.stderr
     assert "best/step.txt" in outcome.stderr
 
 
@@ -205,4 +205,4 @@ def test_files_of_a_workload_need_not_be_kept_away():
     outcome = windtunnel("verify", "mlp:width=8", "--scratch", "--whatif", "foreach-optimizer")
 
     assert 2 == outcome.code
-    assert "files are kept away of a script" in outcome.stderr
+    assert "--scratch applies to a script" in outcome.stderr

@@ -32,7 +32,7 @@ _OTHERS = "Subjects"
 
 
 class _Verbs(typer.core.TyperGroup):
-    """Commands in the order in which they are used; a misspelled one is answered with the nearest three."""
+    """A group that lists its commands in the order of use and suggests the nearest three for a misspelled one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = () if ctx.parent else [name for names in _PANELS.values() for name in names]
@@ -53,12 +53,12 @@ class _Verbs(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             near = registry.did_you_mean(args[0], self.commands)
-            raise InputError(f"there is no verb {args[0]!r}", where=ctx.command_path, fix=near)
+            raise InputError(f"there is no command {args[0]!r}", where=ctx.command_path, fix=near)
         return super().resolve_command(ctx, args)
 
 
 class _DefaultVerbs(_Verbs):
-    """A group with a default command: what names none of its commands goes to that one."""
+    """A group with a default command, which runs if the first argument names none of the commands."""
 
     default = ""
 
@@ -67,7 +67,7 @@ class _DefaultVerbs(_Verbs):
         return super().resolve_command(ctx, named)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Options may stand before the file: whatever is no verb goes to the default one."""
+        """Insert the default command before leading options."""
         if args and args[0].startswith("-") and args[0] not in ctx.help_option_names:
             args = [self.default, *args]
         return super().parse_args(ctx, args)
@@ -77,7 +77,7 @@ class _DefaultVerbs(_Verbs):
         super().format_help(ctx, formatter)
         command = self.commands[self.default]
         formatter.write_paragraph()
-        formatter.write_text(f"{self.default} is the default command:")
+        formatter.write_text(f"Default command: {self.default}")
         formatter.write_paragraph()
         command.format_help(type(ctx)(command, info_name=self.default, parent=ctx), formatter)
 
@@ -88,7 +88,7 @@ def _windtunnel(
 ) -> None:
     """Example: windtunnel capture train.py, then windtunnel whatif train.wt --all
 
-    Measure a deep-learning job, model it, change the model, fly the winner.
+    Measure a deep-learning job, predict changes to it, and verify the best by real runs.
     """
     del version, debug  # both are taken from the arguments before parsing: they may stand anywhere
 
@@ -249,7 +249,9 @@ def _warn_of_late_options(arguments: list[str]) -> None:
             if ours[name] and not sign and index + 1 < len(behind):
                 moved.append(behind[index + 1])
     command = shlex.join(["windtunnel", arguments[0], *moved, *arguments[1 : position + 1]])
-    advise(f"warning: {', '.join(late)} stands behind {arguments[position]} and goes to it; to mean ours: {command}")
+    advise(
+        f"warning: {', '.join(late)} comes after {arguments[position]} and is passed to it; for windtunnel: {command}"
+    )
 
 
 def _options_of(verb: str) -> dict[str, bool]:

@@ -69,7 +69,7 @@ def calibrate(
 ) -> None:
     """Example: windtunnel calibrate --time-limit 5m
 
-    Measure this host: peaks, bandwidths, dispatch, how close operators come to them, what neighbors slow down.
+    Measure this host: peak rates, bandwidths, dispatch overhead, operator efficiency, and slowdown by neighbors.
     """
     from windtunnel.cost.calibration import calibrate as measure
     from windtunnel.cost.host import host_limits
@@ -98,9 +98,12 @@ def calibrate(
         _print_errors(result)
         _print_interference(slowed)
         if learned:
-            say(f"{learned:,} operators of captures are kept with their own times")
+            say(f"{learned:,} operators of captures were added with their measured times")
     if free < _BUSY:
-        advise(f"a thread got only {free:.0%} of a core: others run here, and all of this may be too slow")
+        advise(
+            f"warning: a thread got only {free:.0%} of a core; other programs are running, and these times may "
+            f"be too long"
+        )
     advise("next: windtunnel predict train.wt --on this-host")
 
 
@@ -135,7 +138,7 @@ def _print_limits(found: Calibrated, limits: dict[int, Device]) -> None:
     say(f"{device.source}, sampled with {device.num_units} thread{'s' if device.num_units > 1 else ''}")
     sizes = {"L1": device.l1_bytes, "L2": device.l2_bytes, "L3": device.l3_bytes}
     say("  caches: " + ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items() if size))
-    say(f"  calling an operator: {format_duration(device.launch_overhead_ns or 0)}")
+    say(f"  dispatch overhead: {format_duration(device.launch_overhead_ns or 0)}")
     say()
     names = list(device.peak_flops_per_s)
     rows = [
@@ -158,12 +161,12 @@ def _print_errors(found: Calibrated) -> None:
     rows = [(name, f"{counts[name]}", format_ratio(error)) for name, error in found.errors.items()]
     print_table(("class", "samples", "expected error"), rows, numbers=(1, 2))
     say_wrapped(
-        f"expected error: {format_ratio(found.bound_error)} with the bound alone, {format_ratio(found.error)} now"
+        f"expected error: {format_ratio(found.error)} ({format_ratio(found.bound_error)} with the roofline alone)"
     )
     say(
-        "ended because another round would gain less than half a percent"
+        "converged: another round would reduce the error by less than half a percent"
         if found.reason == "settled"
-        else "ended because the budget was used up; a longer --time-limit may still help"
+        else "stopped at the time limit; a longer --time-limit may reduce the error"
     )
 
 
@@ -172,5 +175,5 @@ def _print_interference(slowed: list[Interference]) -> None:
     widest = max(len(row) for row in rows)
     if widest > 1:
         say()
-        head = ("shared", *(f"{users} user{'s' if users > 1 else ''}" for users in range(1, widest)))
+        head = ("shared resource", *(f"{users} user{'s' if users > 1 else ''}" for users in range(1, widest)))
         print_table(head, [(*row, *[""] * (widest - len(row))) for row in rows], numbers=tuple(range(1, widest)))

@@ -1,4 +1,4 @@
-"""``windtunnel calibrate --links``: what the wires between processes do."""
+"""``windtunnel calibrate --links``: bandwidth and latency of links between processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def calibrate_links(
         print_json(_as_dict(fit, samples, target))
     else:
         _print(fit, samples)
-    advise(f"wrote {target}; use it by its name: data-parallel:link={target.name}")
+    advise(f"wrote {target}; use it as a link: data-parallel:link={target.name}")
 
 
 def _as_dict(fit: LinkFit, samples: Sequence[LinkSample], target: Path) -> dict[str, object]:
@@ -75,13 +75,13 @@ def _print(fit: LinkFit, samples: Sequence[LinkSample]) -> None:
     from windtunnel.units import format_duration, format_rate, format_ratio, format_size
 
     sums = fit.link.sum_bytes_per_s
-    summed = "" if sums is None else f", adds up {format_rate(sums)}"
+    summed = "" if sums is None else f", reduction {format_rate(sums)}"
     rate = format_rate(fit.link.bandwidth_bytes_per_s)
     say(f"{fit.link.name}: {rate}, {format_duration(fit.link.latency_ns)} per message{summed}")
-    say(f"  expected error of a message that was not measured: {format_ratio(fit.error)}")
+    say(f"  expected error for other message sizes: {format_ratio(fit.error)}")
     say()
     rows = [
         (sample.op, str(sample.num_ranks), format_size(sample.size_bytes), format_duration(sample.duration_ns))
         for sample in samples[:_SHOWN]
     ]
-    print_table(("operation", "ranks", "bytes", "took"), rows, numbers=(1, 2, 3))
+    print_table(("collective", "ranks", "size", "duration"), rows, numbers=(1, 2, 3))

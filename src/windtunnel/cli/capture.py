@@ -82,7 +82,7 @@ def capture(
 ) -> None:
     """Example: windtunnel capture train.py --epochs 3
 
-    Run a training script unmodified, measure some iterations and write the graph of one of them.
+    Run an unmodified training script, measure some iterations and write the graph of one.
 
     With --dry-run, a distributed script is traced without its hardware and without its other ranks. Options of
     windtunnel come before the script; everything after it is passed to the script, whose output goes to stderr.
@@ -114,7 +114,7 @@ def capture(
     except IncompleteCaptureError as error:
         if error.graph is not None:
             _keep(error.graph, path, force)
-            advise(f"kept what was captured until then: {path}")
+            advise(f"the partial capture was written to {path}")
         if isinstance(error.__cause__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         raise
@@ -131,9 +131,8 @@ def capture(
     if not graph.meta.is_complete:
         result = len(graph.meta.profiled_iteration_ns.get("samples", ()))
         advise(
-            f"{Path(target).name} ended before all was measured: {result} of {iterations} profiled iterations "
-            f"are kept; "
-            f"a whole capture takes {num_planned(iterations, warmup)} of the script's iterations"
+            f"{Path(target).name} ended early: the graph has {result} of {iterations} profiled iterations; "
+            f"a complete capture needs {num_planned(iterations, warmup)} iterations of the script"
         )
     warn_of_disturbance(graph)
     if note := graph.meta.overhead.get("note"):
@@ -141,14 +140,14 @@ def capture(
     if masks is None:
         suggest("windtunnel", "explain", path)
     else:
-        advise(f"written: {masks}")
+        advise(f"wrote {masks}")
         suggest("windtunnel", "chip", "predict", masks, path)
 
 
 def _require_script(target: str, option: str) -> None:
     if not is_script(target):
         fix = "name a script; windtunnel memory --fake takes a workload"
-        raise InputError(f"{target} is a workload, and this option traces a script", where=option, fix=fix)
+        raise InputError(f"{target} is a workload, but this option traces a script", where=option, fix=fix)
 
 
 def _watch_files(subject: Script | WorkloadName, *, scratch: bool) -> AbstractContextManager[Any]:
@@ -197,7 +196,7 @@ def _capture_fake(script: Path, arguments: list[str], path: Path, *, guesses: bo
     if as_json:
         print_json(_document(graph, path))
     else:
-        say(f"{path}: {graph.num_tasks:,} tasks; nothing was run, so they have no times")
+        say(f"{path}: {graph.num_tasks:,} tasks without times (nothing was run)")
     advise(f"next: windtunnel predict {path} --on h100,a100")
 
 

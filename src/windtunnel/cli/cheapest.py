@@ -60,8 +60,8 @@ def print_cheapest(
         captured = open_graph(graph, progress=progress, needs_times=False)
         per_device = batch_size or batch_of(captured)
         if not per_device:
-            raise InputError("the graph does not say how many samples a step takes", where=str(graph),
-                             fix="give --batch-size")  # fmt: skip
+            raise InputError("the batch size is not known from the graph", where=str(graph),
+                             fix="add --batch-size N")  # fmt: skip
         job = Rented(
             samples, epochs, per_device, parse_size(dataset_size) if dataset_size else 0.0, prep,
             parse_rate(disk_bandwidth) if disk_bandwidth else 0.0, float(captured.meta.memory.get("peak_bytes") or 0),
@@ -111,15 +111,15 @@ def _row(one: Quote) -> dict[str, Any]:
 def _print(found: Advice) -> None:
     best = found.best
     if best is None:
-        say_wrapped(f"nothing will do; {found.relaxed}")
+        say_wrapped(f"no machine meets the limits; {found.relaxed}")
     else:
         say_wrapped(
             f"{best.offer} of {best.offer.instance.num_devices} {best.offer.instance.device.name}: "
-            f"{best.cost_usd:,.2f} USD in {best.time_s / 3600:.2f} h, held up by {best.bound_by}"
+            f"{best.cost_usd:,.2f} USD in {best.time_s / 3600:.2f} h, limited by {best.bound_by}"
         )
         step = best.step
         say_wrapped(
-            f"  a step takes {step}: compute "
+            f"  step {step}: compute "
             f"{step.compute_ns / 1e6:.2f}, interconnect {step.interconnect_ns / 1e6:.2f}, network "
             f"{step.network_ns / 1e6:.2f}"
         )
@@ -130,10 +130,10 @@ def _print(found: Advice) -> None:
             (str(item.offer), f"{item.time_s / 3600:,.2f}", f"{item.cost_usd:,.2f}", item.bound_by)
             for item in found.front
         ]
-        print_table(("no other is faster and cheaper", "hours", "USD", "held up by"), rows, numbers=(1, 2))
+        print_table(("Pareto-optimal machines", "hours", "USD", "limited by"), rows, numbers=(1, 2))
     if found.cheaper:
         say()
         shown = [(str(item.offer), f"{item.offer.usd_per_h:,.2f}", why) for item, why in found.cheaper[:_SHOWN]]
-        print_table(("cheaper", "USD per h", "why not"), shown, numbers=(1,), gives_way=2)
+        print_table(("cheaper machines", "USD/h", "rejected because"), shown, numbers=(1,), gives_way=2)
         if len(found.cheaper) > _SHOWN:
-            say(f"and {len(found.cheaper) - _SHOWN} that cost even less")
+            say(f"and {len(found.cheaper) - _SHOWN} cheaper ones")

@@ -35,7 +35,7 @@ def convert(
 ) -> None:
     """Example: windtunnel convert train.wt train.et
 
-    Write a graph or a trace in another form: a stored graph, or Chakra traces, one per rank.
+    Convert a graph or a trace to a stored graph, or to one Chakra trace per rank.
     """
     with Progress(f"converting {graph.name}", heartbeat=True) as progress:
         opened = open_graph(

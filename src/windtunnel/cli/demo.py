@@ -55,7 +55,7 @@ def demo(
 ) -> None:
     """Example: windtunnel demo --out demo
 
-    Train a small transformer here, explain it, predict what would make it faster, really run the best.
+    Train a small transformer, explain it, predict what makes it faster, and verify the best predictions.
     """
     from windtunnel.measure import StopRule
     from windtunnel.units import parse_duration
@@ -67,14 +67,14 @@ def demo(
     output.mkdir(parents=True, exist_ok=True)
     show = _Story(quiet=as_json)
 
-    show.chapter(1, f"train {source.name} as it is, measure {iterations} of its iterations")
+    show.chapter(1, f"capture: train {source.name} unmodified and measure {iterations} iterations")
     graph = _capture(source, output, iterations, force)
-    show.chapter(2, "where does the time go?")
+    show.chapter(2, "explain: where does the time go?")
     show.explanation(graph)
-    show.chapter(3, "what would make it faster? (predicted; nothing of it has run yet)")
+    show.chapter(3, "whatif: what would make it faster? (predictions; no change has run yet)")
     answers = _predict(graph, output)
     show.answers([answer for answer in answers if answer.is_applicable])
-    show.chapter(4, "fly the best: really run each in turns with the baseline")
+    show.chapter(4, "verify: run the best changes, interleaved with the baseline")
     rule = StopRule(time_limit_s=parse_duration(time_limit) / 1e9)
     until = began + parse_duration(budget) / 1e9
     receipts = _fly(source, graph, answers, output / "receipts.db", count=flights, rule=rule, until=until)
@@ -91,9 +91,7 @@ def demo(
             }
         )
     else:
-        say(
-            f"{time.monotonic() - began:.0f} s in all; the report is {files[0]}, a trace for ui.perfetto.dev {files[1]}"
-        )
+        say(f"{time.monotonic() - began:.0f} s in total; report: {files[0]}, trace for ui.perfetto.dev: {files[1]}")
     advise("next: windtunnel capture YOUR_SCRIPT.py")
 
 
@@ -199,14 +197,14 @@ def _fly(
         if len(receipts) == count:
             break
         if receipts and began + longest_s > until:
-            advise(f"no time is left to fly {answer.name}; --time-limit gives more")
+            advise(f"no time is left to verify {answer.name}; a longer --time-limit allows it")
             break
         try:
-            with Progress(f"flying {answer.name}") as progress, stdout_to_stderr():
+            with Progress(f"verifying {answer.name}") as progress, stdout_to_stderr():
                 receipt = verify(source, answer.request, graph=graph, rule=rule, ledger=ledger, progress=progress)
             receipts.append(receipt)
         except WindtunnelError as error:
-            advise(f"{answer.name} could not be flown here: {error.message}")
+            advise(f"{answer.name} could not be verified here: {error.message}")
         longest_s = max(longest_s, time.monotonic() - began)
     return receipts
 

@@ -39,7 +39,7 @@ def diff(
 ) -> None:
     """Example: windtunnel diff before.wt after.wt
 
-    Compare the replays of two graphs: the whole, the parts that differ most, and conditions that differ.
+    Compare two graphs: total time, the parts that differ most, and differing conditions.
     """
     from windtunnel.simulate import replay
     from windtunnel.units import format_duration
@@ -60,9 +60,9 @@ def diff(
             if high_ns > low_ns:
                 say(f"  {when}: {format_duration(low_ns)} to {format_duration(high_ns)} (90 %, {count} iterations)")
         if changes and _overlap(*intervals):
-            say("  these intervals overlap: the difference may be chance")
+            say("  these intervals overlap: the difference may be noise")
         for name, (old, new) in unlike.items():
-            say_wrapped(f"  not the same {name}: {old} before, {new} after")
+            say_wrapped(f"  different {name}: {old} before, {new} after")
         _print_changes(changes, by, top)
     suggest("windtunnel", "explain", after)
 
@@ -72,7 +72,7 @@ def _print_changes(changes: list[dict[str, Any]], by: str, top: int) -> None:
 
     rows = [
         (
-            f"waits ({change['label']})" if change["is_wait"] else change["label"] or f"(no {by})",
+            f"waiting ({change['label']})" if change["is_wait"] else change["label"] or f"(no {by})",
             format_duration(change["before_ns"]),
             format_duration(change["after_ns"]),
             f"{'+' if change['change_ns'] > 0 else ''}{format_duration(change['change_ns'])}",

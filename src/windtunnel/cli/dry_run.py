@@ -76,15 +76,16 @@ def _print(graph: Graph, path: Path) -> None:
 
     reported = graph.meta.distributed
     stands_for = ", ".join(f"rank {rank} for {count:,}" for rank, count in reported["stands_for"].items())
-    say(f"{path}: {graph.num_tasks:,} tasks; nothing was run, so they have no times")
+    say(f"{path}: {graph.num_tasks:,} tasks without times (nothing was run)")
     say_wrapped(f"  {reported['world_size']:,} ranks: {stands_for}")
     peak = max(reported["peak_bytes"].values())
-    say(f"  memory at peak {format_size(peak)} on a rank")
+    say(f"  peak memory per rank {format_size(peak)}")
     for op, size, count, size_bytes in _messages(graph):
-        say(f"  {count:,} {op} among {size:,}, {format_size(size_bytes)}")
+        say(f"  {count:,} {op} among {size:,} ranks, {format_size(size_bytes)} in total")
     lines = list(reported["values_read"])
     if lines:
         more = f" and {len(lines) - _SHOWN_LINES} more lines" if len(lines) > _SHOWN_LINES else ""
         advise(
-            f"note: values were read that nothing has computed, and taken as 1: {', '.join(lines[:_SHOWN_LINES])}{more}"
+            f"note: the script read values that were not computed; they count as 1: "
+            f"{', '.join(lines[:_SHOWN_LINES])}{more}"
         )

@@ -36,12 +36,12 @@ def show_error(error: Exception, *, is_debug: bool) -> int:
         _print(error.strerror or str(error), name, "check the path and its permissions")
         return UNEXPECTED
     if isinstance(error, MemoryError):
-        _print("there is not enough memory for this", "", "slice the graph first: windtunnel slice GRAPH --iteration 0")
+        _print("out of memory", "", "slice the graph first: windtunnel slice GRAPH --iteration 0")
         return UNEXPECTED
     _print(
-        f"this is a defect of windtunnel: {type(error).__name__}: {error}",
+        f"internal error in windtunnel: {type(error).__name__}: {error}",
         _last_place(error),
-        "run it again with --debug, and report the traceback",
+        "run it again with --debug and report the traceback",
     )
     return UNEXPECTED
 
@@ -49,10 +49,13 @@ def show_error(error: Exception, *, is_debug: bool) -> int:
 def show_crash(script: str, killer: str) -> int:
     """Print that a script took the whole process with it; returns the exit code."""
     if killer == "SIGKILL":
-        fix = f"memory may have run out: windtunnel memory --fake {shlex.quote(script)} predicts what it needs"
+        fix = f"it may have run out of memory: windtunnel memory --fake {shlex.quote(script)} predicts its peak"
     else:
-        fix = f"a native library failed in it: run python -X faulthandler {shlex.quote(script)} by itself first"
-    _print(f"{script} was killed by {killer}; nothing was kept", script, fix)
+        fix = (
+            f"a native library may have crashed: run python -X faulthandler {shlex.quote(script)} without "
+            f"windtunnel first"
+        )
+    _print(f"{script} was killed by {killer}; nothing was written", script, fix)
     return UNEXPECTED
 
 

@@ -103,10 +103,12 @@ def explain(
 ) -> None:
     """Example: windtunnel explain train.wt --html train.html
 
-    Show where the time of an iteration goes, which tasks decide it, and what stays unexplained.
+    Show where the time of an iteration goes, its critical path, and the unexplained rest.
     """
     if table and html is not None:
-        raise InputError("a table is text, and a page is a file", where="--table --html", fix="leave one of them out")
+        raise InputError(
+            "--table prints text and --html writes a page", where="--table --html", fix="leave out one of them"
+        )
     if table and table != _RESOURCES:
         shown = {"as_json": as_json, "as_csv": as_csv}
         print_trace_table(graph, table, top=top, like_hta=like_hta, read_limit=read_limit, **shown)
@@ -120,7 +122,7 @@ def explain(
     pages = [("utilization", {"name": stem(graph)})] * utilization
     pages += [("placement", {"devices": place, "bandwidth": place_bandwidth})] * bool(place)
     if pages and html is None:
-        raise InputError("these sections are of a page", where="--utilization, --place", fix="add --html FILE")
+        raise InputError("these sections are part of a page", where="--utilization, --place", fix="add --html FILE")
     for path in (perfetto, html):
         if path is not None:
             require_free(path, force=force)
@@ -179,5 +181,5 @@ def _list_parts(parts: list[tuple[str, float, float, int]], top: int) -> None:
     if rest:
         time_ns, ratio = sum(part[1] for part in rest), sum(part[2] for part in rest)
         count = sum(part[3] for part in rest)
-        rows.append((f"{len(rest):,} others", format_duration(time_ns), format_ratio(ratio), format_count(count)))
+        rows.append((f"{len(rest):,} other parts", format_duration(time_ns), format_ratio(ratio), format_count(count)))
     print_table(("part", "time", "share", "tasks"), rows, numbers=(1, 2, 3))

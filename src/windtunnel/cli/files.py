@@ -100,15 +100,17 @@ def open_graph(
         raise _unknown(path)
     accepts = source.parameters
     if kineto is not None and "kineto" not in accepts:
-        raise InputError("--kineto adds times to an execution trace", where=str(path), fix="leave it out")
+        raise InputError("--kineto applies only to an execution trace", where=str(path), fix="leave out --kineto")
     several = {name: value for name, value in (("align", align), ("allow_missing", allow_missing)) if name in accepts}
     if len(several) < 2 and (align != "auto" or allow_missing):
-        raise InputError("there is one rank here", where=str(path), fix="leave out --align and --allow-missing")
+        raise InputError("the file holds one rank", where=str(path), fix="leave out --align and --allow-missing")
     requested = {name: value for name, value in options.items() if value}
     if not requested.keys() <= accepts.keys():
-        raise InputError("only a trace can be cut while it is read", where=str(path), fix="use --from and --to instead")
+        raise InputError(
+            "--window and --partial apply only to a trace", where=str(path), fix="use --from and --to instead"
+        )
     if read_limit and "read_limit" not in accepts:
-        raise InputError(f"the source {source.name!r} takes no limit", where=str(path), fix="leave out --read-limit")
+        raise InputError(f"the source {source.name!r} has no read limit", where=str(path), fix="leave out --read-limit")
     others = {"progress": progress, "kineto": kineto, "read_limit": parse_size(read_limit) if read_limit else None}
     opened: Graph = source.function(
         path, **requested, **several, **{name: item for name, item in others.items() if name in accepts}
@@ -127,10 +129,10 @@ def _require_times(graph: Graph, path: Path) -> None:
 
     if never_run(graph).any():
         raise InputError(
-            "nothing of this job was run, so its tasks have no times",
+            "the tasks of this job have no times, because it was not run",
             where=str(path),
-            fix=f"predict them for a device: windtunnel predict {shlex.quote(str(path))} --on h100; "
-            "with --out, it writes a graph with times",
+            fix=f"predict times for a device: windtunnel predict {shlex.quote(str(path))} --on h100; "
+            "--out FILE writes a graph with times",
         )
 
 
@@ -146,7 +148,7 @@ def warn_of_disturbance(graph: Graph) -> None:
 def _unknown(path: Path) -> InputError:
     if path.is_dir():
         return InputError(
-            f"{path} is no stored graph and holds no trace", fix="name a folder that capture or save wrote"
+            f"{path} is neither a stored graph nor a folder of traces", fix="name a folder written by capture"
         )
     fix = "name a .wt folder or a .json trace"
     if path.suffix == ".py":

@@ -37,13 +37,13 @@ def forget(
 ) -> None:
     """Example: windtunnel db forget --receipts 12
 
-    Remove receipts of flights that went wrong, or measurements that are to be repeated.
+    Remove receipts, or saved measurements that are to be repeated.
     """
     from windtunnel.flights import Ledger
     from windtunnel.measure import ProfileDatabase
 
     if not (receipts or prices):
-        raise InputError("nothing to remove is named", fix="add --receipts NUMBERS or --prices CHANGE")
+        raise InputError("there is nothing to remove", fix="add --receipts NUMBERS or --prices CHANGE")
     removed: dict[str, Any] = {}
     if receipts:
         book = Ledger(ledger)

@@ -54,12 +54,12 @@ def list_plugins(
 ) -> None:
     """Example: windtunnel list whatifs
 
-    List what can be asked, with parameters and defaults, and what the catalog of hardware holds.
+    List plug-ins with parameters and defaults, or the hardware catalog.
     """
     every = (*_KINDS, *_HARDWARE)
     if kind not in every:
         near = difflib.get_close_matches(kind, every, n=3, cutoff=0.3) or list(_KINDS)
-        raise InputError(f"there is nothing called {kind!r} to list", fix=f"did you mean {', '.join(near)}?")
+        raise InputError(f"{kind!r} is no kind of list", fix=f"did you mean {', '.join(near)}?")
     if kind in _HARDWARE:
         _list_hardware(kind, as_json=as_json)
         advise(f"next: {_HARDWARE[kind]}")
@@ -72,7 +72,7 @@ def list_plugins(
             {"schema": "windtunnel.plugins/1", "kind": singular, "plugins": [_document(item) for item in result]}
         )
     elif result:
-        print_table(("name", "what it does"), [(item.name, _lines(item)) for item in result], gives_way=1)
+        print_table(("name", "description"), [(item.name, _lines(item)) for item in result], gives_way=1)
     else:
         say(f"no {kind} are installed")
     advise(f"next: {next_command}")

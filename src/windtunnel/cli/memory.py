@@ -85,7 +85,7 @@ def memory(
 ) -> None:
     """Example: windtunnel memory train.py --html train.memory.html
 
-    Show what holds a training step's memory: category, layer, line.
+    Show the memory of a training step by category, layer and source line.
 
     A job that would not fit is refused before it runs. Options of windtunnel come before the script; everything after
     it is passed to the script. A table written with --out can be shown again: windtunnel memory FILE.parquet.
@@ -249,7 +249,7 @@ def _workload(target: str, arguments: Sequence[str]) -> Any:
 
     if arguments:
         raise InputError(
-            f"a workload takes no arguments, but was given {' '.join(arguments)}",
+            f"a workload takes no arguments, but got {' '.join(arguments)}",
             fix=f"windtunnel memory {target}:option=value",
         )
     selected = parse_step(target, kind="workload")
@@ -270,8 +270,8 @@ def _predicted(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
         result: dict[str, Any] = json.loads(done.stdout if done is not None else "")
     except ValueError:
         lines = done.stderr.splitlines() if done is not None else []
-        reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "it said nothing")
-        advise(f"its peak cannot be predicted: {reason}")
+        reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "no output")
+        advise(f"the peak cannot be predicted: {reason}")
         return None
     return result
 
@@ -291,25 +291,25 @@ def _print(profile: MemoryProfile) -> None:
     from windtunnel.units import format_ratio, format_size
 
     is_fake = bool(profile.meta.get("is_fake"))
-    how = "predicted with fake tensors, without what operators allocate for themselves"
+    how = "predicted with fake tensors, without operator workspace"
     say(f"{profile}{f' ({how})' if is_fake else ''}")
     if is_fake and profile.meta.get("is_uncompiled"):
         say_wrapped(
-            "the script compiles, and this is the memory of its code as plain Python; "
-            "compiled code usually holds less, which a run without --fake measures"
+            "the script uses torch.compile, but this is the memory of eager execution; "
+            "compiled code usually needs less: run without --fake to measure it"
         )
     other = "a real run" if is_fake else "--fake"
-    say(f"without workspace {format_size(profile.peak_without_workspace_bytes)}, to be compared with that of {other}")
+    say(f"without workspace {format_size(profile.peak_without_workspace_bytes)} (comparable to that of {other})")
     say(
         f"rounded to 512 bytes {format_size(profile.peak_rounded_bytes)}; "
-        f"a caching allocator would reserve {format_size(profile.peak_reserved_bytes)}"
+        f"reserved by a caching allocator {format_size(profile.peak_reserved_bytes)}"
     )
     most = profile.at_most()
     rows = [
         (name, format_size(size), format_ratio(size / max(profile.peak_bytes, 1)), format_size(most[name]))
         for name, size in profile.by_category().items()
     ]
-    print_table(("category", "at the peak", "share", "at most"), rows, numbers=(1, 2, 3))
+    print_table(("category", "at the peak", "share", "own peak"), rows, numbers=(1, 2, 3))
     for table, name, title in (
         (profile.by_layer(), "layer", "layer at the peak"),
         (profile.by_line(), "line", "source line at the peak"),

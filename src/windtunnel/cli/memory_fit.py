@@ -98,9 +98,9 @@ class Job:
             lines = done.stderr.splitlines() if done is not None else []
             reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "no answer")
             raise InputError(
-                f"at batch {batch:,}: {reason}",
+                f"at batch size {batch:,}: {reason}",
                 where=self.target,
-                fix="make it run by itself with that batch first, or name the option that sets it with --batch-option",
+                fix="run the script with this batch size first, or name the option that sets it with --batch-option",
             ) from None
         return int(profile["peak_reserved_bytes" if reserved else "peak_bytes"]), int(profile["peak_bytes"])
 
@@ -122,8 +122,8 @@ def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
         result = largest_batch(_followed(job, progress, reserved=reserved), limit, job.start)
     if not result.batch_size:
         raise InfeasibleError(
-            f"no batch fits: one of {result.next_batch_size} sample needs "
-            f"{format_size(result.peaks[result.next_batch_size])}, and there are {format_size(limit)}",
+            f"no batch fits: a batch size of {result.next_batch_size} needs "
+            f"{format_size(result.peaks[result.next_batch_size])}, and the limit is {format_size(limit)}",
             where=job.target,
             fix="use a smaller model, less optimizer state, or activation checkpointing; "
             "windtunnel memory --fake shows what holds the memory",
@@ -170,23 +170,23 @@ def _print(document: dict[str, Any], found: Fit) -> None:
     from windtunnel.units import format_size
 
     where = f" of {document['chip']}" if document["chip"] else ""
-    held = "reserved by the caching allocator" if document["is_reserved"] else "held"
+    held = "reserved by the caching allocator" if document["is_reserved"] else "allocated"
     say_wrapped(
-        f"largest batch {found.batch_size:,} ({document['set_by']}): "
+        f"largest batch size {found.batch_size:,} ({document['set_by']}): "
         f"peak {format_size(document['peak_bytes'])} {held}, limit {format_size(found.limit_bytes)}{where}"
     )
     following = found.next_batch_size
     if following in found.failures:
-        say_wrapped(f"batch {following:,} gives no answer: {found.failures[following]}")
+        say_wrapped(f"batch size {following:,} failed: {found.failures[following]}")
     elif following:
-        say_wrapped(f"batch {following:,} would need {format_size(found.peaks[following])}")
+        say_wrapped(f"batch size {following:,} would need {format_size(found.peaks[following])}")
     else:
-        say_wrapped("larger ones were not tried")
+        say_wrapped("larger batch sizes were not tried")
     rows = [
         (f"{batch:,}", format_size(peak), "yes" if peak <= found.limit_bytes else "no")
         for batch, peak in sorted(found.peaks.items())
     ]
-    print_table(("batch", "peak", "fits"), rows, numbers=(0, 1))
+    print_table(("batch size", "peak", "fits"), rows, numbers=(0, 1))
 
 
 def _option_of(script: str) -> str:
@@ -203,7 +203,7 @@ def _option_of(script: str) -> str:
     result = list(dict.fromkeys(_OPTION.findall(path.read_text(encoding="utf-8", errors="replace"))))
     if len(result) > 1:
         raise InputError(
-            f"several options of {path.name} may set its batch: {', '.join(result)}",
+            f"several options of {path.name} may set its batch size: {', '.join(result)}",
             where=script,
             fix=f"name it: --batch-option {result[0]}",
         )

@@ -37,7 +37,7 @@ def train_tile(
 ) -> None:
     """Example: windtunnel models train tile --data cost --out tile.safetensors
 
-    Learn from operators measured on some GPUs what others would need for them.
+    Train a model that prices operators on GPUs on which they were not measured.
     """
     from windtunnel.cost.operators.table import OpSplit, read_published
     from windtunnel.cost.operators.tile import train_tile as train
@@ -53,7 +53,7 @@ def train_tile(
     if as_json:
         print_json({"path": str(path), **_summary(model)})
         return
-    say(f"learned from {len(table):,} operators on {', '.join(model.devices)}")
+    say(f"trained on {len(table):,} operators of {', '.join(model.devices)}")
     _print_validation(model)
     advise(f"wrote {path}")
     advise(f"next: windtunnel models eval tile {path} --data {data}")
@@ -71,9 +71,9 @@ def _summary(model: TileModel) -> dict[str, Any]:
 def _print_validation(model: TileModel) -> None:
     if not model.validation:
         return
-    say("errors on a device that was held out, mean over devices:")
+    say("errors on held-out devices (mean over devices):")
     rows = [[name, *_percents(item)] for name, item in model.validation.items()]
-    print_table(["class", "mean |error|", "mean error", "geometric mean"], rows, numbers=(1, 2, 3))
+    print_table(["class", "MAPE", "mean error", "geometric mean ratio"], rows, numbers=(1, 2, 3))
 
 
 def _percents(errors: Any) -> list[str]:
@@ -93,7 +93,7 @@ def eval_tile(
 ) -> None:
     """Example: windtunnel models eval tile tile.safetensors --data cost
 
-    Compare a model's prices with measured operators, class by class and device by device, beside the roofline.
+    Evaluate a tile model and the roofline on measured operators, by class and device.
     """
     import numpy as np
 
@@ -130,5 +130,5 @@ def _print_errors(rows: list[dict[str, Any]]) -> None:
         ]
         for row in rows
     ]
-    head = ["class", "device", "|error|", "mean error", "geo. mean", "roofline"]
+    head = ["class", "device", "MAPE", "mean error", "geo. mean", "roofline MAPE"]
     print_table(head, cells, numbers=(2, 3, 4, 5), gives_way=1)

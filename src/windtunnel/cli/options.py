@@ -1,4 +1,4 @@
-"""Options that several verbs share, each said once."""
+"""Options that several verbs share."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ TimeLimit = Annotated[
 
 
 def seconds_of(time_limit: str) -> float | None:
-    """What ``--time-limit`` says; None where it is not given."""
+    """Return the value of ``--time-limit`` in seconds, None if it is not given."""
     from windtunnel.units import parse_duration
 
     return parse_duration(time_limit) / 1e9 if time_limit else None
 
 
 def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:
-    """What an option lists, with commas between.
+    """Parse a comma-separated list of whole numbers.
 
     Raises
     ------
@@ -124,12 +124,12 @@ def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdecimal() and int(part) >= least for part in parts):
-        raise InputError(f"{text!r} is no list of whole numbers", where=option, fix=f"write it like {option} 1,2,4")
+        raise InputError(f"{text!r} is no list of whole numbers", where=option, fix=f"such as {option} 1,2,4")
     return [int(part) for part in parts]
 
 
 def numbers(text: str, option: str, *, least: float | None = None) -> list[float]:
-    """The same with fractions; whole numbers stay whole. Where a least is given, one number must be there.
+    """Parse a comma-separated list of numbers; with ``least``, the list must not be empty.
 
     Raises
     ------
@@ -144,5 +144,5 @@ def numbers(text: str, option: str, *, least: float | None = None) -> list[float
     is_wrong = any(not math.isfinite(item) for item in result)
     if is_wrong or (least is not None and (not result or min(result) < least)):
         more = "" if least is None else f" of {least:g} or more"
-        raise InputError(f"{text!r} is no list of numbers{more}", where=option, fix=f"write it like {option} 0.1,2,4")
+        raise InputError(f"{text!r} is no list of numbers{more}", where=option, fix=f"such as {option} 0.1,2,4")
     return result

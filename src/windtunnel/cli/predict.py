@@ -144,11 +144,11 @@ def predict(
 ) -> None:
     """Example: windtunnel predict train.wt --on h100,a100,l4 --dtype bf16
 
-    Predict a captured job on other hardware, or with --cheapest the machine to rent for a whole training.
+    Predict a captured job on other hardware, or find the cheapest machine for a training.
     """
     if cheapest:
         if not samples:
-            raise InputError("the length of the training is not given", where="--cheapest", fix="add --samples N")
+            raise InputError("the number of samples is not given", where="--cheapest", fix="add --samples N")
         print_cheapest(
             graph,
             on=on,
@@ -212,7 +212,7 @@ def predict(
     requested = output or (None if never_run(captured).any() else graph)
     _advise_next(graph, on, result[0], others, requested)
     if not result[0].batch_size:
-        advise("note: the batch is not clear from the graph; --batch-dim names the dimension that holds the samples")
+        advise("note: the batch size is not known from the graph; name the dimension of the samples with --batch-dim")
 
 
 def _too_large(graph: Graph, targets: list[Target]) -> list[str]:
@@ -221,9 +221,9 @@ def _too_large(graph: Graph, targets: list[Target]) -> list[str]:
 
     peak_bytes = max(graph.meta.distributed.get("peak_bytes", {}).values(), default=0)
     return [
-        f"a rank holds {format_size(peak_bytes)} at its peak, more than the "
+        f"the peak of a rank, {format_size(peak_bytes)}, exceeds the "
         f"{format_size(target.device.memory_bytes)} of "
-        f"{target.device.name}: it would run out of memory"
+        f"{target.device.name}: out of memory"
         for target in targets
         if peak_bytes > target.device.memory_bytes > 0
     ]
@@ -231,7 +231,9 @@ def _too_large(graph: Graph, targets: list[Target]) -> list[str]:
 
 def _require_one(on: str) -> None:
     if "," in on:
-        raise InputError(f"one priced graph cannot be kept of {on}", where="--out", fix="name one device with --on")
+        raise InputError(
+            f"--out writes one priced graph, but --on names several devices: {on}", where="--out", fix="name one device"
+        )
 
 
 def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], asked: Path | None) -> None:
@@ -330,10 +332,10 @@ def _host(found: Forecast) -> str:
     from windtunnel.units import format_duration
 
     if not found.host_factor:
-        return "left out (--host-factor 0)"
-    python = "Python as measured where it was captured" if found.is_host_measured else "Python is not in it"
-    times = f"; {found.host_factor:g} times that (--host-factor)" if found.host_factor != 1 else ""
-    return f"{format_duration(found.host_ns)}: {python}, launches as --launch says{times}"
+        return "ignored (--host-factor 0)"
+    python = "Python as measured at capture" if found.is_host_measured else "without Python"
+    times = f"; scaled by {found.host_factor:g} (--host-factor)" if found.host_factor != 1 else ""
+    return f"{format_duration(found.host_ns)}: {python}, launch overhead of --launch{times}"
 
 
 def _between(low_ns: int, high_ns: int) -> str:
@@ -347,7 +349,7 @@ def _limit(found: Forecast) -> str:
 
     other = "device" if found.limit == "host" else "host"
     text = f"{found.limit}-bound: the {other} is idle for {format_ratio(found.idle_ratio)} of the step"
-    return text + ("; a quicker device hardly changes it" if found.limit == "host" else "")
+    return text + ("; a faster device would hardly help" if found.limit == "host" else "")
 
 
 def _say_how_sure(found: Forecast) -> None:
@@ -356,16 +358,17 @@ def _say_how_sure(found: Forecast) -> None:
 
     if found.unsure_ratio > found.at_bound_ratio:
         share = format_ratio(found.unsure_ratio - found.at_bound_ratio)
-        say_wrapped(f"  {share} of the device's time is priced by a model that does not say how sure it is")
+        say_wrapped(f"  {share} of the device time is priced by a model without an error estimate")
     if found.at_bound_ratio <= 0:
         return
     say_wrapped(
-        f"  {format_ratio(found.at_bound_ratio)} of the device's time is priced by a bound that nothing beats: the "
-        "truth is longer, and no interval says by how much"
+        f"  lower bound: no measured or learned price covers {format_ratio(found.at_bound_ratio)} of the device time; "
+        "the real step takes longer"
     )
     if found.device_kind == "gpu":
         say_wrapped(
-            f"  published runs on GPUs: bounds are {format_ratio(BOUND_ERROR['operators'])} off for single operators, "
+            f"  error of bounds on published GPU runs: {format_ratio(BOUND_ERROR['operators'])} for single "
+            f"operators, "
             f"{format_ratio(BOUND_ERROR['models'])} for whole models"
         )
 
@@ -408,7 +411,7 @@ def _print_shares(found: Forecast) -> None:
         ]
         if rows:
             say()
-            whole = "of the step" if title == "priced by" else "of the device's"
+            whole = "of the step" if title == "priced by" else "of device time"
             print_table((title, "time", whole, "tasks"), rows, numbers=(1, 2, 3))
 
 
@@ -422,7 +425,7 @@ def _print_classes(found: Forecast) -> None:
     ]  # fmt: skip
     if rows:
         say()
-        print_table(("operators", "time", "of the device's", "tasks", "of their bound"), rows, numbers=(1, 2, 3, 4))
+        print_table(("operator class", "time", "of device time", "tasks", "efficiency"), rows, numbers=(1, 2, 3, 4))
 
 
 def _print_changes(found: Forecast, others: list[Forecast]) -> None:
@@ -441,4 +444,4 @@ def _print_changes(found: Forecast, others: list[Forecast]) -> None:
         for item in others
     ]
     say()
-    print_table(("instead", "batch", "device", "step", "speed per sample"), rows, numbers=(1, 2, 3, 4))
+    print_table(("alternative", "batch size", "device", "step", "speed-up per sample"), rows, numbers=(1, 2, 3, 4))

@@ -91,14 +91,14 @@ def with_types(graph: Graph, targets: Sequence[Target], dtype: str) -> tuple[lis
         return list(targets), []  # a single one is refused with what it has
     missing = [missing_types(graph, target.device, dtype) for target in targets]
     notes = [
-        f"{target.name} is left out: {target.device.name} has no peak rate for {', '.join(types)}"
+        f"{target.name} is skipped: {target.device.name} has no peak rate for {', '.join(types)}"
         for target, types in zip(targets, missing, strict=True)
         if types
     ]
     kept = [target for target, types in zip(targets, missing, strict=True) if not types]
     if not kept:
         raise InputError("none of the devices has a peak rate for the types of this graph", where="; ".join(notes),
-                         fix="name a type that they have with --dtype")  # fmt: skip
+                         fix="choose a type that they support with --dtype")  # fmt: skip
     return kept, notes
 
 
@@ -142,11 +142,11 @@ def print_whole(one: Predicted) -> None:
     if count == 1:
         return
     if not one.is_one_of_several:
-        say_wrapped(f"  all ranks of the job on hosts of {count} {device}")
+        say_wrapped(f"  all ranks of the job, on hosts of {count} {device}")
     elif one.has_messages:
-        say_wrapped(f"  messages are those among all {count} {device}")
+        say_wrapped(f"  with messages among all {count} {device}")
     elif one.whole is None:
-        say_wrapped(f"  for one {device} of the {count} of {one.target.name}; for all of them there is no answer: "
+        say_wrapped(f"  for one of the {count} {device} of {one.target.name}; no prediction for all of them: "
                     f"{one.why_not}")  # fmt: skip
     else:
         text = f"  all {count}   {format_duration(one.whole.step_ns)} with gradients averaged"

@@ -23,7 +23,7 @@ __all__ = ["prices"]
 def prices(as_json: Json = False) -> None:
     """Example: windtunnel db prices
 
-    List the measurements that predictions on this host use again, by change: their number, age and spread.
+    List saved measurements by change, with number, age and spread.
     """
     from windtunnel.measure import ProfileDatabase
 

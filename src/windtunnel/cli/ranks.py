@@ -40,6 +40,6 @@ def ranks_of(nproc: int, bandwidth: str, latency: str) -> Ranks:
     from windtunnel.units import parse_duration, parse_rate
 
     if nproc == 1 and (bandwidth or latency):
-        raise InputError("one process has no link", fix="give --nproc 2 or more, or leave out the link")
+        raise InputError("--bandwidth and --latency need several processes", fix="add --nproc 2, or leave them out")
     rate = parse_rate(bandwidth) if bandwidth else None
     return Ranks(nproc, rate, parse_duration(latency) if latency else 0)

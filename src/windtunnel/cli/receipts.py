@@ -27,9 +27,9 @@ def receipts(
 ) -> None:
     """Example: windtunnel db receipts --whatif amp
 
-    List past flights, latest first: predicted speed-up, measured speed-up and the error of the prediction.
+    List receipts, latest first: predicted speed-up, measured speed-up and prediction error.
 
-    Intervals of later predictions are based on these. windtunnel db forget removes one that went wrong.
+    Intervals of later predictions are based on these. Remove a receipt with windtunnel db forget.
     """
     from windtunnel.flights import Ledger
 
@@ -44,9 +44,9 @@ def receipts(
         say(f"no receipts yet in {book.path}")
     else:
         rows = [(f"{number}", *_cells(receipt)) for number, receipt in list(result.items())[:top]]
-        print_table(("number", "what if", "predicted", "measured", "error", "date"), rows, numbers=(0, 2, 3, 4))
+        print_table(("number", "what-if", "predicted", "measured", "error", "date"), rows, numbers=(0, 2, 3, 4))
         if len(result) > top:
-            say(f"and {len(result) - top:,} older; --top {len(result)} shows all")
+            say(f"and {len(result) - top:,} older receipts; --top {len(result)} shows all")
     advise("next: windtunnel verify SCRIPT.py --whatif NAME adds one")
 
 

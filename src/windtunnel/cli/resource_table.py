@@ -65,7 +65,7 @@ def _print_measured(timeline: Timeline) -> None:
         return
     iteration_ns = timeline.makespan_ns / max(1, timeline.graph.num_iterations)
     off = iteration_ns / measured["median"] - 1
-    say(f"measured without a profiler: {format_duration(measured['median'])}, the replay is {off:+.1%} off")
+    say(f"measured without profiler: {format_duration(measured['median'])} (error of the replay {off:+.1%})")
 
 
 def _print_unmeasured(timeline: Timeline) -> None:
@@ -74,4 +74,4 @@ def _print_unmeasured(timeline: Timeline) -> None:
 
     unmeasured = count_unmeasured(timeline.graph)
     if unmeasured:
-        say(f"warning: {unmeasured:,} of {timeline.graph.num_tasks:,} tasks are unmeasured and count as 0")
+        say(f"warning: {unmeasured:,} of {timeline.graph.num_tasks:,} tasks have no measured duration and count as 0")

@@ -63,7 +63,7 @@ def slice_graph(
 ) -> None:
     """Example: windtunnel slice train.wt --layer 'encoder[.]3[.].*'
 
-    Select tasks of a window, an iteration, a layer; keep what they wait for.
+    Select the tasks of a window, an iteration or a layer, with their dependencies.
     """
     from windtunnel.graph import save
 
@@ -78,7 +78,7 @@ def slice_graph(
         if since or until:
             whole, mask = _in_window(whole, mask, since, until)
         if not mask.any():
-            raise NotApplicableError("no task fits all of these", where=str(graph), fix="drop one condition")
+            raise NotApplicableError("no task matches all conditions", where=str(graph), fix="drop a condition")
         part = whole if mask.all() else _part(whole, mask)
         save(part, path, overwrite=force)
     if as_json:

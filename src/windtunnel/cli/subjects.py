@@ -36,8 +36,8 @@ def subject_of(target: str, arguments: Sequence[str], ranks: Ranks) -> Script | 
         assert isinstance(result, Script)
         return result
     if arguments:
-        fix = f"write parameters of a workload after a colon: {target}:option=value"
-        raise InputError(f"a workload takes no arguments, but was given {' '.join(arguments)}", fix=fix)
+        fix = f"give parameters of a workload after a colon: {target}:option=value"
+        raise InputError(f"a workload takes no arguments, but got {' '.join(arguments)}", fix=fix)
     if ranks.num_ranks > 1:
         raise InputError("a workload runs in one process", where="--nproc", fix="leave out --nproc")
     step = parse_step(target, kind="workload")

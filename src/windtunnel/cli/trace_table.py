@@ -42,7 +42,9 @@ def print_trace_table(
     source = format_of(path)
     is_many = path.is_dir() and bool(ranks_in(path, "kineto"))
     if not is_many and (source is None or source.name != "kineto"):
-        raise InputError("tables are of traces", where=str(path), fix="name a Kineto trace, or a folder of them")
+        raise InputError(
+            "this table is available for traces only", where=str(path), fix="name a Kineto trace, or a folder of them"
+        )
     rules = TableRules(num_kernels=top, like_hta=like_hta)
     limit = parse_size(read_limit) if read_limit else None
     with Progress(f"reading {path.name}", heartbeat=True) as progress:
@@ -73,7 +75,7 @@ def _print(rows: list[dict[str, Any]], most: int | None) -> None:
     cells = [[_cell(column, row[column]) for column in columns] for row in rows[:most]]
     print_table(heads, cells, numbers=numbers, gives_way=columns.index("name") if "name" in columns else 0)
     if most is not None and len(rows) > most:
-        say(f"and {len(rows) - most:,} more; --csv and --json print all")
+        say(f"and {len(rows) - most:,} more rows; --csv and --json print all")
 
 
 def _head(column: str) -> str:

@@ -68,7 +68,7 @@ def verify(
 ) -> None:
     """Example: windtunnel verify train.py --whatif fused-optimizer,amp
 
-    Predict, then really run each change in turns with the baseline, and keep the error.
+    Predict each change, run it interleaved with the baseline, and store the receipt.
     """
     from windtunnel.flights import verify_several
     from windtunnel.measure import StopRule
@@ -79,7 +79,7 @@ def verify(
     rule = StopRule() if rounds is None else StopRule(rounds=rounds)
     strategy = registry.get("page", "strategy").function(Path(target)) if target.endswith(".json") else None
     if not (whatif or strategy):
-        raise InputError("say which what-if to run", fix="--whatif NAME; windtunnel list flights shows them")
+        raise InputError("no what-if is named", fix="add --whatif NAME; windtunnel list flights shows the names")
     requests = parse_requests(strategy[0] if strategy else whatif)
     choose_wait_policy()
     ranks = ranks_of(nproc, bandwidth, latency)
@@ -139,7 +139,7 @@ def _conclude(outcomes: Sequence[Outcome], limit: float | None, fail_over: str, 
         advise("next: windtunnel db receipts")
     code = max(outcome.exit_code for outcome in outcomes)
     if limit is not None and any(abs(receipt.error_ratio) > limit for receipt in receipts):
-        say(f"a prediction is off by more than {fail_over}") if not as_json else None
+        say(f"the error of a prediction exceeds {fail_over}") if not as_json else None
         code = max(code, PREDICTION_OFF)
     if code:
         raise typer.Exit(code)
@@ -168,7 +168,7 @@ def _with_scratch(subject: Any, baseline: Graph | None) -> tuple[Script, Graph |
     if isinstance(subject, Graph):
         subject, baseline = target_of(subject), baseline or subject
     if not isinstance(subject, Script) or subject.ranks.num_ranks > 1:
-        raise InputError("files are kept away of a script in one process", where="--scratch", fix="leave it out")
+        raise InputError("--scratch applies to a script in one process", where="--scratch", fix="leave out --scratch")
     return replace(subject, keeps_files=True), baseline
 
 
@@ -179,7 +179,9 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
         _row(outcome.receipt) if outcome.receipt else (str(outcome.request), "", "", "", outcome.status, "")
         for outcome in outcomes
     ]
-    print_table(("what if", "predicted", "measured", "90 %", "error", "iteration"), rows, numbers=(1, 2, 3, 4, 5))
+    print_table(
+        ("what-if", "predicted", "measured", "90 % interval", "error", "iteration"), rows, numbers=(1, 2, 3, 4, 5)
+    )
     if receipts:
         _print_drift(receipts)
     for receipt in receipts:
@@ -208,6 +210,6 @@ def _print_drift(receipts: Sequence[Receipt]) -> None:
     if abs(worst.drift_ratio) > DRIFT:
         before, now = format_duration(worst.predicted_baseline_ns), format_duration(worst.baseline.value)
         say(
-            f"the baseline took {before} when it was captured and {now} now ({worst.drift_ratio:+.0%}): "
-            "ratios hold, times of that capture are off by as much"
+            f"the baseline took {before} at capture and {now} now ({worst.drift_ratio:+.0%}): "
+            "speed-ups remain valid, absolute times of the capture do not"
         )

@@ -24,4 +24,4 @@ def choose_wait_policy() -> None:
     share = free_share()
     if share < _QUIET_SHARE:
         os.environ["OMP_WAIT_POLICY"] = "passive"
-        advise(f"this machine is busy: a thread runs {share:.0%} of the time, so threads sleep while they wait")
+        advise(f"this machine is busy (a thread runs {share:.0%} of the time): setting OMP_WAIT_POLICY=passive")

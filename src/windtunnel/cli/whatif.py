@@ -80,9 +80,9 @@ def whatif(
 ) -> None:
     """Example: windtunnel whatif train.wt --all --pairs
 
-    Predict what changes would buy, best first, with intervals from past flights.
+    Predict the speed-up of changes, best first, with intervals from past flights.
 
-    Names come from windtunnel list whatifs; parameters follow a colon (batch-size:factor=2), a + joins changes.
+    windtunnel list whatifs shows the names. Parameters follow a colon (batch-size:factor=2); + combines changes.
     """
     from windtunnel.flights import with_intervals
     from windtunnel.sources.ranks.clocks import clock_lines
@@ -94,8 +94,8 @@ def whatif(
         _search(graph, path, prices=prices, fresh=fresh, as_json=as_json, **limits)
         return
     if bool(names) == every:
-        raise InputError("say which what-ifs to ask", fix=f"{_all_of(graph)}, or name some of them")
-    with Progress("asking what if", heartbeat=True) as progress:
+        raise InputError("name what-ifs, or add --all", fix=f"{_all_of(graph)}")
+    with Progress("predicting", heartbeat=True) as progress:
         opened = open_graph(
             graph,
             progress=progress,
@@ -127,7 +127,7 @@ def whatif(
         for line in clock_lines(opened):
             say_wrapped(line)
     if not usable and not every:
-        raise NotApplicableError("none of these changes can be predicted here", fix=_all_of(graph))
+        raise NotApplicableError("none of these changes applies to this graph", fix=_all_of(graph))
     if not usable:
         raise typer.Exit(NOT_APPLICABLE)
     _advise_next(usable, graph)
@@ -152,32 +152,35 @@ def _print_answers(answers: list[Answer], top: int) -> None:
         return
     baseline = answers[0]
     speed = str(measured_speed(baseline.baseline.graph, baseline.baseline_ns))
-    say_wrapped(f"now: {format_duration(baseline.baseline_ns)} per iteration{', ' * bool(speed)}{speed}")
+    say_wrapped(f"baseline: {format_duration(baseline.baseline_ns)} per iteration{', ' * bool(speed)}{speed}")
     rows = []
     for answer in answers[:top]:
         span = "no receipt" if answer.span is None else "{:.2f}-{:.2f}".format(*answer.span)
         memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
         rows.append((str(answer.request), f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory))
-    print_table(("what if", "speed-up", "90 %", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
+    print_table(("what-if", "speed-up", "90 % interval", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
     _print_parameters(answers[:top])
     missing = max(answer.price_waited_ratio for answer in answers[:top])
     if missing:
-        say(f"other programs took {missing:.0%} of the time of some measurements: these are wide, and not kept")
+        say(
+            f"other programs took up to {missing:.0%} of the cores during some measurements, which are "
+            "imprecise and not saved"
+        )
     if any(answer.interval is not None and answer.interval.scope == "shipped" for answer in answers[:top]):
-        say("some intervals are of flights that come with windtunnel: windtunnel verify makes your own")
+        say("some intervals come from shipped receipts; windtunnel verify adds your own")
     flown = [f"{answer.request} (predicted {answer.graph_speedup:.2f}x)" for answer in answers[:top] if answer.is_flown]
     if flown:
         say_wrapped(f"measured on this job by past flights: {', '.join(flown)}")
     for answer in answers[:top]:
         if answer.peak_violation:
-            say_wrapped(f"{answer.request}: no peak is shown, as windtunnel made a mistake: {answer.peak_violation}")
+            say_wrapped(f"{answer.request}: the predicted peak is implausible and not shown: {answer.peak_violation}")
     if large := [str(answer.request) for answer in answers[:top] if answer.exceeds_memory]:
         device = baseline.baseline.graph.meta.priced_for
-        say_wrapped(f"more than the memory of {device}, so it would not run: {', '.join(large)}")
+        say_wrapped(f"exceeds the memory of {device}: {', '.join(large)}")
     if any(answer.samples_ratio != 1 for answer in answers[:top]):
-        say("speed-ups are per sample: some of these iterations train on more of them")
+        say("speed-ups are per sample, because some of these changes alter the batch size")
     if len(answers) > top:
-        say(f"and {len(answers) - top:,} more with smaller gains; --top {len(answers)} shows all")
+        say(f"and {len(answers) - top:,} more with smaller speed-ups; --top {len(answers)} shows all")
 
 
 def _layers_of(answer: Answer) -> dict[str, Any]:
@@ -196,24 +199,24 @@ def _print_layers(answers: list[Answer]) -> None:
         if not result:
             continue
         say()
-        say(f"{answer.request}, each layer alone:")
+        say(f"{answer.request}, applied to one layer at a time:")
         rows = [
             (
                 item.layer,
                 f"{item.speedup:.2f}x",
                 format_duration(item.now_ns),
                 format_duration(item.predicted_ns),
-                "" if item.pays else "leave it",
+                "" if item.pays else "no gain",
             )
             for item in result
         ]
-        print_table(("layer", "iteration", "now", "predicted", ""), rows, numbers=(1, 2, 3), gives_way=0)
+        print_table(("layer", "speed-up", "now", "predicted", ""), rows, numbers=(1, 2, 3), gives_way=0)
         paying = worth_it(result)
         if paying:
             sign = "," if ":" in str(answer.request) else ":"
-            say_wrapped(f"only where it pays: '{answer.request}{sign}layer={paying}'")
+            say_wrapped(f"only on layers that gain: '{answer.request}{sign}layer={paying}'")
         elif not any(item.pays for item in result):
-            say("it pays for none of them here")
+            say("no layer gains")
 
 
 def _print_parameters(answers: list[Answer]) -> None:
@@ -222,7 +225,7 @@ def _print_parameters(answers: list[Answer]) -> None:
     if not used:
         return
     say()
-    say("asked with (NAME:key=value asks otherwise):")
+    say("parameters (set with NAME:key=value):")
     for name, given in used.items():
         say_wrapped(f"  {name}: {', '.join(f'{key}={_shown(key, value)}' for key, value in given.items())}")
 
@@ -244,7 +247,7 @@ def _print_refusals(answers: list[Answer], *, in_full: bool) -> None:
     for answer in shown:
         say_wrapped(f"{answer.request}  {answer.status}: {answer.reason}" + _advice_of(answer))
     if len(shown) < len(answers):
-        say(f"{len(answers) - len(shown)} more have nothing to act on here; --why says why")
+        say(f"{len(answers) - len(shown)} more do not apply; --why shows why")
 
 
 def _advice_of(answer: Answer) -> str:

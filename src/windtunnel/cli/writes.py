@@ -21,10 +21,10 @@ def watched(script: Path) -> Iterator[None]:
     lines = [f"line {line}: {call}" for line, call in lines_that_save(script)]
     if lines:
         advise(
-            f"{script.name} saves files ({_listed(lines)}): they are written as in any run of it; "
-            "--scratch keeps them away from yours"
+            f"{script.name} saves files ({_listed(lines)}), as in any run; "
+            "--scratch redirects them to a temporary directory"
         )
-    writes = FileWrites(script, lambda path: advise(f"{script.name} overwrites {path}; --scratch keeps it as it is"))
+    writes = FileWrites(script, lambda path: advise(f"{script.name} overwrites {path}; --scratch prevents this"))
     try:
         with watch_writes(writes):
             yield
@@ -42,7 +42,7 @@ def kept_away(script: Path) -> Iterator[None]:
         yield
         written = [str(path) for path in files.written()]
     if written:
-        advise(f"kept away what {script.name} wrote: {_listed(written)}")
+        advise(f"{script.name} wrote to a temporary directory: {_listed(written)}")
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -86,7 +86,7 @@ def test_the_command_takes_the_cheapest_in_time_and_says_why_not_the_others(grap
     assert free["best"]["instance"] in [one["instance"] for one in quick["cheaper"]]
     assert any("too slow" in one["why_not"] for one in quick["cheaper"])
     assert main([*asked, "--deadline", "1s"]) == 1
-    assert "nothing will do; it would take a deadline of" in " ".join(capsys.readouterr().out.split())
+    assert "no machine meets the limits; it would take a deadline of" in " ".join(capsys.readouterr().out.split())
     assert main(asked) == 0
     assert "prices of 2024-06" in capsys.readouterr().out
 
