@@ -29,7 +29,7 @@ from benchmarks.placement_data import (
 from windtunnel.search.downsets import downsets
 from windtunnel.search.minmax import solve
 from windtunnel.search.placement.contraction import contract
-from windtunnel.search.placement.throughput import linearized
+from windtunnel.search.placement.throughput import solve_linearization
 
 TARGET = "every count and value equal (1e-9, or all published digits)"
 
@@ -54,7 +54,7 @@ def of_row(row: Published) -> list[Check]:
     one = problem(row.name)
     contraction = contract(one)
     lattice = downsets(contraction.num_nodes, contraction.src, contraction.dst)
-    chain = linearized(one, orders=["depth-first"])
+    chain = solve_linearization(one, orders=["depth-first"])
     checks = [
         Check(row.name, "nodes", one.num_nodes, row.num_nodes, 0),
         Check(row.name, "supernodes", contraction.num_nodes, row.num_supernodes, 0),

@@ -12,7 +12,7 @@ from benchmarks import bar
 from benchmarks.peers import placement_rules
 from benchmarks.placement_data import MISSING, folder, problem
 from windtunnel.search.placement.contraction import contract
-from windtunnel.search.placement.throughput import exact, linearized
+from windtunnel.search.placement.throughput import exact, solve_linearization
 from windtunnel.search.placement.throughput_ilp import integer_plan
 
 NAMES = ("layer_bert24_inference", "layer_resnet50_inference", "layer_resnet50_training")
@@ -31,7 +31,7 @@ def main() -> None:
     rows = []
     for name in NAMES:
         one = problem(name)
-        best, start = exact(one), linearized(one, orders=["depth-first"])
+        best, start = exact(one), solve_linearization(one, orders=["depth-first"])
         together = integer_plan(one, start, gap=GAP, time_limit_s=LIMIT_S)
         apart = integer_plan(one, together, is_contiguous=False, gap=GAP, time_limit_s=LIMIT_S)
         rows.append(

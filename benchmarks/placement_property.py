@@ -13,7 +13,7 @@ from tests.search.problems import brute_force, random_problem
 
 from benchmarks import bar
 from windtunnel.errors import InfeasibleError
-from windtunnel.search.placement.throughput import exact, linearized
+from windtunnel.search.placement.throughput import exact, solve_linearization
 from windtunnel.search.placement.throughput_ilp import integer_plan
 
 COMBINES = ("sum", "overlap", "duplex", "overlap-duplex")
@@ -31,7 +31,7 @@ def value(solver, one, **options) -> float:
 def from_a_start(one):
     """The integer programme where a plan is known, which bars nodes from devices; without one where no chain fits."""
     try:
-        start = linearized(one, orders=["depth-first"])
+        start = solve_linearization(one, orders=["depth-first"])
     except InfeasibleError:
         start = None
     return integer_plan(one, start, gap=1e-6, time_limit_s=30.0)

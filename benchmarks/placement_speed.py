@@ -27,14 +27,14 @@ TARGET = "<= 1 s up to 4,000 downsets, gnmt <= 3 s, inception <= 60 s and 2 GiB,
 
 def timed(name: str) -> dict[str, float]:
     """Seconds of one graph, warm, and the process's peak memory."""
-    from windtunnel.search.placement.throughput import exact, linearized
+    from windtunnel.search.placement.throughput import exact, solve_linearization
 
     exact(problem("layer_bert24_inference"))  # compiles
     one = problem(name)
     rounds = 1 if "inception" in name else 3
     seconds = {"exact": [], "chain": []}
     for _ in range(rounds):
-        for kind, make in (("exact", exact), ("chain", linearized)):
+        for kind, make in (("exact", exact), ("chain", solve_linearization)):
             begin = time.perf_counter()
             value = make(one).value_ns
             seconds[kind].append(time.perf_counter() - begin)

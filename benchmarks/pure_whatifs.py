@@ -27,7 +27,7 @@ from windtunnel.hardware import link
 from windtunnel.measure import ProfileDatabase
 from windtunnel.sources.targets import WorkloadName
 from windtunnel.whatifs import Step, Unpriced, whatif
-from windtunnel.whatifs.edit import asked_of, needs_of, pricer_of
+from windtunnel.whatifs.edit import call_whatif, needs_of, pricer_of
 
 MODELS = ("mlp", "cnn", "lstm", "transformer", "gan", "recommender")
 PREFIXES = ("open", "subprocess.", "os.fork", "os.posix_spawn", "os.exec", "os.system", "sqlite3.", "socket.")
@@ -73,7 +73,7 @@ def answers(folder: Path, database: ProfileDatabase) -> dict[str, str]:
         for name in registry.all("whatif"):
             try:
                 with within_a_whatif():
-                    change = asked_of(graph, Step(name))
+                    change = call_whatif(graph, Step(name))
                 if isinstance(change, Unpriced):
                     needs, is_run = needs_of(change, "auto")
                     prices = price(needs, is_run) if needs else {}

@@ -21,7 +21,7 @@ def main() -> None:
     from tests.search.advice.test_search import drawn, plain_quote
 
     from windtunnel.hardware import instance
-    from windtunnel.search.advice.model import Offer, Rented, StepTime, quoted
+    from windtunnel.search.advice.model import Offer, Rented, StepTime, quote_training
     from windtunnel.search.advice.search import advise_on
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,7 +36,7 @@ def main() -> None:
         tried = [plain_quote(job, offer, step) for offer, step in zip(offers, steps, strict=True)]
         times = sorted(time for time, _ in tried if time < math.inf) or [1.0]
         deadline, budget = random.uniform(0.5, 1.5) * random.choice(times), random.uniform(0.1, 1e4)
-        quotes = [quoted(job, offer, step) for offer, step in zip(offers, steps, strict=True)]
+        quotes = [quote_training(job, offer, step) for offer, step in zip(offers, steps, strict=True)]
         found = advise_on(quotes, deadline_s=deadline, budget_usd=budget)
         good = [cost for time, cost in tried if time <= deadline and cost <= budget]
         num_none += not good
@@ -49,7 +49,7 @@ def main() -> None:
             both = [StepTime(step[0], step[1], network), StepTime(step[0], step[1])]
             same = [Offer(instance(pair), 2), Offer(instance(whole), 1)]
             plain = Rented(job.num_samples, job.num_epochs, job.batch_size)
-            chosen = advise_on([quoted(plain, *one) for one in zip(same, both, strict=True)]).best
+            chosen = advise_on([quote_training(plain, *one) for one in zip(same, both, strict=True)]).best
             pairs += chosen is None or chosen.offer.count == 2
     holds = wrong == 0 and pairs == 0
     bar.report("recommender", wrong, TARGET, holds, catalogs=given.catalogs, without_choice=num_none, pairs_taken=pairs)

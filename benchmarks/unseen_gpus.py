@@ -58,7 +58,7 @@ def read_all() -> tuple[OpTable, OpTable, dict[str, Device]]:
     sheet = read_sheet(data("devices.csv"))
     for name, tflops in MATRIX_TFLOPS.items():
         sheet[name] = replace(sheet[name], peak_flops_per_s={"fp32": 1e12 * tflops})
-    return some(learned.joined([amd])), read_op_set(data("neusight/test_ops.csv.gz")).joined([amd]), sheet
+    return some(learned.concat([amd])), read_op_set(data("neusight/test_ops.csv.gz")).concat([amd]), sheet
 
 
 def some(rows: OpTable) -> OpTable:

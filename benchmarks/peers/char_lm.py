@@ -55,12 +55,12 @@ def char_lm(
     import torch
     from torch import nn
 
-    from windtunnel.systems.suite.workloads.decoder import Shape, decoder, gated
+    from windtunnel.systems.suite.workloads.decoder import Shape, decoder, swiglu
 
     text, vocabulary = characters()
     torch.manual_seed(seed)
     shape = Shape(length, width, depth, heads=4, key_heads=4, inner=3 * width, vocabulary=vocabulary)
-    model = decoder(shape, lambda: gated(width, 3 * width))
+    model = decoder(shape, lambda: swiglu(width, 3 * width))
     optimizer = _annealed(model.parameters(), rate, num_batches)
     random, loss_of = np.random.default_rng(1000 + seed), nn.CrossEntropyLoss()
 

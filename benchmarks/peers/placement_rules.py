@@ -23,8 +23,8 @@ from windtunnel.base.extras import require
 from windtunnel.search.downsets import chain
 from windtunnel.search.minmax import solve
 from windtunnel.search.orders import depth_first
-from windtunnel.search.placement.baselines import accelerator_of, as_given
-from windtunnel.search.placement.contraction import contract, merged
+from windtunnel.search.placement.baselines import accelerator_of, plan_of_devices
+from windtunnel.search.placement.contraction import contract, merge_supernodes
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan, plan_of_stages
 
@@ -35,7 +35,9 @@ Ints = NDArray[np.int64]
 
 def single(problem: Problem) -> Plan:
     """Everything on one accelerator."""
-    return as_given(problem, np.zeros(problem.num_nodes, np.int64), np.array([accelerator_of(problem)]), "single")
+    return plan_of_devices(
+        problem, np.zeros(problem.num_nodes, np.int64), np.array([accelerator_of(problem)]), "single"
+    )
 
 
 def pipedream(problem: Problem, *, ignored: Collection[str] = ()) -> Plan:
@@ -52,12 +54,12 @@ def pipedream(problem: Problem, *, ignored: Collection[str] = ()) -> Plan:
     began_s = time.monotonic()
     contraction = contract(problem)
     parts = _biconnected(problem, ignored)
-    smaller = merged(contraction, [set(contraction.super_N[sorted(part)].tolist()) for part in parts])
+    smaller = merge_supernodes(contraction, [set(contraction.super_N[sorted(part)].tolist()) for part in parts])
     order = depth_first(smaller.num_nodes, smaller.src, smaller.dst)
     table = solve(chain(order), smaller.work)
     stages = table.stages()
     if not stages:
-        return as_given(
+        return plan_of_devices(
             problem, np.zeros(problem.num_nodes, np.int64), np.array([accelerator_of(problem)]), "pipedream"
         )
     return plan_of_stages(smaller, stages, "sum", "pipedream", time.monotonic() - began_s, 0.0)
@@ -94,7 +96,7 @@ def local_search(problem: Problem, *, num_restarts: int = 10, seed: int = 0) -> 
         if value < best[0]:
             best = (value, device_C)
     device_N = best[1][color_N]
-    return as_given(problem, device_N, np.full(num_devices, kind), "local search", time.monotonic() - began_s)
+    return plan_of_devices(problem, device_N, np.full(num_devices, kind), "local search", time.monotonic() - began_s)
 
 
 def _packed(problem: Problem, color_N: Ints, kind: int) -> tuple[NDArray[Any], ...]:
@@ -220,7 +222,9 @@ def min_cut(problem: Problem, *, imbalance: float = 0.05, num_passes: int = 50) 
     device_C = np.empty(len(weight_C), np.int64)
     device_C[order] = np.minimum((share * num_devices).astype(np.int64), num_devices - 1)
     _refined(device_C, weight_C, between, num_devices, (1 + imbalance) * weight_C.sum() / num_devices, num_passes)
-    return as_given(problem, device_C[color_N], np.full(num_devices, kind), "min-cut", time.monotonic() - began_s)
+    return plan_of_devices(
+        problem, device_C[color_N], np.full(num_devices, kind), "min-cut", time.monotonic() - began_s
+    )
 
 
 def _between(problem: Problem, color_N: Ints) -> list[dict[int, float]]:

@@ -13,7 +13,7 @@ from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs import Unpriced
-from windtunnel.whatifs.measured import captured_program, operators_of, reformed
+from windtunnel.whatifs.measured import captured_program, operators_of, rerun_in_form
 
 
 @registry.whatif(
@@ -40,7 +40,7 @@ def amp_channels_last(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     if not any("conv" in call.operator and _is_image(call.shapes) for call in calls):
         raise NotApplicableError("there is no 2-D convolution", fix="capture a model of images")
     # one form, so that both changes are measured together: their gains do not multiply
-    return reformed(graph, Form(autocast=dtype, memory_format="channels_last"))
+    return rerun_in_form(graph, Form(autocast=dtype, memory_format="channels_last"))
 
 
 def _is_image(shapes: list[object]) -> bool:

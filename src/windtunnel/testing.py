@@ -95,7 +95,7 @@ class WhatIfContract(PluginContract):
 
         return price_needs(needs, database=":memory:", is_run=is_run)
 
-    def changed(self, graph: Graph) -> Graph:
+    def apply_whatif(self, graph: Graph) -> Graph:
         """The graph after it."""
         from windtunnel.whatifs import apply, parse_request
 
@@ -105,21 +105,21 @@ class WhatIfContract(PluginContract):
         """The replay of what it leaves takes time."""
         for graph in self.graphs():
             before = [table[name] for table in (graph.tasks, graph.edges, graph.resources) for name in table]
-            assert replay(self.changed(graph).validate()).makespan_ns > 0
+            assert replay(self.apply_whatif(graph).validate()).makespan_ns > 0
             after = [table[name] for table in (graph.tasks, graph.edges, graph.resources) for name in table]
             assert all(item is other for item, other in zip(before, after, strict=True))
 
     def test_it_gives_the_same_graph_twice(self) -> None:
         """Column for column, and in what is known of the whole."""
         for graph in self.graphs():
-            first, second = self.changed(graph), self.changed(graph)
+            first, second = self.apply_whatif(graph), self.apply_whatif(graph)
             assert first.equals(second)
             assert first.meta == second.meta
 
     def test_it_is_one_recorded_edit_that_is_stored_done_again_and_undone(self) -> None:
         """However many primitives it uses."""
         for graph in self.graphs():
-            changed = self.changed(graph)
+            changed = self.apply_whatif(graph)
             (edit,) = changed.edits[len(graph.edits) :]
             again = apply_edits(graph, [Edit.from_json(json.loads(json.dumps(edit.json())))])
             assert self.name == edit.name
@@ -130,7 +130,7 @@ class WhatIfContract(PluginContract):
     def test_it_says_who_priced_what_it_added(self) -> None:
         """In ``cost_source``; copies of captured tasks keep theirs."""
         for graph in self.graphs():
-            changed = self.changed(graph)
+            changed = self.apply_whatif(graph)
             added = changed.duration_ns[graph.num_tasks :] > 0
             is_copy = changed.num_iterations != graph.num_iterations or changed.num_ranks != graph.num_ranks
             if added.any() and not is_copy:
@@ -139,14 +139,14 @@ class WhatIfContract(PluginContract):
     def test_it_refuses_an_empty_graph_kindly(self) -> None:
         """With the reason."""
         with pytest.raises(NotApplicableError, match="no tasks"):
-            self.changed(GraphBuilder().build())
+            self.apply_whatif(GraphBuilder().build())
 
     def test_it_refuses_a_graph_that_holds_nothing_for_it(self) -> None:
         """A single join: no work, no message, no batch."""
         builder = GraphBuilder()
         builder.task("join", kind=Kind.VIRTUAL, duration_ns=0)
         with pytest.raises((NotApplicableError, PriceError)) as refusal:
-            self.changed(builder.build())
+            self.apply_whatif(builder.build())
         assert len(str(refusal.value)) > 10
 
     def test_it_states_what_physics_allows_and_keeps_within(self) -> None:
@@ -157,9 +157,9 @@ class WhatIfContract(PluginContract):
 
         assert self.plugin.limits is not None
         for graph in self.graphs():
-            baseline, changed = replay(graph), self.changed(graph)
+            baseline, changed = replay(graph), self.apply_whatif(graph)
             after_ns = iteration_ns(replay(changed, like=baseline), graph.num_iterations)
-            limits, violation = Limiter(baseline).checked(parse_request(self.name).steps, [changed], after_ns)
+            limits, violation = Limiter(baseline).check_answer(parse_request(self.name).steps, [changed], after_ns)
             assert violation == ""
             assert limits is not None
             assert limits.reason

@@ -52,7 +52,7 @@ def test_the_operations_of_softmax_and_norm_are_the_papers():
 
 @pytest.mark.slow
 def test_the_papers_own_network_learns():
-    rows = measured("a", 0, 1000).joined([measured("b", 1, 1000), measured("c", 2, 1000)])
+    rows = measured("a", 0, 1000).concat([measured("b", 1, 1000), measured("c", 2, 1000)])
     vectors = rows.of_class("elementwise")
     errors = []
     for num_epochs in (1, 8):

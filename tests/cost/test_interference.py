@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.cost.interference import Interference, fit_slowdown, measured_interference, shared_resource
+from windtunnel.cost.interference import Interference, fit_slowdown, measured_interference, share_resource
 from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder, Kind
 from windtunnel.simulate import replay
@@ -41,7 +41,7 @@ def two_tasks():
 
 def test_tasks_that_share_take_as_long_as_the_curve_says():
     graph = two_tasks()
-    together = shared_resource(graph, Interference("memory", (1.0, 1.5), (1.0, 1.5)), graph.all_tasks).validate()
+    together = share_resource(graph, Interference("memory", (1.0, 1.5), (1.0, 1.5)), graph.all_tasks).validate()
 
     assert 1000 == replay(graph).makespan_ns
     assert 1500 == replay(together).makespan_ns
@@ -49,12 +49,12 @@ def test_tasks_that_share_take_as_long_as_the_curve_says():
 
 def test_two_shared_things_live_in_one_graph():
     graph = two_tasks()
-    first = shared_resource(graph, Interference("core", (1.0, 2.0), ()), np.array([True, False]))
-    both = shared_resource(first, Interference("memory", (1.0, 1.5), ()), np.array([False, True])).validate()
+    first = share_resource(graph, Interference("core", (1.0, 2.0), ()), np.array([True, False]))
+    both = share_resource(first, Interference("memory", (1.0, 1.5), ()), np.array([False, True])).validate()
 
     assert [[1, 1], [1, 1], [1, 2], [1, 1.5]] == both.resources["slowdown"].tolist()
     with pytest.raises(InputError, match="curves of 2 and of 3 users"):
-        shared_resource(both, Interference("disk", (1.0, 2.0, 3.0), ()), graph.all_tasks)
+        share_resource(both, Interference("disk", (1.0, 2.0, 3.0), ()), graph.all_tasks)
 
 
 def test_unknown_things_are_refused():

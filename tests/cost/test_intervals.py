@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.cost.bounds import bounds
-from windtunnel.cost.intervals import ConformalIntervals, draw_priced
+from windtunnel.cost.intervals import ConformalIntervals, draw_durations
 from windtunnel.cost.pricer import exact_prices
 from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder, Kind
@@ -106,7 +106,7 @@ def test_errors_of_one_operator_go_together():
     for number, op in enumerate(("conv", "conv", "relu", "python")):
         builder.task(f"t{number}", op=op, kind=Kind.COMPUTE, duration_ns=1000)
     graph = builder.build().with_columns(duration_std_ns=[100, 100, 100, 0])
-    drawn = draw_priced(graph, 400, seed=1)
+    drawn = draw_durations(graph, 400, seed=1)
 
     assert (drawn[:, 0] == drawn[:, 1]).all()
     assert (drawn[:, 0] != drawn[:, 2]).any()

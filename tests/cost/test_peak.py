@@ -64,7 +64,7 @@ def test_what_is_slow_is_measured_in_one_size_only(monkeypatch):
 
     assert 1 == len(list(database))
     assert (32, 32, 32) == found.shape
-    monkeypatch.setattr(peaks, "_timed", lambda *_: pytest.fail("it is known"))
+    monkeypatch.setattr(peaks, "_measure", lambda *_: pytest.fail("it is known"))
     assert found == measured_peak("bfloat16", database=database)
 
 

@@ -266,7 +266,7 @@ def test_a_flight_under_other_conditions_says_nothing_of_this_job(ledger, condit
 def test_no_interval_is_narrower_than_what_was_measured_for_it(reach, past):
     answer = asked("amp")
     answer.__dict__["reach"] = reach
-    low, high = answer.backed_by(interval_of("amp", answer.speedup, residuals(past, "amp"))).span
+    low, high = answer.with_flight_interval(interval_of("amp", answer.speedup, residuals(past, "amp"))).span
 
     assert math.log(high / low) >= 2 * reach - 1e-9
     assert low <= answer.speedup <= high
@@ -275,7 +275,7 @@ def test_no_interval_is_narrower_than_what_was_measured_for_it(reach, past):
 def test_a_receipt_that_is_dropped_backs_nothing(ledger):
     answer = asked("amp")
     ledger.add(flown(answer, 1.17))
-    assert 1 == ledger.drop(ledger.numbered())
+    assert 1 == ledger.drop(ledger.receipts_by_number())
 
     assert answer.speedup == with_intervals([answer], ledger)[0].speedup
     with pytest.raises(InputError, match="there is no receipt 1"):

@@ -10,7 +10,7 @@ from tests.cli.graphs import step_graph
 from tests.whatifs.test_forecast import step, with_size
 from windtunnel.reports import explain
 from windtunnel.reports.answers import safest_change
-from windtunnel.reports.explanation import Share, rolled_up
+from windtunnel.reports.explanation import Share, roll_up
 
 
 def test_an_explanation_begins_with_speed_and_bottleneck():
@@ -26,7 +26,7 @@ def test_layers_are_added_up_to_a_depth():
     shares = [Share("h.0.attn", 3.0, 0.3, 1), Share("h.0.mlp", 4.0, 0.4, 2), Share("wte", 3.0, 0.3, 1)]
 
     assert [("h.0", 7.0, 3), ("wte", 3.0, 1)] == [
-        (one.label, one.duration_ns, one.num_tasks) for one in rolled_up(shares, 2)
+        (one.label, one.duration_ns, one.num_tasks) for one in roll_up(shares, 2)
     ]
 
 

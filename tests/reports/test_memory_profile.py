@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.reports.memory_profile import memory_page
-from windtunnel.reports.treemap import squarified
+from windtunnel.reports.treemap import squarify
 from windtunnel.sources.memory.profile import MemoryProfile
 
 MIB = 2**20
@@ -42,7 +42,7 @@ def test_a_profile_of_nothing_is_a_page_too(tmp_path):
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=40))
 def test_a_tree_map_fills_its_box_in_proportion(sizes):
     sizes = sorted(sizes, reverse=True)
-    boxes = squarified(sizes, (0.0, 0.0, 300.0, 100.0))
+    boxes = squarify(sizes, (0.0, 0.0, 300.0, 100.0))
 
     for size, (x, y, width, height) in zip(sizes, boxes, strict=True):
         assert abs(width * height - 30000 * size / sum(sizes)) < 1e-6 * 30000

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from tests.cli.graphs import HOSTILE, hostile_graph
 from tests.strategies import graphs
-from windtunnel.reports.packing import MAX_TEXT, pack, shortened, tracks_of
+from windtunnel.reports.packing import MAX_TEXT, pack, shorten, tracks_of
 from windtunnel.simulate import replay
 
 
@@ -63,7 +63,7 @@ def test_every_task_that_takes_time_comes_back_with_its_start_and_duration(graph
         (
             int(timeline.start_ns[row]),
             int(timeline.finish_ns[row] - timeline.start_ns[row]),
-            shortened(names.decode(row)),
+            shorten(names.decode(row)),
         )
         for row in shown
     ]

@@ -14,7 +14,7 @@ from windtunnel.cost.work import work_of
 from windtunnel.errors import InputError
 from windtunnel.graph import Kind, Phase
 from windtunnel.whatifs.another_batch import batch_of, sizes_between, with_batch
-from windtunnel.whatifs.batch_shapes import Inputs, carriers, resized
+from windtunnel.whatifs.batch_shapes import Inputs, carriers, resize_operator
 
 FLOAT = "Tensor(float)"
 
@@ -32,7 +32,7 @@ def inputs(name, *shapes, param_bytes=0, is_backward=False, strides=None):
 
 
 def shapes_after(captured, sizes=frozenset({8, 64}), old=8, new=16):
-    return json.loads(resized(captured, sizes, old, new).inputs.shapes)
+    return json.loads(resize_operator(captured, sizes, old, new).inputs.shapes)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_rows_of_layers_are_known_to_hold_samples():
 
 def test_strides_reach_over_the_samples():
     transposed = inputs("mul", [7, 8, 4], strides=[[32, 4, 1]])
-    grown = resized(transposed, frozenset({8}), 8, 24)
+    grown = resize_operator(transposed, frozenset({8}), 8, 24)
 
     assert [[7, 24, 4]] == json.loads(grown.inputs.shapes)
     assert [[96, 4, 1]] == json.loads(grown.inputs.strides)
@@ -76,7 +76,7 @@ def test_strides_reach_over_the_samples():
 def test_a_layer_at_another_batch_has_the_flops_and_bytes_of_that_batch(rows, inner, columns, times):
     """What is counted for the changed step is what a capture at that batch would count."""
     layer = inputs("mm", [8 * rows, inner], [inner, columns], param_bytes=4 * inner * columns)
-    grown = resized(layer, carriers([layer], 8), 8, 8 * times)
+    grown = resize_operator(layer, carriers([layer], 8), 8, 8 * times)
     read = 4 * (8 * rows * inner + inner * columns)
 
     assert times == pytest.approx(grown.flops_ratio)

@@ -127,7 +127,7 @@ def test_more_samples_per_iteration_count():
 
 def test_an_answer_prints_as_one_useful_line():
     (answer,) = whatif(cpu_step(LAYERS), "faster-cpu")
-    backed = answer.backed_by(Backing())
+    backed = answer.with_flight_interval(Backing())
 
     assert str(answer).startswith("faster-cpu  2.00x (no receipt backs this number); 3.30 µs")
     assert str(backed).startswith("faster-cpu  2.00x (1.80-2.00, 90 %, 14 receipts); 3.30 µs")

@@ -15,7 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import Device, device
 from windtunnel.simulate import replay
-from windtunnel.whatifs.forecast import changes, forecast, ranked
+from windtunnel.whatifs.forecast import changes, forecast, rank_forecasts
 from windtunnel.whatifs.placing import place_on
 
 CHIP = Device("toy", 2**30, bandwidth_bytes_per_s=1e9, peak_flops_per_s={"fp32": 1e12, "bf16": 2e12})
@@ -164,11 +164,11 @@ def test_a_host_that_is_twice_as_fast_or_left_out_changes_only_its_own_part():
 def test_devices_that_the_host_makes_alike_are_ranked_by_their_own_time():
     slow = Device("slow", 2**30, bandwidth_bytes_per_s=5e8, peak_flops_per_s={"fp32": 5e11})
     given = {"model": [RooflinePricer()], "launch_ns": 100_000 * US}
-    found, key = ranked([forecast(step(), slow, **given), forecast(step(), CHIP, **given)])
+    found, key = rank_forecasts([forecast(step(), slow, **given), forecast(step(), CHIP, **given)])
 
     assert "device_ns" == key
     assert ["toy", "slow"] == [one.device for one in found]
-    found, key = ranked([forecast(step(), one, model=[RooflinePricer()]) for one in (slow, CHIP)])
+    found, key = rank_forecasts([forecast(step(), one, model=[RooflinePricer()]) for one in (slow, CHIP)])
     assert ("makespan_ns", "toy") == (key, found[0].device)
 
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from windtunnel.whatifs import parse_request, whatif
-from windtunnel.whatifs.peak_memory import noted, recorded_peak, reformed_peak
+from windtunnel.whatifs.peak_memory import note_form, predict_peak_bytes, recorded_peak
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -66,14 +66,14 @@ def test_forms_join_and_survive_being_stored(graph, tmp_path):
     from windtunnel.cost.rerun import Form
     from windtunnel.graph import load, save
 
-    both = noted(noted(graph, Form(batch=(4, 8))), Form(autocast="bfloat16"))
-    alone = noted(graph, Form(batch=(4, 8)))
+    both = note_form(note_form(graph, Form(batch=(4, 8))), Form(autocast="bfloat16"))
+    alone = note_form(graph, Form(batch=(4, 8)))
     save(both, tmp_path / "both.wt")
 
-    assert reformed_peak(both) == reformed_peak(load(tmp_path / "both.wt"))
-    assert recorded_peak(graph) < reformed_peak(both) < reformed_peak(alone)
+    assert predict_peak_bytes(both) == predict_peak_bytes(load(tmp_path / "both.wt"))
+    assert recorded_peak(graph) < predict_peak_bytes(both) < predict_peak_bytes(alone)
 
 
 def test_a_graph_without_notes_says_nothing(graph):
-    assert reformed_peak(graph) is None
+    assert predict_peak_bytes(graph) is None
     assert recorded_peak(graph.with_meta(memory={})) is None

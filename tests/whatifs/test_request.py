@@ -10,7 +10,7 @@ from hypothesis.strategies import floats, integers, sampled_from, text
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.whatifs import parse_request, parse_requests, parse_step
-from windtunnel.whatifs.parameter_values import checked
+from windtunnel.whatifs.parameter_values import parse_value
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def _parameters():
 def test_any_value_is_read_or_refused_kindly(known, value):
     name, key, parameter = known
     with contextlib.suppress(InputError):
-        found = checked(key, parameter, str(value), name)
+        found = parse_value(key, parameter, str(value), name)
 
         assert not isinstance(found, float) or 0 <= found <= 2**60
 
@@ -87,7 +87,7 @@ def test_any_value_is_read_or_refused_kindly(known, value):
 def test_every_default_may_be_given():
     for name, key, parameter in _parameters():
         if isinstance(parameter.default, int | float):
-            assert parameter.default == checked(key, parameter, str(parameter.default), name)
+            assert parameter.default == parse_value(key, parameter, str(parameter.default), name)
 
 
 def test_types_may_stand_where_others_write_their_names():
@@ -97,9 +97,9 @@ def test_types_may_stand_where_others_write_their_names():
 
     parameters = inspect.signature(plugin).parameters
 
-    assert 3 == checked("size", parameters["size"], "3", "plugin")
-    assert checked("size", parameters["size"], "none", "plugin") is None
-    assert 0.25 == checked("share", parameters["share"], "0.25", "plugin")
+    assert 3 == parse_value("size", parameters["size"], "3", "plugin")
+    assert parse_value("size", parameters["size"], "none", "plugin") is None
+    assert 0.25 == parse_value("share", parameters["share"], "0.25", "plugin")
 
 
 def test_what_a_whatif_is_asked_with_by_default_can_be_asked_by_hand():

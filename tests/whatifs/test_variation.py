@@ -17,7 +17,7 @@ from windtunnel.simulate import replay
 from windtunnel.whatifs import Answer, apply, parse_request, whatif
 from windtunnel.whatifs.data_parallel import data_parallel
 from windtunnel.whatifs.edit import pricer_of
-from windtunnel.whatifs.unpriced import MEASURE, Unpriced, priced
+from windtunnel.whatifs.unpriced import MEASURE, Unpriced, price_change
 
 NAMES = sorted(registry.all("whatif"))
 NUM_SAMPLES = 5
@@ -139,7 +139,7 @@ def test_every_price_is_noted_with_how_sure_it_is(name):
         if not unsure:
             continue
         try:
-            after = priced(change, "measured", partial(lambda prices, *_: prices, {**found, **unsure}))
+            after = price_change(change, "measured", partial(lambda prices, *_: prices, {**found, **unsure}))
         except WindtunnelError:
             continue
         assert after.meta.price_spread_ratio >= 0.25

@@ -7,7 +7,7 @@ from torch.utils._device import _device_constructors
 
 from windtunnel import registry
 from windtunnel.errors import MissingExtraError
-from windtunnel.workloads.workload import placed
+from windtunnel.workloads.workload import move_to_device
 
 # those whose step reads no value, which tensors without data do not have
 READ_NOTHING = ("bert", "decoder-lm", "deep-speech-2", "gan", "graph-network", "moe-lm", "ncf", "seq2seq")
@@ -57,4 +57,4 @@ def test_a_step_says_where_it_makes_tensors(name):
 def test_on_the_host_what_was_drawn_is_not_copied():
     drawn = torch.arange(3).numpy()
 
-    assert placed(drawn, torch.device("cpu")).data_ptr() == drawn.ctypes.data
+    assert move_to_device(drawn, torch.device("cpu")).data_ptr() == drawn.ctypes.data

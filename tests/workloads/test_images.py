@@ -17,9 +17,9 @@ from windtunnel.workloads.images import CIFAR_FILE, image_batches  # noqa: E402
 def test_decoded_photographs_have_the_published_hash():
     import hashlib
 
-    from windtunnel.workloads.images import _decoded
+    from windtunnel.workloads.images import _decode_images
 
-    images = _decoded(shared_path(CIFAR_FILE))
+    images = _decode_images(shared_path(CIFAR_FILE))
     manifest = json.loads(shared_path("vision/cifar10_manifest.json").read_text())
 
     assert manifest["train"]["sha256_pixels_nhwc"] == hashlib.sha256(images.transpose(0, 2, 3, 1).tobytes()).hexdigest()

@@ -48,7 +48,7 @@ def print_cheapest(
         No machine does: the code is 1.
     """
     from windtunnel.hardware import instance, instances
-    from windtunnel.search.advice.model import Rented, quoted
+    from windtunnel.search.advice.model import Rented, quote_training
     from windtunnel.search.advice.search import advise_on
     from windtunnel.search.advice.steps import GraphSteps, offers_of, read_steps
     from windtunnel.units import parse_duration, parse_rate, parse_size
@@ -69,7 +69,7 @@ def print_cheapest(
         offers = offers_of(requested, max_machines)
         known = read_steps(measured) if measured is not None else None
         steps = GraphSteps(captured, dtype, host_factor, known).of(offers, progress=progress)
-    quotes = [quoted(job, offer, step, billing=billing) for offer, step in zip(offers, steps, strict=True)]
+    quotes = [quote_training(job, offer, step, billing=billing) for offer, step in zip(offers, steps, strict=True)]
     result = advise_on(quotes, deadline_s=deadline_s, budget_usd=max_cost or math.inf)
     if as_json:
         print_json(_document(result, quotes, job))

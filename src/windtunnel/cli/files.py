@@ -125,9 +125,9 @@ def _require_times(graph: Graph, path: Path) -> None:
     """Refuse a job that was not run and that nothing has priced yet."""
     if graph.tasks["duration_ns"].any():
         return
-    from windtunnel.whatifs.placing import never_run  # takes a while
+    from windtunnel.whatifs.placing import select_unpriced  # takes a while
 
-    if never_run(graph).any():
+    if select_unpriced(graph).any():
         raise InputError(
             "the tasks of this job have no times, because it was not run",
             where=str(path),

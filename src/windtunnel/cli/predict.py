@@ -173,8 +173,8 @@ def predict(
     from windtunnel.cost.pricing import comparable
     from windtunnel.graph import save
     from windtunnel.units import parse_duration
-    from windtunnel.whatifs.forecast import changes, forecast, ranked
-    from windtunnel.whatifs.placing import never_run
+    from windtunnel.whatifs.forecast import changes, forecast, rank_forecasts
+    from windtunnel.whatifs.placing import select_unpriced
 
     if output is not None:
         _require_one(on)
@@ -190,7 +190,7 @@ def predict(
             fabric = _fabric(captured, target, link, network)
             created.append(forecast(captured, target.device, **numbers, **given, fabric=fabric))
             answers[id(created[-1])] = predicted_on(target, created[-1], fabric, batch_dim)
-        result, ranked_by = ranked(created)
+        result, ranked_by = rank_forecasts(created)
         others = changes(captured, targets[0].device, created[0], **given, fabric=fabric) if len(created) == 1 else []
         if output is not None:
             save(created[0].graph, output, overwrite=force)
@@ -209,7 +209,7 @@ def predict(
     else:
         _print_ranking(ordered, ranked_by)
         chips.print()
-    requested = output or (None if never_run(captured).any() else graph)
+    requested = output or (None if select_unpriced(captured).any() else graph)
     _advise_next(graph, on, result[0], others, requested)
     if not result[0].batch_size:
         advise("note: the batch size is not known from the graph; name the dimension of the samples with --batch-dim")

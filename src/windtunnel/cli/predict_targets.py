@@ -113,7 +113,7 @@ def predicted_on(target: Target, found: Forecast, fabric: Fabric | None, batch_d
     from windtunnel.base.plausible import require_plausible
     from windtunnel.graph import Kind
     from windtunnel.hardware import fabric_of
-    from windtunnel.search.advice.steps import averaged_ns
+    from windtunnel.search.advice.steps import data_parallel_step_ns
     from windtunnel.whatifs.speed import speed_of
 
     dtype = "" if found.dtype == "as captured" else found.dtype
@@ -128,7 +128,7 @@ def predicted_on(target: Target, found: Forecast, fabric: Fabric | None, batch_d
     try:
         links = fabric or fabric_of(target.owner, devices_per_host=target.count)
         num_cores = target.machine.num_cores if target.machine else 0
-        whole_ns = averaged_ns(found, target.count, links.between(range(target.count)), num_cores)
+        whole_ns = data_parallel_step_ns(found, target.count, links.between(range(target.count)), num_cores)
     except (NotApplicableError, PriceError) as error:
         return Predicted(target, found, speed, why_not=error.message)
     return Predicted(target, found, speed, speed.times(target.count, whole_ns))

@@ -34,7 +34,7 @@ def receipts(
     from windtunnel.flights import Ledger
 
     book = Ledger(ledger)
-    result = dict(reversed(book.numbered(whatif or None).items()))
+    result = dict(reversed(book.receipts_by_number(whatif or None).items()))
     if whatif and not result:
         _require_known(whatif)
     if as_json:

@@ -85,11 +85,11 @@ def _head(column: str) -> str:
 
 
 def _cell(column: str, value: Any) -> str:
-    from windtunnel.reports.packing import shortened
+    from windtunnel.reports.packing import shorten
     from windtunnel.units import format_duration, format_ratio
 
     if column == "name":
-        return shortened(value, _LONGEST_NAME)
+        return shorten(value, _LONGEST_NAME)
     if isinstance(value, float) and math.isnan(value):
         return "-"
     if column.endswith("_ns"):

@@ -83,7 +83,7 @@ def collective_algorithm(
     sums = sum_bytes_per_s or network.slowest.sum_bytes_per_s
     transport = Transport(network, num_parts or (_TREE_PARTS if algorithm == "tree" else 1), sums)
     for group in groups:
-        graph = (_expanded if expanded else _priced)(graph, group, algorithm, transport)
+        graph = (_expand_collectives if expanded else _price_collectives)(graph, group, algorithm, transport)
     return graph.note({"world_size": network.num_members, "link": network.slowest.json()})
 
 
@@ -127,7 +127,7 @@ def _within(network: Topology, members: int, algorithm: str) -> Topology:
     return Topology((members,), (network.slowest,))
 
 
-def _expanded(graph: Graph, found: Instances, algorithm: str, transport: Transport) -> Graph:
+def _expand_collectives(graph: Graph, found: Instances, algorithm: str, transport: Transport) -> Graph:
     schedule = schedule_of(algorithm, found.op, _within(transport.topology, found.num_members, algorithm).sizes)
     count = 2 * len(found) * transport.num_parts * len(schedule)
     if count > _MOST_TASKS:
@@ -138,7 +138,7 @@ def _expanded(graph: Graph, found: Instances, algorithm: str, transport: Transpo
     return expand(graph, found, schedule, transport)
 
 
-def _priced(graph: Graph, found: Instances, algorithm: str, transport: Transport) -> Graph:
+def _price_collectives(graph: Graph, found: Instances, algorithm: str, transport: Transport) -> Graph:
     network = _within(transport.topology, found.num_members, algorithm)
     price = [closed_form_ns(found.op, algorithm, size, network) for size in found.size_bytes.tolist()]
     duration = graph.duration_ns.copy()

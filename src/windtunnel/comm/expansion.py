@@ -90,7 +90,7 @@ def expand(graph: Graph, found: Instances, schedule: Schedule, transport: Transp
     parts = transport.num_parts
     part_bytes = np.diff(found.size_bytes[:, None] * np.arange(parts + 1) // parts, axis=1)  # [K, P]
     _Carrier(rows, schedule, transport, ports, found, begin, end_of[ready]).carry(part_bytes)
-    return _joined(extended, rows, used, end_of)
+    return _extend_graph(extended, rows, used, end_of)
 
 
 class _Rows:
@@ -208,14 +208,14 @@ class _Carrier:
         if schedule.by_arrival:
             self._serve(send, recv, size, lag_ns)
         else:
-            self._order(send, self._summed(recv, size, ready[1], dst))
+            self._order(send, self._add_sums(recv, size, ready[1], dst))
 
     @staticmethod
     def _each(of_member: Ints, members: Ints, shape: tuple[int, ...]) -> Ints:
         """What each member has, for one end of every transfer [K, P, M]."""
         return np.broadcast_to(of_member[:, None, members], shape)
 
-    def _summed(self, recv: Ints, size: Ints, like: Ints, rank: Ints) -> Ints:
+    def _add_sums(self, recv: Ints, size: Ints, like: Ints, rank: Ints) -> Ints:
         """Rows at which what has arrived is in place: after a sum where the receiver adds and that takes time."""
         adds = np.flatnonzero(self.schedule.reduces)
         if self.transport.sum_bytes_per_s is None or not len(adds):
@@ -278,7 +278,7 @@ def _dimension(src: Ints, dst: Ints, sizes: tuple[int, ...]) -> Ints:
     return result
 
 
-def _joined(graph: Graph, rows: _Rows, used: Ints, end_of: Ints) -> Graph:
+def _extend_graph(graph: Graph, rows: _Rows, used: Ints, end_of: Ints) -> Graph:
     """The graph with new tasks and edges; what waited for a collective waits for its end."""
     columns = {name: np.concatenate(parts) for name, parts in rows.columns.items()}
     what, like, part = (columns.pop(name) for name in ("what", "like", "part"))
@@ -299,14 +299,14 @@ def _joined(graph: Graph, rows: _Rows, used: Ints, end_of: Ints) -> Graph:
         tasks["layer"] = graph.tasks.strings("layer").take(like)
     if not tasks["is_arrival_join"].any():
         del tasks["is_arrival_join"]
-    extended = _handed_over(_emptied(graph, used).insert(tasks), end_of)
+    extended = _move_edges_to_ends(_empty_collectives(graph, used).insert(tasks), end_of)
     for kind, parts in rows.edges.items():
         src, dst, lag_ns, from_start = (np.concatenate(item) for item in zip(*parts, strict=True))
         extended = extended.connect(src, dst, kind, lag_ns, from_start)
     return extended
 
 
-def _emptied(graph: Graph, used: Ints) -> Graph:
+def _empty_collectives(graph: Graph, used: Ints) -> Graph:
     """With collectives that only say when their member is ready."""
     mask = np.isin(np.arange(graph.num_tasks), used)
     kind = np.where(mask, np.int8(Kind.SYNC), graph.tasks["kind"]).astype(np.int8)
@@ -314,7 +314,7 @@ def _emptied(graph: Graph, used: Ints) -> Graph:
     return graph.set_duration(mask, 0, SOURCE).with_columns(kind=kind, message_bytes=moved)
 
 
-def _handed_over(graph: Graph, end_of: Ints) -> Graph:
+def _move_edges_to_ends(graph: Graph, end_of: Ints) -> Graph:
     """With edges that leave the end of a collective leaving its new end."""
     edges = graph.edges
     leaves = (end_of[edges["src"]] >= 0) & ~starts(edges)

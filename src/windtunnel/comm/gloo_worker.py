@@ -29,14 +29,14 @@ def main(place: Place) -> None:
     result = []
     jobs, before_bytes = place.config
     for op, size_bytes in jobs:
-        result.append(_timed(op, size_bytes, before_bytes))
+        result.append(_time_collective(op, size_bytes, before_bytes))
         if place.rank == 0:
             place.tell((op, size_bytes))
     dist.destroy_process_group()
     place.tell(result)
 
 
-def _timed(op: str, size_bytes: int, before_bytes: int) -> tuple[float, float, int]:
+def _time_collective(op: str, size_bytes: int, before_bytes: int) -> tuple[float, float, int]:
     crosses = before_bytes > 0
     action, ways = _action(op, torch.ones(max(1, size_bytes // 4)), crosses=crosses)
     before, _ = _action(op, torch.ones(max(1, before_bytes // 4)), crosses=crosses)

@@ -122,7 +122,7 @@ def fit_link(samples: Sequence[LinkSample], name: str, source: str = "") -> Link
         )
     terms, used = _terms(samples), np.array([sample.duration_ns for sample in samples], dtype=np.float64)
     trust = _LEAST_SPREAD / np.maximum([sample.spread_ratio for sample in samples], _LEAST_SPREAD)
-    alpha, beta, gamma = _fitted(terms, used, trust).tolist()
+    alpha, beta, gamma = _fit_coefficients(terms, used, trust).tolist()
     if beta <= 0:
         raise InputError("larger messages do not take longer here", where=name, fix="measure larger ones")
     sums = 1e9 / gamma if gamma > 0 else None
@@ -142,7 +142,7 @@ def _terms_of(one: LinkSample) -> tuple[float, float, float]:
     return latencies, sent_ns / _MANY_BYTES * one.size_bytes, (taken_ns - sent_ns) / _MANY_BYTES * one.size_bytes
 
 
-def _fitted(terms: Floats, taken: Floats, trust: Floats) -> Floats:
+def _fit_coefficients(terms: Floats, taken: Floats, trust: Floats) -> Floats:
     """α, β, γ by least squares of log(measured / predicted), in which twice and half are equally wrong (Gauss-Newton).
 
     Samples count as they are trusted; those that fit badly count less and less (Huber).
@@ -197,6 +197,6 @@ def _unseen_error(terms: Floats, taken: Floats, trust: Floats) -> float:
     errors = []
     for left_out in range(len(taken)):
         others = np.arange(len(taken)) != left_out
-        result = _fitted(terms[others], taken[others], trust[others])
+        result = _fit_coefficients(terms[others], taken[others], trust[others])
         errors.append(abs(float(terms[left_out] @ result) / taken[left_out] - 1))
     return float(np.median(errors))

@@ -86,7 +86,7 @@ def measure_link(
     keys = [_key(op + both_ways, size, name) for op, size in jobs]
     known = database.find_all(keys) if database is not None else {}
     if not all(key in known and known[key].is_trusted for key in keys):
-        known = _measured(jobs, keys, num_ranks, bandwidth_bytes_per_s, latency_ns, progress)
+        known = _measure_jobs(jobs, keys, num_ranks, bandwidth_bytes_per_s, latency_ns, progress)
         if database is not None:
             database.add(known.values())
     samples = tuple(
@@ -107,7 +107,7 @@ def _key(op: str, size_bytes: int, name: str) -> _Key:
     return ("link", f"{op} {size_bytes}", "forward", name, 1, machine(), libraries())
 
 
-def _measured(
+def _measure_jobs(
     jobs: list[tuple[str, int]],
     keys: list[_Key],
     num_ranks: int,
@@ -137,11 +137,11 @@ def _measured(
         )
         done = itertools.count(1)
 
-        def heard(_: Any) -> None:
+        def report_progress(_: Any) -> None:
             if progress is not None:
                 progress("messages", next(done), len(jobs))
 
-        result = workers.gather(heard)[0]
+        result = workers.gather(report_progress)[0]
     return {
         key: Measurement(*key, old_ns=quiet_ns, new_ns=quiet_ns, spread_ratio=spread, rounds=rounds)
         for key, (quiet_ns, spread, rounds) in zip(keys, result, strict=True)

@@ -124,7 +124,7 @@ def calibrate(
         elapsed_s = time.monotonic() - begin
         if progress is not None:
             progress(f"round {len(found_rounds) + 1}", min(int(elapsed_s), int(budget_s)), max(int(budget_s), 1))
-        kept.add(_measured(_wanted(result, rng), device.num_units))
+        kept.add(_measure_samples(_next_samples(result, rng), device.num_units))
         result = _fit(kept, device)
         found_rounds.append(Round(sum(len(process.left_out) for process in result.processes.values()), result.error))
         gain = forecast_gain(found_rounds)
@@ -165,14 +165,14 @@ def _fit(database: ProfileDatabase, device: Device) -> Calibration:
     return calibration_of(_samples(database, device), device)
 
 
-def _wanted(found: Calibration, rng: np.random.Generator) -> list[Sample]:
+def _next_samples(found: Calibration, rng: np.random.Generator) -> list[Sample]:
     """Classes that have too few samples first, then all alike."""
     missing = [name for name in CLASSES if name not in found.processes]
     count = _FIRST_PER_CLASS if missing else _PER_CLASS
     return [draw(name, rng) for name in missing or CLASSES for _ in range(count)]
 
 
-def _measured(wanted: Sequence[Sample], num_threads: int) -> list[Measurement]:
+def _measure_samples(wanted: Sequence[Sample], num_threads: int) -> list[Measurement]:
     times = _times([item.kernel for item in wanted], num_threads)
     return [
         Measurement(

@@ -51,7 +51,7 @@ PipeDream's (SOSP 2019), which Piper and PHAZE took over, counts sending and rec
 Floats = NDArray[np.float64]
 
 
-def _checked(size_bytes: float, num_ranks: int) -> None:
+def _check_arguments(size_bytes: float, num_ranks: int) -> None:
     if num_ranks < 1 or size_bytes < 0:
         raise InputError(
             f"a collective of {size_bytes} bytes among {num_ranks} ranks has no price",
@@ -93,7 +93,7 @@ def ring_ratio(num_ranks: float | NDArray[Any], num_passes: int = 2) -> float | 
 
 def p2p_ns(size_bytes: float, link: Link) -> int:
     """One message: α + S/B."""
-    _checked(size_bytes, 2)
+    _check_arguments(size_bytes, 2)
     return _steps_ns(1, size_bytes, link)
 
 
@@ -109,7 +109,7 @@ def ring_all_reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
     >>> ring_all_reduce_ns(4_000_000, 4, Link("wire", 1e9, latency_ns=1000))
     6006000
     """
-    _checked(size_bytes, num_ranks)
+    _check_arguments(size_bytes, num_ranks)
     sent_bytes = ring_ratio(num_ranks) * size_bytes
     return _steps_ns(2 * (num_ranks - 1), sent_bytes, link) + _sums_ns(sent_bytes / 2, link)
 
@@ -121,7 +121,7 @@ def tree_all_reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
     ----------
     Sanders, Speck and Träff, Two-tree algorithms for full bandwidth broadcast, Parallel Computing 2009.
     """
-    _checked(size_bytes, num_ranks)
+    _check_arguments(size_bytes, num_ranks)
     if num_ranks == 1:
         return 0
     sent_ns = _steps_ns(2 * (num_ranks - 1).bit_length(), min(2, num_ranks / 2) * size_bytes, link)
@@ -136,7 +136,7 @@ def reduce_scatter_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
 
 def all_gather_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
     """All-gather on a ring, S bytes in the end on every rank: (n-1)/n · S/B + (n-1) · α."""
-    _checked(size_bytes, num_ranks)
+    _check_arguments(size_bytes, num_ranks)
     return _steps_ns(num_ranks - 1, ring_ratio(num_ranks, 1) * size_bytes, link)
 
 
@@ -147,7 +147,7 @@ def all_to_all_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
 
 def broadcast_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
     """Pipelined broadcast along a binary tree: S/B + ⌈log₂ n⌉ · α."""
-    _checked(size_bytes, num_ranks)
+    _check_arguments(size_bytes, num_ranks)
     if num_ranks == 1:
         return 0
     return _steps_ns((num_ranks - 1).bit_length(), size_bytes, link)
@@ -165,7 +165,7 @@ def hierarchical_all_reduce_ns(size_bytes: float, topology: Topology) -> int:
     ----------
     Cho et al., BlueConnect: Decomposing all-reduce for deep learning on heterogeneous network hierarchy, MLSys 2019.
     """
-    _checked(size_bytes, topology.num_members)
+    _check_arguments(size_bytes, topology.num_members)
     total_ns, part_bytes = 0, float(size_bytes)
     for size, link in zip(topology.sizes, topology.links, strict=True):
         total_ns += reduce_scatter_ns(part_bytes, size, link) + all_gather_ns(part_bytes, size, link)

@@ -139,7 +139,7 @@ def relative_error(down: int, across: int, block: int, word_bits: int, *, seed: 
 
 
 @njit(cache=True)
-def _halved(value: int, bits: int) -> int:
+def _round_shift(value: int, bits: int) -> int:
     """Shift down, halves to the even neighbor."""
     if bits == 0:
         return value
@@ -167,10 +167,10 @@ def _transform(real_k: Any, imag_k: Any, twiddles_k2: Any, fraction_bits: int) -
             for position in range(half):
                 cosine, sine = twiddles_k2[position * step, 0], twiddles_k2[position * step, 1]
                 low, high = begin + position, begin + position + half
-                real = _halved(real_k[high] * cosine - imag_k[high] * sine, fraction_bits)
-                imag = _halved(real_k[high] * sine + imag_k[high] * cosine, fraction_bits)
-                real_k[high], imag_k[high] = _halved(real_k[low] - real, 1), _halved(imag_k[low] - imag, 1)
-                real_k[low], imag_k[low] = _halved(real_k[low] + real, 1), _halved(imag_k[low] + imag, 1)
+                real = _round_shift(real_k[high] * cosine - imag_k[high] * sine, fraction_bits)
+                imag = _round_shift(real_k[high] * sine + imag_k[high] * cosine, fraction_bits)
+                real_k[high], imag_k[high] = _round_shift(real_k[low] - real, 1), _round_shift(imag_k[low] - imag, 1)
+                real_k[low], imag_k[low] = _round_shift(real_k[low] + real, 1), _round_shift(imag_k[low] + imag, 1)
         half *= 2
 
 
@@ -195,7 +195,7 @@ def multiply_words(inputs_Bqk: Any, spectra_pqk2: Any, twiddles_k2: Any, fractio
                     weight_imag = spectra_pqk2[row, column, index, 1]
                     real += weight_real * real_qk[column, index] - weight_imag * imag_qk[column, index]
                     imag += weight_real * imag_qk[column, index] + weight_imag * real_qk[column, index]
-                real_k[index] = min(max(_halved(real, shift), -limit), limit - 1)
-                imag_k[index] = -min(max(_halved(imag, shift), -limit), limit - 1)  # the conjugate
+                real_k[index] = min(max(_round_shift(real, shift), -limit), limit - 1)
+                imag_k[index] = -min(max(_round_shift(imag, shift), -limit), limit - 1)  # the conjugate
             _transform(real_k, imag_k, twiddles_k2, fraction_bits)
             words_Bpk[sample, row] = real_k

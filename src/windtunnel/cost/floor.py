@@ -21,7 +21,7 @@ from windtunnel.graph import Graph
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device
 
-__all__ = ["AT_BOUND", "floor_of", "raised", "require_possible"]
+__all__ = ["AT_BOUND", "floor_of", "raise_to_floor", "require_possible"]
 
 AT_BOUND = " under its bound"
 """Behind a model's name in ``cost_source``: it said less than the bound, which counts instead."""
@@ -41,7 +41,7 @@ def _table_bytes(work: Work) -> NDArray[np.float64]:
     return 4.0 * np.array(sizes, dtype=np.float64)
 
 
-def raised(prices: Prices, floor: Bounds, is_seen: NDArray[np.bool_]) -> tuple[Prices, NDArray[np.bool_]]:
+def raise_to_floor(prices: Prices, floor: Bounds, is_seen: NDArray[np.bool_]) -> tuple[Prices, NDArray[np.bool_]]:
     """Prices of which none is under the floor, and which rows were [P]; rows that ``is_seen`` keep their time.
 
     Efficiencies are then at most 1: a bound of the model's own that its price beats gives way.

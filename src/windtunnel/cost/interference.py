@@ -23,7 +23,7 @@ from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.together import moment_in
 from windtunnel.measure.workers import Workers
 
-__all__ = ["SHARED", "Interference", "fit_slowdown", "measured_interference", "shared_resource"]
+__all__ = ["SHARED", "Interference", "fit_slowdown", "measured_interference", "share_resource"]
 
 SHARED = ("core", "memory")
 _METHOD = 1
@@ -109,7 +109,7 @@ def fit_slowdown(ratios: Sequence[float]) -> list[float]:
     return [1.0, *smooth[1:]]
 
 
-def shared_resource(graph: Graph, found: Interference, tasks: NDArray[np.bool_], name: str = "") -> Graph:
+def share_resource(graph: Graph, found: Interference, tasks: NDArray[np.bool_], name: str = "") -> Graph:
     """The graph with the tasks on a resource that all of them use at once, and are slowed by each other.
 
     Parameters

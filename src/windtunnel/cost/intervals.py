@@ -19,7 +19,7 @@ from windtunnel.cost.pricer import Prices
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 
-__all__ = ["ConformalIntervals", "draw_priced"]
+__all__ = ["ConformalIntervals", "draw_durations"]
 
 # N calibration samples, P rows to price, T tasks, K draws
 Floats = NDArray[np.float64]
@@ -126,7 +126,7 @@ def _ends(scores: Floats, level: float) -> tuple[float, float]:
     return float(ordered[len(scores) - rank]), float(ordered[rank - 1])
 
 
-def draw_priced(graph: Graph, num_draws: int = 64, *, seed: int = 0) -> NDArray[np.int64]:
+def draw_durations(graph: Graph, num_draws: int = 64, *, seed: int = 0) -> NDArray[np.int64]:
     """Durations that could be, int64 [K, T]: a model that is wrong about an operator is wrong about it everywhere.
 
     One error is drawn per cost model and operator, since errors of one class go together; taken as independent they

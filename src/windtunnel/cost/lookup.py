@@ -115,7 +115,7 @@ class Stand:
         import torch
 
         with torch.inference_mode():
-            self._runs = {kernel: _rehearsed(run) for kernel, run in self._runs.items()}
+            self._runs = {kernel: _warm_up(run) for kernel, run in self._runs.items()}
 
     def round(self) -> None:
         """Time every kernel once."""
@@ -131,7 +131,7 @@ class Stand:
         return {kernel: quiet(times) for kernel, times in self.times.items()}
 
 
-def _rehearsed(run: Callable[[], float] | None) -> Callable[[], float] | None:
+def _warm_up(run: Callable[[], float] | None) -> Callable[[], float] | None:
     try:
         for _ in range(_WARMUP if run is not None else 0):
             run()  # type: ignore[misc]
@@ -161,8 +161,8 @@ def _ready(kernel: Kernel, clock: Clock, *, is_warm: bool) -> Callable[[], float
         function = getattr(getattr(getattr(torch.ops, kernel.operator.partition("::")[0]), packet), overload)
         with torch.inference_mode():
             bound = _num_rows(kernel)
-            arguments = [_filled(argument, bound) for argument in kernel.arguments]
-            keywords = {name: _filled(item, bound) for name, item in kernel.keywords}
+            arguments = [_fill_value(argument, bound) for argument in kernel.arguments]
+            keywords = {name: _fill_value(item, bound) for name, item in kernel.keywords}
     except (PriceError, AttributeError, RuntimeError):
         return None
     first = next((argument for argument in arguments if isinstance(argument, torch.Tensor)), None)
@@ -191,7 +191,7 @@ def _num_rows(kernel: Kernel) -> int:
     return kernel.tensors[0].shape[0] if is_table and kernel.tensors else 2
 
 
-def _filled(value: Any, bound: int) -> Any:
+def _fill_value(value: Any, bound: int) -> Any:
     from windtunnel.cost.rerun import DTYPES, fill
 
     if isinstance(value, TensorShape):
@@ -199,7 +199,7 @@ def _filled(value: Any, bound: int) -> Any:
         spec = TensorSpec(0, value.shape, value.stride, names.get(value.dtype, ""))
         return fill(spec, value.shape, bound=bound)
     if isinstance(value, tuple):
-        return [_filled(item, bound) for item in value]
+        return [_fill_value(item, bound) for item in value]
     return value
 
 

@@ -53,7 +53,7 @@ def remember(graph: Graph, database: ProfileDatabase) -> int:
     InputError
         The graph was captured on another processor, with other libraries, or does not say where.
     """
-    num_threads = _captured_here(graph)
+    num_threads = _threads_of_capture(graph)
     work, row_T = work_of(graph)
     tasks = np.flatnonzero(row_T >= 0)
     order = tasks[np.argsort(row_T[tasks], kind="stable")]
@@ -74,7 +74,7 @@ def remember(graph: Graph, database: ProfileDatabase) -> int:
     return len(result)
 
 
-def _captured_here(graph: Graph) -> int:
+def _threads_of_capture(graph: Graph) -> int:
     """Threads of a capture on this host with these libraries."""
     known = dict(graph.meta.hardware)
     processor, ours = plain_name(str(known.get("processor", ""))), plain_name(machine_of_host().cpu_name)
@@ -100,20 +100,20 @@ class MeasuredPricer:
         """Rows that the database knows."""
         if not is_host(device):
             return np.zeros(len(work), dtype=bool)
-        known = self._known(work, device)
+        known = self._look_up(work, device)
         return np.array([item is not None for item in known], dtype=bool)
 
     def price(self, work: Work, device: Device) -> Prices:
         """Their mean times; the interval is that of a mean of so many repetitions."""
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
-        known = [item for item in self._known(work, device) if item is not None]
+        known = [item for item in self._look_up(work, device) if item is not None]
         value = limits.efficiency([item.new_ns for item in known])
         # a quartile range is 1.35 deviations of a normal distribution
         deviation = np.array([item.spread_ratio / 1.35 / max(item.rounds, 1) ** 0.5 for item in known])
         wide = np.exp(1.645 * np.minimum(deviation, _WIDEST))
         return Prices(limits, value, value / wide, value * wide)
 
-    def _known(self, work: Work, device: Device) -> list[Measurement | None]:
+    def _look_up(self, work: Work, device: Device) -> list[Measurement | None]:
         keys = [_key(work, row, device.num_units) for row in range(len(work))]
         result = self.database.find_all(keys)
         return [result.get(key) for key in keys]

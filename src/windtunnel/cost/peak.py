@@ -142,7 +142,7 @@ def measured_peak(
         known = {}
         for key, (_, way) in shapes.items():
             if not _is_slow(known):
-                known[key] = _timed(key, way(name, device), num_threads, device)
+                known[key] = _measure(key, way(name, device), num_threads, device)
         if database is not None:
             database.add(known.values())
     rates = {key: 2e9 * math.prod(shapes[key][0]) / item.new_ns for key, item in known.items()}
@@ -197,7 +197,7 @@ def measured_bandwidth(
     }
     known = database.find_all(ways) if database is not None else {}
     if not all(key in known and known[key].is_trusted for key in ways):
-        known = {key: _timed(key, way(length, device), num_threads, device) for key, (_, way) in ways.items()}
+        known = {key: _measure(key, way(length, device), num_threads, device) for key, (_, way) in ways.items()}
         if database is not None:
             database.add(known.values())
     rates = {key: moved / known[key].new_ns for key, (moved, _) in ways.items()}
@@ -244,11 +244,14 @@ def _product(side: int, dtype: str, device: str) -> Callable[[], object]:
 def _convolution(dtype: str, device: str) -> Callable[[], object]:
     import torch
 
-    def drawn(*shape: int) -> torch.Tensor:
+    def random_integers(*shape: int) -> torch.Tensor:
         values = torch.randint(-2, 3, shape, device=device).to(getattr(torch, dtype))
         return values.to(memory_format=torch.channels_last)
 
-    images, weight = drawn(_IMAGES, _CHANNELS, _SIDE, _SIDE), drawn(_CHANNELS, _CHANNELS, _WINDOW, _WINDOW)
+    images, weight = (
+        random_integers(_IMAGES, _CHANNELS, _SIDE, _SIDE),
+        random_integers(_CHANNELS, _CHANNELS, _WINDOW, _WINDOW),
+    )
     return lambda: torch.conv2d(images, weight, padding=_WINDOW // 2)
 
 
@@ -273,7 +276,7 @@ def _scaling(length: int, device: str) -> Callable[[], object]:
     return lambda: values.mul_(1.0)
 
 
-def _timed(key: _Key, run: Callable[[], object], num_threads: int, device: str) -> Measurement:
+def _measure(key: _Key, run: Callable[[], object], num_threads: int, device: str) -> Measurement:
     with threads(num_threads):
         times_ns = _times(run, device)
     return Measurement(*key, quiet(times_ns), quiet(times_ns), spread_ratio(times_ns), len(times_ns))

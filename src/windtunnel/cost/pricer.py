@@ -78,22 +78,22 @@ class Prices:
         columns = (self.efficiency[rows], self.efficiency_low[rows], self.efficiency_high[rows])
         return Prices(self.bounds.take(rows), *columns, level=self.level)
 
-    def filled(self, rows: NDArray[np.int64] | NDArray[np.bool_], others: Prices) -> Prices:
+    def replace_rows(self, rows: NDArray[np.int64] | NDArray[np.bool_], others: Prices) -> Prices:
         """These prices with the given rows taken from others, which has one row for each."""
         own: list[Any] = [getattr(self, name) for name in _EFFICIENCIES]
         parts: dict[str, Any] = {
-            field.name: _filled(getattr(self.bounds, field.name), rows, getattr(others.bounds, field.name))
+            field.name: _replace_rows(getattr(self.bounds, field.name), rows, getattr(others.bounds, field.name))
             for field in fields(Bounds)
         }
         given = [getattr(others, name) for name in _EFFICIENCIES]
-        mean, low, high = (_filled(local, rows, theirs) for local, theirs in zip(own, given, strict=True))
+        mean, low, high = (_replace_rows(local, rows, theirs) for local, theirs in zip(own, given, strict=True))
         return Prices(Bounds(**parts), mean, low, high, self.level)
 
 
 _EFFICIENCIES = ("efficiency", "efficiency_low", "efficiency_high")
 
 
-def _filled(values: NDArray[Any], rows: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+def _replace_rows(values: NDArray[Any], rows: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
     filled = values.copy()
     filled[rows] = others
     return filled

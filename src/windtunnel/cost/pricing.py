@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Binding, bounds
-from windtunnel.cost.floor import AT_BOUND, floor_of, raised, require_possible
+from windtunnel.cost.floor import AT_BOUND, floor_of, raise_to_floor, require_possible
 from windtunnel.cost.pricer import ComparingPricer, Pricer, Prices, exact_prices
 from windtunnel.cost.work import Work, dtype_of, work_of
 from windtunnel.errors import InputError, MissingExtraError, PriceError
@@ -85,14 +85,14 @@ def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype
     tiers = tiers_of(model)
     prices, sources = price_work(work, device, tiers)
     if (sources < 0).any():
-        raise _unpriced(graph, work, row_T, sources < 0)
+        raise _unpriced_error(graph, work, row_T, sources < 0)
     pricers = [pricer for tier in tiers for pricer in tier]
     is_seen = np.array([getattr(pricer, "is_measurement", False) for pricer in pricers], dtype=bool)[sources]
     floor = floor_of(work, device)
-    prices, was_under = raised(prices, floor, is_seen)
+    prices, was_under = raise_to_floor(prices, floor, is_seen)
     names = [pricer.name for pricer in pricers]
     names += [name + AT_BOUND for name in names]
-    priced = _priced(graph, row_T, prices, sources + len(pricers) * was_under, names)
+    priced = _write_prices(graph, row_T, prices, sources + len(pricers) * was_under, names)
     tasks = np.flatnonzero(row_T >= 0)
     require_possible(priced, tasks, np.where(is_seen, 0.0, floor.bound_ns)[row_T[tasks]], device)
     priced = priced.note({"priced_for": device.name, "priced_in": dtype or "as captured"})
@@ -110,10 +110,10 @@ def tiers_of(model: Model) -> Tiers:
     if not isinstance(model, str):
         return [list(item) if isinstance(item, Sequence) else [item] for item in model]
     if model != AUTO:
-        return [[_made(name.strip())] for name in model.split(",")]
+        return [[_make_pricer(name.strip())] for name in model.split(",")]
     learned = [_optional(name) for name in registry.all("cost_model") if name not in (_FIRST, _LAST, *_OTHER_CODE)]
-    first = [_made(name) for name in (_FIRST,) if name in registry.all("cost_model")]
-    return [first, [item for item in learned if item is not None], [_made(_LAST)]]
+    first = [_make_pricer(name) for name in (_FIRST,) if name in registry.all("cost_model")]
+    return [first, [item for item in learned if item is not None], [_make_pricer(_LAST)]]
 
 
 def comparable(model: Model, machines: Sequence[Machine | Device]) -> Tiers:
@@ -153,7 +153,7 @@ def price_work(work: Work, device: Device, tiers: Tiers) -> tuple[Prices, NDArra
                 spread = np.nan_to_num(offered.log_std, nan=np.finfo(float).max)
                 better = spread < sure[covered]
                 selected = np.flatnonzero(covered)[better].astype(np.int64)
-                prices = prices.filled(selected, offered.take(better))
+                prices = prices.replace_rows(selected, offered.take(better))
                 sources[selected], sure[selected] = number, spread[better]
             number += 1
     return prices, sources
@@ -206,7 +206,7 @@ def device_of(machine: Machine | Device) -> Device:
     return machine.devices[0]
 
 
-def _made(name: str) -> Pricer:
+def _make_pricer(name: str) -> Pricer:
     plain, _, checkpoint = name.partition("=")
     model = registry.get("cost_model", plain)
     if checkpoint and "checkpoint" not in model.parameters:
@@ -217,12 +217,12 @@ def _made(name: str) -> Pricer:
 
 def _optional(name: str) -> Pricer | None:
     try:
-        return _made(name)
+        return _make_pricer(name)
     except MissingExtraError:  # what cannot run here has no price, and cost_source says who had
         return None
 
 
-def _unpriced(graph: Graph, work: Work, row_T: NDArray[np.int64], missing: NDArray[np.bool_]) -> PriceError:
+def _unpriced_error(graph: Graph, work: Work, row_T: NDArray[np.int64], missing: NDArray[np.bool_]) -> PriceError:
     """Which operators, how many tasks, what share of the captured time."""
     tasks = (row_T >= 0) & missing[row_T]
     names = sorted(set(work.operator[missing].tolist()))
@@ -237,7 +237,7 @@ def _unpriced(graph: Graph, work: Work, row_T: NDArray[np.int64], missing: NDArr
     )
 
 
-def _priced(
+def _write_prices(
     graph: Graph, row_T: NDArray[np.int64], prices: Prices, sources: NDArray[np.int64], names: Sequence[str]
 ) -> Graph:
     tasks = np.flatnonzero(row_T >= 0)
@@ -267,12 +267,12 @@ def _texts(
     nothing = Strings.repeat("", graph.num_tasks)
     binding = [item.name.lower() for item in Binding]
     return {
-        "cost_source": _named(before, tasks, names, sources[rows]),
-        "binding": _named(nothing, tasks, binding, prices.bounds.binding[rows]),
+        "cost_source": _assign_names(before, tasks, names, sources[rows]),
+        "binding": _assign_names(nothing, tasks, binding, prices.bounds.binding[rows]),
     }
 
 
-def _named(column: Strings, tasks: NDArray[np.int64], names: Sequence[str], codes: NDArray[Any]) -> Strings:
+def _assign_names(column: Strings, tasks: NDArray[np.int64], names: Sequence[str], codes: NDArray[Any]) -> Strings:
     values = tuple(dict.fromkeys((*column.values, *names)))
     index = np.array([values.index(name) for name in names], dtype=np.int32)
     return Strings(_with(column.codes, tasks, index[codes]), values)

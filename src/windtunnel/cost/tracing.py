@@ -43,9 +43,9 @@ def trace(model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[st
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with _quietly(), torch.inference_mode(), fake:
-            values, named = [_faked(tensor, fake) for tensor in inputs], {}
+            values, named = [_to_fake(tensor, fake) for tensor in inputs], {}
             for name, keyword in (keywords or {}).items():
-                named[name] = _faked(keyword, fake)
+                named[name] = _to_fake(keyword, fake)
             with recorder:
                 model(*values, **named)
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError) as error:
@@ -71,7 +71,7 @@ def _quietly() -> Iterator[None]:
         log.disabled = before
 
 
-def _faked(value: Any, fake: Any) -> Any:
+def _to_fake(value: Any, fake: Any) -> Any:
     import torch
 
     return fake.from_tensor(value) if isinstance(value, torch.Tensor) else value
@@ -89,8 +89,8 @@ def _recorder() -> Any:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace != "prim":
-                named = tuple((name, _described(value)) for name, value in (kwargs or {}).items())
-                self.kernels.append(Kernel(_name(func), tuple(map(_described, args)), named))
+                named = tuple((name, _describe_value(value)) for name, value in (kwargs or {}).items())
+                self.kernels.append(Kernel(_name(func), tuple(map(_describe_value, args)), named))
             return func(*args, **(kwargs or {}))
 
     return Recorder()
@@ -100,11 +100,11 @@ def _name(func: Any) -> str:
     return f"{func.namespace}::{func._opname}.{func._overloadname}"
 
 
-def _described(value: Any) -> Any:
+def _describe_value(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
         return TensorShape(tuple(value.shape), tuple(value.stride()), value.dtype)
     if isinstance(value, (list, tuple)):
-        return tuple(map(_described, value))
+        return tuple(map(_describe_value, value))
     return value

@@ -119,7 +119,7 @@ def work_of(graph: Graph, where: Mask | None = None) -> tuple[Work, NDArray[np.i
     result = {name: column.take(first).to_numpy() for name, column in strings.items()}
     row_T = np.full(graph.num_tasks, -1, dtype=np.int64)
     row_T[selected] = inverse
-    dtype = _mapped(result["operator"], result["dtypes"])
+    dtype = _map_dtypes(result["operator"], result["dtypes"])
     return Work(**result, dtype=dtype, flops=flops[first], bytes_moved=moved[first], num_tasks=counts), row_T
 
 
@@ -169,7 +169,7 @@ def _numbers(graph: Graph, name: str, chosen: NDArray[np.int64]) -> Floats:
     return np.zeros(len(chosen)) if column is None else column[chosen].astype(np.float64)
 
 
-def _mapped(operators: Texts, texts: Texts) -> Texts:
+def _map_dtypes(operators: Texts, texts: Texts) -> Texts:
     """Type that each operator computes in [P]: of a sum with a product, that of the factors."""
     pairs = list(zip(operators.tolist(), texts.tolist(), strict=True))
     known = {(name, text): dtype_of(_factors(name, text)) or dtype_of(text) or "fp32" for name, text in set(pairs)}

@@ -35,12 +35,12 @@ def amp(program: LiveProgram, *, dtype: str = "bfloat16") -> Iterator[None]:
         forward = model.forward
         device = next((parameter.device.type for parameter in model.parameters()), "cpu")
 
-        def mixed(*args: Any, **kwargs: Any) -> Any:
+        def run_in_autocast(*args: Any, **kwargs: Any) -> Any:
             with torch.autocast(device, dtype=getattr(torch, dtype)):
                 outputs = forward(*args, **kwargs)
             return _as_float32(outputs)
 
-        return swap(model, "forward", mixed)
+        return swap(model, "forward", run_in_autocast)
 
     with program.each_model(change):
         yield

@@ -94,7 +94,7 @@ def _rectify_once(leaks: dict[int, float]) -> Undo:
 
     functional = torch.nn.functional
 
-    def watched(plain: Any, leak: float) -> Any:
+    def watch_rectifier(plain: Any, leak: float) -> Any:
         def rectify(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if getattr(x, "is_rectified", False):
                 return x
@@ -106,8 +106,8 @@ def _rectify_once(leaks: dict[int, float]) -> Undo:
 
     return together(
         [
-            swap(functional, "relu", watched(functional.relu, 0.0)),
-            swap(torch, "relu", watched(torch.relu, 0.0)),
-            swap(functional, "leaky_relu", watched(functional.leaky_relu, 0.01)),
+            swap(functional, "relu", watch_rectifier(functional.relu, 0.0)),
+            swap(torch, "relu", watch_rectifier(torch.relu, 0.0)),
+            swap(functional, "leaky_relu", watch_rectifier(functional.leaky_relu, 0.01)),
         ]
     )

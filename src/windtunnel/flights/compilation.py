@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 @contextmanager
 def compile_block(program: LiveProgram, *, layer: str = "") -> Iterator[None]:
     """Run matching modules as compiled code."""
-    with each_block(program, layer, lambda module: _compiled(program, module)):
+    with each_block(program, layer, lambda module: _compile_module(program, module)):
         yield
 
 
-def _compiled(program: LiveProgram, module: torch.nn.Module) -> Undo:
+def _compile_module(program: LiveProgram, module: torch.nn.Module) -> Undo:
     import torch
 
     def call(*args: Any, **kwargs: Any) -> Any:

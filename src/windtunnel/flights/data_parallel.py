@@ -52,7 +52,7 @@ def data_parallel(
         stack.callback(swap(dist, "_DEFAULT_FIRST_BUCKET_BYTES", first_bucket_bytes))
         if bandwidth_bytes_per_s or latency_ns:
             link = SlowLink(num_ranks, bandwidth_bytes_per_s or float("inf"), latency_ns or 0)
-            stack.callback(swap(dist, "all_reduce", link.throttled(dist.all_reduce)))
+            stack.callback(swap(dist, "all_reduce", link.throttle(dist.all_reduce)))
             program.kept[_HOOK] = lambda _model: (None, allreduce_hook)
         stack.enter_context(program.each_model(lambda model: _distribute(program, model, bucket_bytes)))
         yield
@@ -132,7 +132,7 @@ class SlowLink:
         """Reserve the ring for a message that is ready now; when it will have arrived."""
         return self._bucket.due_ns(self._sent_ratio * size_bytes, now_ns, self._latency_ns)
 
-    def throttled(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def throttle(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
         """An ``all_reduce`` that ends no earlier than the link allows."""
 
         def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ from windtunnel.graph import Strings
 from windtunnel.measure.fingerprint import machine
 from windtunnel.whatifs import Answer
 
-__all__ = ["Backing", "conformal_quantile", "flown_before", "interval_of", "with_intervals"]
+__all__ = ["Backing", "backing_from_flights", "conformal_quantile", "interval_of", "with_intervals"]
 
 
 _REPEATED = 0.05  # as a logarithm; flights of one program on two days
@@ -157,7 +157,7 @@ def with_intervals(
         receipt for receipt in book.receipts() if receipt.whatif in names and receipt.hardware_fingerprint == host
     ]
     model = model_fingerprint(predicted[0].baseline.graph) if receipts else ""
-    backed = (_backed(answer, model, residuals, receipts, confidence) for answer in predicted)
+    backed = (_add_backing(answer, model, residuals, receipts, confidence) for answer in predicted)
     return sorted(backed, key=_rank)
 
 
@@ -166,7 +166,7 @@ def _rank(answer: Answer) -> tuple[bool, float]:
     return not answer.is_applicable, -answer.speedup if answer.is_applicable else 0.0
 
 
-def _backed(
+def _add_backing(
     answer: Answer, model: str, residuals: Sequence[Residual], receipts: Sequence[Receipt], confidence: float
 ) -> Answer:
     if not answer.is_applicable:
@@ -175,9 +175,11 @@ def _backed(
     subject = subject_of(answer.name, answer.given, model, machine(), conditions)
     own = [receipt for receipt in receipts if receipt.subject == subject]
     if own:
-        return answer.backed_by(flown_before(own, answer.speedup, residuals, confidence=confidence))
+        return answer.with_flight_interval(backing_from_flights(own, answer.speedup, residuals, confidence=confidence))
     shipped = shipped_residuals() if _is_like_shipped(answer) else ()
-    return answer.backed_by(interval_of(answer.name, answer.speedup, residuals, confidence=confidence, shipped=shipped))
+    return answer.with_flight_interval(
+        interval_of(answer.name, answer.speedup, residuals, confidence=confidence, shipped=shipped)
+    )
 
 
 def _is_like_shipped(answer: Answer) -> bool:
@@ -188,7 +190,7 @@ def _is_like_shipped(answer: Answer) -> bool:
     return not (isinstance(sources, Strings) and _PAPER in sources.values)
 
 
-def flown_before(
+def backing_from_flights(
     own: Sequence[Receipt], speedup: float, residuals: Sequence[Residual], *, confidence: float = 0.9
 ) -> Backing:
     """What flights of the same change on the same job measured, which no prediction can say better.

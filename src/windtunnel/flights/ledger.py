@@ -115,9 +115,9 @@ class Ledger:
         InputError
             The file is no ledger, or a row of it is damaged: names the row.
         """
-        return list(self.numbered(whatif).values())
+        return list(self.receipts_by_number(whatif).values())
 
-    def numbered(self, whatif: str | None = None) -> dict[int, Receipt]:
+    def receipts_by_number(self, whatif: str | None = None) -> dict[int, Receipt]:
         """The receipts by their number in the file, oldest first; errors as in :meth:`receipts`."""
         query = "SELECT id, document FROM receipts WHERE ? IS NULL OR whatif = ? ORDER BY id"
         return {

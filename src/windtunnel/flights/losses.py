@@ -30,11 +30,11 @@ class LossWatch:
 
         backward = torch.Tensor.backward
 
-        def watched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def watch_backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self._last = tensor.detach()
             return backward(tensor, *args, **kwargs)
 
-        restore = swap(torch.Tensor, "backward", watched)
+        restore = swap(torch.Tensor, "backward", watch_backward)
         try:
             yield
         finally:

@@ -30,7 +30,7 @@ def tf32(_program: LiveProgram) -> Iterator[None]:
     backends: Any = torch.backends
     switches = backends.cuda.matmul, backends.cudnn
     precisions = backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
-    before = [precision.fp32_precision for precision in precisions], [_switched(item) for item in switches]
+    before = [precision.fp32_precision for precision in precisions], [_tf32_setting(item) for item in switches]
     for switch in switches:  # what both of torch's ways of asking understand
         switch.allow_tf32 = True
     try:
@@ -41,7 +41,7 @@ def tf32(_program: LiveProgram) -> Iterator[None]:
                 setattr(switch, "fp32_precision" if isinstance(was, str) else "allow_tf32", was)
 
 
-def _switched(backend: Any) -> bool | None:
+def _tf32_setting(backend: Any) -> bool | None:
     """Whether TF32 is on by the older way of asking; None where a program has used the newer one, which forbids it."""
     try:
         return bool(backend.allow_tf32)

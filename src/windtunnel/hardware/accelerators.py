@@ -20,7 +20,7 @@ from windtunnel.hardware.parts import Device, check_positive
 from windtunnel.hardware.templates import Templates
 from windtunnel.units import format_size, parse_size
 
-__all__ = ["PHAZE_CLOCK_HZ", "Accelerator", "Arrays", "OperatorRate", "is_template_name", "template_named"]
+__all__ = ["PHAZE_CLOCK_HZ", "Accelerator", "Arrays", "OperatorRate", "is_template_name", "parse_template"]
 
 DATAFLOWS = ("os", "ws", "is")
 """Which operand stays in an array: the output, the weight, the input."""
@@ -251,7 +251,7 @@ def is_template_name(name: str) -> bool:
     return name.startswith("phaze:")
 
 
-def template_named(name: str) -> Accelerator:
+def parse_template(name: str) -> Accelerator:
     """The chip that a name spells out.
 
     Raises

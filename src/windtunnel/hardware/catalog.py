@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerator_sheet import accelerators
-from windtunnel.hardware.accelerators import is_template_name, template_named
+from windtunnel.hardware.accelerators import is_template_name, parse_template
 from windtunnel.hardware.host import matching, this_host
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.rows import rows_of
@@ -160,7 +160,7 @@ def device(name: str) -> Device:
     if name.endswith(".json"):
         return read_sheet(Path(name))
     if is_template_name(name):
-        return template_named(name)
+        return parse_template(name)
     return _find("device", _aliases().get(name.lower(), name), {**devices(), **accelerators()})
 
 
@@ -207,7 +207,7 @@ def recognize(name: str, memory_bytes: int) -> Device | None:
 
 
 @cache
-def _achieved() -> list[tuple[Device, str, float]]:
+def _read_achieved_ratios() -> list[tuple[Device, str, float]]:
     """Chip, class of operator, share of the peak, as published."""
     return [
         (chip := device(row["device"]), row["class"], 1e12 * float(row["tflops"]) / chip.flops_per_s(row["dtype"]))
@@ -225,7 +225,7 @@ def achieved_ratios(chip: Device) -> dict[tuple[str, str], float]:
     >>> round(achieved_ratios(device("h200"))["product", "bf16"], 2)
     0.8
     """
-    alike = [row for row in _achieved() if row[0].architecture == chip.architecture]
+    alike = [row for row in _read_achieved_ratios() if row[0].architecture == chip.architecture]
     result: dict[tuple[str, str], float] = {}
     for kind in {kind for _, kind, _ in alike}:
         rows = [(known.name, share) for known, of, share in alike if of == kind]

@@ -30,12 +30,12 @@ def socket_cores(root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
     sockets: dict[str, dict[str, int]] = {}
     for number in allowed_cores():
         folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
-        socket, core = (_told(folder / name) for name in ("physical_package_id", "core_id"))
+        socket, core = (_read_text(folder / name) for name in ("physical_package_id", "core_id"))
         sockets.setdefault(socket, {}).setdefault(core or f"cpu{number}", number)
     return tuple(tuple(cores.values()) for cores in sockets.values())
 
 
-def _told(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:

@@ -169,17 +169,17 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 def peak_resident_bytes(root: Path = Path("/")) -> int | None:
     """The most memory that this process has ever held in RAM, libraries included; None where nobody tells."""
-    return _held_bytes(root, "VmHWM")  # a child's ru_maxrss starts with its parent's
+    return _status_bytes(root, "VmHWM")  # a child's ru_maxrss starts with its parent's
 
 
 def peak_own_bytes(root: Path = Path("/")) -> int | None:
     """The same without what other processes may share: libraries and other files, and memory made to be shared."""
-    result = [_held_bytes(root, name) for name in ("VmHWM", "RssFile", "RssShmem")]
+    result = [_status_bytes(root, name) for name in ("VmHWM", "RssFile", "RssShmem")]
     whole, *shared = (item for item in result if item is not None)
     return None if len(shared) < len(result) - 1 else max(0, whole - sum(shared))
 
 
-def _held_bytes(root: Path, name: str) -> int | None:
+def _status_bytes(root: Path, name: str) -> int | None:
     words = _field(_read(root / "proc/self/status"), name).split()
     return int(words[0]) * 1024 if words else None
 

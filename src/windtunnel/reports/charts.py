@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.reports.colors import IDLE
-from windtunnel.reports.packing import shortened
+from windtunnel.reports.packing import shorten
 from windtunnel.units import format_duration, format_ratio, format_size
 
 __all__ = ["Frame", "Mark", "Part", "Step", "areas", "drawing", "escape", "forest", "stacked_bar", "waterfall", "words"]
@@ -68,7 +68,7 @@ class Step:
 
 def escape(text: str, limit: int = 240) -> str:
     """Text from outside, fit for HTML and SVG, in content and in attributes."""
-    return html.escape(shortened(text, limit), quote=True)
+    return html.escape(shorten(text, limit), quote=True)
 
 
 def _svg(height: float, body: str, label: str) -> str:

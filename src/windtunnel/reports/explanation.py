@@ -22,7 +22,7 @@ from windtunnel.reports.colors import KIND_LABELS, PHASE_LABELS
 from windtunnel.reports.irregular import Irregular, irregular_lines, irregular_parts
 from windtunnel.reports.losses import loss_lines
 from windtunnel.reports.notes import communication_line, loading_lines, notes_of, profiler_lines
-from windtunnel.reports.packing import shortened
+from windtunnel.reports.packing import shorten
 from windtunnel.reports.plots import plot_explanation
 from windtunnel.reports.waits import RankWait, rank_waits, wait_lines
 from windtunnel.simulate import Timeline, replay, with_waits_for_data
@@ -172,7 +172,7 @@ class Explanation:
         if not self.longest:
             return line
         first = self.longest[0]
-        named = " ".join(part for part in (shortened(first.layer, 30), shortened(first.name, 30)) if part)
+        named = " ".join(part for part in (shorten(first.layer, 30), shorten(first.name, 30)) if part)
         return f"{line}; longest: {named} {format_duration(first.duration_ns)}"
 
     def table(self) -> pa.Table:
@@ -198,7 +198,7 @@ class Explanation:
             raise InputError(f"time cannot be divided by {by!r}", fix=f"use one of {', '.join(self._divisions)}, task")
         shares = self._divisions[by]
         if depth and by == "layer":
-            shares = rolled_up(shares, depth)
+            shares = roll_up(shares, depth)
         return [(share.label, share.duration_ns, share.ratio, share.num_tasks) for share in shares]
 
     @property
@@ -294,7 +294,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
     )
 
 
-def rolled_up(shares: Sequence[Share], depth: int) -> tuple[Share, ...]:
+def roll_up(shares: Sequence[Share], depth: int) -> tuple[Share, ...]:
     """Layers added up by the first ``depth`` parts of their paths, largest first.
 
     Examples

@@ -39,8 +39,8 @@ Series = list[tuple[str, NDArray[np.int64], str]]
 def memory(timeline: Timeline) -> Section | None:
     """Bytes over time and at the peak; None where the graph does not know memory."""
     graph = timeline.graph
-    if recorded := _recorded(graph):
-        return _as_recorded(recorded)
+    if recorded := _recorded_memory(graph):
+        return _section_of_capture(recorded)
     if "output_bytes" not in graph.tasks:
         return None
     curve = timeline.memory()
@@ -64,14 +64,14 @@ def _title(peak_bytes: int, size_bytes: int, name: str) -> str:
     return f"At the peak {format_size(peak_bytes)} are held, {format_ratio(size_bytes / peak_bytes)} of it {name}"
 
 
-def _recorded(graph: Graph) -> Mapping[str, Any]:
+def _recorded_memory(graph: Graph) -> Mapping[str, Any]:
     """What the capture saw of the very program that this graph is; empty where nobody looked, or it was changed."""
     seen: Mapping[str, Any] = graph.meta.memory
     is_whole = not graph.edits and graph.meta.slice_of is None
     return seen if is_whole and seen.get("curve") and seen["peak_bytes"] else {}
 
 
-def _as_recorded(seen: Mapping[str, Any]) -> Section:
+def _section_of_capture(seen: Mapping[str, Any]) -> Section:
     time_ns = np.array(seen["curve"]["time_ns"], dtype=np.int64)
     held = {name: np.array(values, dtype=np.int64) for name, values in seen["curve"]["by_category"].items()}
     name, size = max(seen["by_category"].items(), key=lambda item: item[1])

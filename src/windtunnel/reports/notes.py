@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel.graph import Graph, ResourceKind
-from windtunnel.reports.packing import shortened
+from windtunnel.reports.packing import shorten
 from windtunnel.simulate import Timeline, waits_for_data
 from windtunnel.sources.execution_trace.reader import count_unmeasured
 from windtunnel.sources.ranks.clocks import clock_lines
@@ -29,11 +29,11 @@ def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
     """What else a reader must know."""
     notes = []
     if left_out:
-        named = ", ".join(shortened(name, 40) for name in left_out[:3]) + (", …" if len(left_out) > 3 else "")
+        named = ", ".join(shorten(name, 40) for name in left_out[:3]) + (", …" if len(left_out) > 3 else "")
         notes.append(f"left out, as nothing here waits for it: {named}")
     if graph.edits:
         notes.append(f"this graph was edited: {', '.join(edit.name for edit in graph.edits[:6])}")
-    notes += _unmeasured(graph)
+    notes += _warn_of_unmeasured_tasks(graph)
     if untimed := int(untimed_messages(graph).sum()):
         notes.append(
             f"{format_count(untimed)} messages of known size have no time here: predict --on 8xh100 prices them"
@@ -88,7 +88,7 @@ def loading_lines(timeline: Timeline) -> tuple[str, ...]:
     return (f"the step waits {format_ratio(ratio)} of its time for batches{why}",)
 
 
-def _unmeasured(graph: Graph) -> list[str]:
+def _warn_of_unmeasured_tasks(graph: Graph) -> list[str]:
     """Tasks whose duration nothing told: they count as 0."""
     count = count_unmeasured(graph)
     if not count:

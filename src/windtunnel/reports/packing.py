@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from windtunnel.graph import UNPLACED, Graph, Kind, Phase, Strings
 from windtunnel.reports.colors import KIND_COLORS, KIND_LABELS, PHASE_COLORS, PHASE_LABELS
 
-__all__ = ["Track", "pack", "shortened", "tracks_of"]
+__all__ = ["Track", "pack", "shorten", "tracks_of"]
 
 # T tasks, L tracks (one line of the picture each), S shown tasks (those that occupy time or a resource)
 MAX_TEXT = 240
@@ -52,7 +52,7 @@ class _Columns:
         self.parts.append(np.ascontiguousarray(little[:, :width].T).tobytes())
 
 
-def shortened(text: str, limit: int = MAX_TEXT) -> str:
+def shorten(text: str, limit: int = MAX_TEXT) -> str:
     """The text with its middle left out where it is too long, and control characters made visible.
 
     Examples
@@ -87,7 +87,7 @@ def _tracks_of_resource(graph: Graph, rows: NDArray[np.int64], start_ns: Times, 
     lanes = _lanes(start_ns[rows], finish_ns[rows])
     result = []
     for lane in range(int(lanes.max()) + 1):
-        label = shortened(name, 80) + (f" ({lane + 1})" if lane else "")
+        label = shorten(name, 80) + (f" ({lane + 1})" if lane else "")
         result.append(Track(label, rows[lanes == lane], rank, resource))
     return result
 
@@ -173,7 +173,7 @@ def pack(
         "end_ns": int(finish_ns.max(initial=0)),
         "num_hidden": graph.num_tasks - len(rows) + num_repeated,
     }
-    return _deflated(header, columns.parts)
+    return _deflate(header, columns.parts)
 
 
 def _steps(start_ns: Times, ends: NDArray[np.int64]) -> Times:
@@ -203,10 +203,10 @@ def _add_text(columns: _Columns, graph: Graph, name: str, rows: NDArray[np.int64
         return [""]
     used, codes = np.unique(column.codes[rows], return_inverse=True)
     columns.add(name, codes.astype(np.int64))
-    return [shortened(column.values[code]) for code in used]
+    return [shorten(column.values[code]) for code in used]
 
 
-def _deflated(header: dict[str, object], parts: list[bytes]) -> str:
+def _deflate(header: dict[str, object], parts: list[bytes]) -> str:
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     block = b"".join([len(text).to_bytes(8, "little"), text, *parts])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from windtunnel.reports.charts import WIDTH, _is_light, _svg, _text, escape
 
-__all__ = ["Leaf", "squarified", "treemap"]
+__all__ = ["Leaf", "squarify", "treemap"]
 
 HEIGHT = 420.0
 _LETTER, _LINE = 6.4, 15.0
@@ -35,10 +35,10 @@ def treemap(leaves: Sequence[Leaf], label: str, *, show: Callable[[float], str])
     for leaf in sorted((leaf for leaf in leaves if leaf.size > 0), key=lambda leaf: -leaf.size):
         groups.setdefault(leaf.group, []).append(leaf)
     ordered = sorted(groups.values(), key=lambda members: -sum(leaf.size for leaf in members))
-    boxes = squarified([sum(leaf.size for leaf in members) for members in ordered], (0.0, 0.0, float(WIDTH), HEIGHT))
+    boxes = squarify([sum(leaf.size for leaf in members) for members in ordered], (0.0, 0.0, float(WIDTH), HEIGHT))
     body = []
     for members, box in zip(ordered, boxes, strict=True):
-        inner = squarified([leaf.size for leaf in members], box)
+        inner = squarify([leaf.size for leaf in members], box)
         body += [_rectangle(leaf, index, show) for leaf, index in zip(members, inner, strict=True)]
         x, y, width, height = box
         body.append(
@@ -65,7 +65,7 @@ def _rectangle(leaf: Leaf, box: Box, show: Callable[[float], str]) -> str:
     )
 
 
-def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
+def squarify(sizes: Sequence[float], box: Box) -> list[Box]:
     """Rectangles of these areas (in proportion) that fill ``box``, as square as rows allow; sizes fall.
 
     Examples

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.graph.parameters import registered_by_layer
-from windtunnel.search.placement.from_graph import nodes_of, step_of, summed
+from windtunnel.search.placement.from_graph import nodes_of, step_of, sum_by_node
 from windtunnel.simulate import replay
 
 __all__ = ["Blocks", "blocks_of", "cut_evenly"]
@@ -107,7 +107,7 @@ class Blocks:
         is_handed_on = (self.reader_X >= last) & (last < self.num_units - 1)
         return float(self.size_X[is_own & (is_handed_on | (self.backward_X < last))].sum())
 
-    def kept_bytes(self, first: int, last: int) -> float:
+    def activation_bytes(self, first: int, last: int) -> float:
         """What these units keep of a microbatch gone forward: their own, and what they got."""
         return self.own_bytes(first, last) + self.crossing_bytes(first)
 
@@ -116,18 +116,18 @@ class Blocks:
         """What computing activations again takes [U]: the forward pass without the loss."""
         return np.where(np.arange(self.num_units) < self.num_units - 1, self.forward_ns, 0.0)
 
-    def resized(self, num_samples: int) -> Blocks:
+    def resize_tensors(self, num_samples: int) -> Blocks:
         """With another microbatch: tensors in proportion to samples, all else as it is."""
         factor = num_samples / self.num_samples
         return replace(
             self, num_samples=num_samples, size_X=self.size_X * factor, workspace_bytes=self.workspace_bytes * factor
         )
 
-    def scaled(self, num_samples: int) -> Blocks:
+    def resize_tensors_and_times(self, num_samples: int) -> Blocks:
         """With another microbatch: times and tensors in proportion to samples, weights and updates as they are."""
         factor = num_samples / self.num_samples
         return replace(
-            self.resized(num_samples), forward_ns=self.forward_ns * factor, backward_ns=self.backward_ns * factor
+            self.resize_tensors(num_samples), forward_ns=self.forward_ns * factor, backward_ns=self.backward_ns * factor
         )
 
 
@@ -191,9 +191,9 @@ def blocks_of(
         raise NotApplicableError("there is no backward pass", where="phase BACKWARD", fix="capture a training step")
     num = len(known)
     weights_N, largest_N = _weights(step, known, node_T)
-    taken_T = _taken(step, is_on_device)
-    times_N = summed(taken_T, node_T, num)
-    run = _run(known, weights_N, times_N)
+    taken_T = _compute_times(step, is_on_device)
+    times_N = sum_by_node(taken_T, node_T, num)
+    run = _list_blocks(known, weights_N, times_N)
     unit_N = _units(known, run, weights_N)
     num_units = len(run) + 3
     is_backward = np.array([back for _, back in known], bool)
@@ -215,13 +215,13 @@ def blocks_of(
         largest_U,
         *tensors,
         _workspace(step, unit_T, num_units),
-        _held(step).get("input", 0) / (num_held or num_samples),
+        _peak_bytes_by_category(step).get("input", 0) / (num_held or num_samples),
         _state_ratio(step),
         _update_ratio(step, float(weights_U.sum()), float(largest_U.max())),
     )
 
 
-def _taken(step: Graph, is_on_device: bool | None) -> Ints:
+def _compute_times(step: Graph, is_on_device: bool | None) -> Ints:
     """What each task takes of who computes [T]."""
     devices = np.isin(np.asarray(step.resources["kind"]), (int(ResourceKind.STREAM), int(ResourceKind.DEVICE)))
     computes = step.select(kind=Kind.COMPUTE)
@@ -231,7 +231,7 @@ def _taken(step: Graph, is_on_device: bool | None) -> Ints:
     return step.duration_ns
 
 
-def _held(step: Graph) -> dict[str, int]:
+def _peak_bytes_by_category(step: Graph) -> dict[str, int]:
     """Bytes of each category at the peak of the captured step."""
     return dict(dict(step.meta.memory or {}).get("by_category", {}))
 
@@ -245,11 +245,11 @@ def _weights(step: Graph, known: Sequence[tuple[str, bool]], node_T: Ints) -> tu
     if "param_bytes" not in step.tasks:
         return np.zeros(len(known)), np.zeros(len(known))
     is_forward = np.asarray(step.tasks["phase"]) == int(Phase.FORWARD)
-    read = summed(np.where(is_forward, step.tasks["param_bytes"], 0), node_T, len(known))
+    read = sum_by_node(np.where(is_forward, step.tasks["param_bytes"], 0), node_T, len(known))
     return read, read
 
 
-def _run(known: Sequence[tuple[str, bool]], weights_N: Floats, times_N: Floats) -> list[list[str]]:
+def _list_blocks(known: Sequence[tuple[str, bool]], weights_N: Floats, times_N: Floats) -> list[list[str]]:
     """Paths of the blocks, each with those of the modules without weights that follow it."""
     children: dict[str, dict[str, list[float]]] = {}
     for (name, is_backward), weight, used in zip(known, weights_N.tolist(), times_N.tolist(), strict=True):
@@ -287,7 +287,7 @@ def _units(known: Sequence[tuple[str, bool]], run: Sequence[Sequence[str]], weig
     """The unit of each node: by path, else by where its layer first runs."""
     of_path = {path: 1 + index for index, paths in enumerate(run) for path in paths}
 
-    def listed(name: str) -> int | None:
+    def find_block(name: str) -> int | None:
         ends = [match.end() for match in _INDEXED.finditer(name)]
         return next((of_path[name[:end]] for end in ends if name[:end] in of_path), None)
 
@@ -298,14 +298,14 @@ def _units(known: Sequence[tuple[str, bool]], run: Sequence[Sequence[str]], weig
     for row, (name, is_backward) in enumerate(known):
         if is_backward:
             continue
-        unit = listed(name)
+        unit = find_block(name)
         if unit is None:
             unit = reached if reached < len(run) else loss if has_weights and row > has_weights[-1] else behind
         reached = max(reached, min(unit, len(run)))
         unit_of[name] = unit
     result = []
     for name, is_backward in known:
-        unit = listed(name)
+        unit = find_block(name)
         result.append(unit_of.get(name, loss if is_backward else 0) if unit is None else unit)
     return np.array(result, np.int64)
 
@@ -376,7 +376,7 @@ def _workspace(step: Graph, unit_T: Ints, num_units: int) -> Floats:
 
 def _state_ratio(step: Graph) -> float:
     """As it was measured, else by the kind of the optimizer."""
-    held = _held(step)
+    held = _peak_bytes_by_category(step)
     if held.get("weight"):
         return float(held.get("optimizer state", 0)) / float(held["weight"])
     options = [group["options"] for optimizer in step.meta.optimizers for group in optimizer["groups"]]
@@ -387,7 +387,7 @@ def _state_ratio(step: Graph) -> float:
 
 def _update_ratio(step: Graph, weight_bytes: float, largest_bytes: float) -> float:
     """What an update holds at most beside weights, gradients and state, over the largest parameter."""
-    held, peak = _held(step), dict(step.meta.memory or {}).get("update", {}).get("peak_bytes", 0)
+    held, peak = _peak_bytes_by_category(step), dict(step.meta.memory or {}).get("update", {}).get("peak_bytes", 0)
     if not largest_bytes or not peak:
         return 0.0
     kept = held.get("weight", 0) + held.get("optimizer state", 0) + held.get("input", 0) + weight_bytes

@@ -102,7 +102,7 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
             table[position] = count
             count += 1
             if 2 * count > table.size:
-                table = _rehashed(result, count, 2 * table.size)
+                table = _rehash(result, count, 2 * table.size)
     return result[:count], parent[:count], added[:count], False
 
 
@@ -125,7 +125,7 @@ def longer(old: Any, capacity: int) -> Any:
 
 
 @numba.njit(cache=True)
-def _rehashed(found: Any, count: int, size: int) -> Any:
+def _rehash(found: Any, count: int, size: int) -> Any:
     table = np.full(size, -1, np.int32)
     for index in range(count):
         position = np.int64(_hash(found[index]) & np.uint64(size - 1))

@@ -115,7 +115,7 @@ class Model:
             solver.setOptionValue(name, value)
         if num_threads:
             solver.setOptionValue("threads", num_threads)
-        solver.passModel(self._packed(highspy))
+        solver.passModel(self._build_lp(highspy))
         if start:
             columns = np.array(list(start), np.int32)
             solver.setSolution(len(columns), columns, np.array(list(start.values()), np.float64))
@@ -123,7 +123,7 @@ class Model:
         solver.solve()
         return _result(solver, highspy)
 
-    def _packed(self, highspy: Any) -> Any:
+    def _build_lp(self, highspy: Any) -> Any:
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self.num_columns, self.num_rows
         lp.col_cost_ = np.array(self._cost)

@@ -125,7 +125,7 @@ class Table:
     def loads(self, at: int) -> tuple[NDArray[np.bool_], Floats]:
         """Which smaller downsets lie within one, bool [J], and what the difference loads each option with [J, O]."""
         lattice, work, options = self.lattice, self.work, self.options
-        groups = _packed(work.groups, is_merged=options.num_channels == 1)
+        groups = _pack_groups(work.groups, is_merged=options.num_channels == 1)
         inside_J, comm_JC = np.zeros(at + 1, np.bool_), np.zeros((at + 1, options.num_channels))
         num_groups = len(work.groups.own_G)
         kernels.row(
@@ -146,7 +146,7 @@ class Table:
             zip(options.kind_O, options.replicas_O, options.sync_O, strict=True)
         ):
             compute_J = sums["compute_IT"][at, kind] - sums["compute_IT"][:at, kind]
-            loads = _combined(compute_J, comm_JC[:at] * options.scale_OC[option], self.combine) / replicas
+            loads = _combine_costs(compute_J, comm_JC[:at] * options.scale_OC[option], self.combine) / replicas
             loads += sync * (sums["weights_I"][at] - sums["weights_I"][:at])
             is_out = sums["memory_I"][at] - sums["memory_I"][:at] > work.types[kind].memory_bytes * (1 + _SLACK)
             is_out |= sums["barred_IT"][at, kind] != sums["barred_IT"][:at, kind]
@@ -154,7 +154,7 @@ class Table:
         return inside_J[:at], loads_JO
 
 
-def _combined(compute: Floats, comm_JC: Floats, combine: Combine) -> Any:
+def _combine_costs(compute: Floats, comm_JC: Floats, combine: Combine) -> Any:
     if combine == "sum":
         return compute + comm_JC.sum(axis=1)
     sent = comm_JC[:, kernels.OUT_FORWARD] + comm_JC[:, kernels.OUT_BACKWARD]
@@ -199,7 +199,7 @@ def solve(
         raise InputError("there are no devices", where="devices", fix="one accelerator or CPU at least")
     options = options_of(work.types, work.link_scale, is_summed=combine == "sum")
     entries = _entries(lattice, work.groups)
-    groups = _packed(work.groups, is_merged=options.num_channels == 1)
+    groups = _pack_groups(work.groups, is_merged=options.num_channels == 1)
     best_IV = np.full((lattice.num_downsets, options.num_vectors), math.inf)
     best_IV[0] = 0.0
     sums = _sums(lattice, work)
@@ -247,7 +247,7 @@ def _sums(lattice: Lattice, work: Work) -> dict[str, NDArray[Any]]:
     }
 
 
-def _packed(groups: Groups, *, is_merged: bool) -> tuple[NDArray[Any], ...]:
+def _pack_groups(groups: Groups, *, is_merged: bool) -> tuple[NDArray[Any], ...]:
     """Groups as the kernels take them, each with its channels; all share one where costs are only added."""
     backward = groups.is_backward_G.astype(np.int64)
     out = kernels.OUT_FORWARD + 2 * backward

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.search.work import Groups
 
-__all__ = ["ORDERS", "depth_first", "shuffled"]
+__all__ = ["ORDERS", "depth_first", "random_order"]
 
 Ints = NDArray[np.int64]
 Order = Callable[[int, ArrayLike, ArrayLike, Groups], Ints]
@@ -40,7 +40,7 @@ def breadth_first(num_nodes: int, src: ArrayLike, dst: ArrayLike) -> Ints:
     return _walk(num_nodes, src, dst, lambda ready: ready.pop(0))
 
 
-def shuffled(num_nodes: int, src: ArrayLike, dst: ArrayLike, random: np.random.Generator) -> Ints:
+def random_order(num_nodes: int, src: ArrayLike, dst: ArrayLike, random: np.random.Generator) -> Ints:
     """Any of those that are ready goes first."""
     return _walk(num_nodes, src, dst, lambda ready: ready.pop(int(random.integers(len(ready)))))
 

@@ -88,7 +88,7 @@ def all_reduce_ns(size_bytes: float, shape: Shape, links: Sequence[Link], rule: 
     """
     if rule == "exact":
         return _exact_ns(size_bytes, shape, links)
-    rings = _published(shape) if rule == "published" else _flat(shape)
+    rings = _dimensions_by_tier(shape) if rule == "published" else _flat(shape)
     return nested_rings_all_reduce_ns(size_bytes, [(size, links[tier]) for size, tier in rings])
 
 
@@ -101,7 +101,7 @@ def _exact_ns(size_bytes: float, shape: Shape, links: Sequence[Link]) -> int:
     return time_ns + ring_all_reduce_ns(share, len(shape), links[2])
 
 
-def _published(shape: Shape) -> list[tuple[int, int]]:
+def _dimensions_by_tier(shape: Shape) -> list[tuple[int, int]]:
     """Dimensions as (size, tier), inner to outer."""
     num = sum(map(sum, shape))
     outer: list[tuple[int, int]] = []

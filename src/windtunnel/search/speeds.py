@@ -117,7 +117,7 @@ class LayerSpeeds:
         PriceError
             No profile has this name; lists those that are there.
         """
-        result: Profile = _named(self.profiles, model)
+        result: Profile = _find_by_name(self.profiles, model)
         return result
 
     def speed(self, model: str, batch: int, shape: Shape) -> float:
@@ -176,10 +176,10 @@ class GraphSpeeds:
             return 1.0
         key = model, shape
         if key not in self._known:
-            self._known[key] = self._replayed(_named(self.graphs, model), num, shape)
+            self._known[key] = self._replay_speed(_find_by_name(self.graphs, model), num, shape)
         return self._known[key]
 
-    def _replayed(self, graph: Graph, num: int, shape: Shape) -> float:
+    def _replay_speed(self, graph: Graph, num: int, shape: Shape) -> float:
         from windtunnel.whatifs import apply, parse_request
 
         link = self.links[0]
@@ -222,7 +222,7 @@ class TableSpeeds:
         """
         if sum(map(sum, shape)) == 1:
             return 1.0
-        known = _named(self._models, model)
+        known = _find_by_name(self._models, model)
         if (known, shape) not in self.rows:
             near = [shape_text(other) for name, other in self.rows if name == known]
             raise PriceError(
@@ -233,7 +233,7 @@ class TableSpeeds:
         return self.rows[known, shape]
 
 
-def _named(known: Mapping[str, Any], model: str) -> Any:
+def _find_by_name(known: Mapping[str, Any], model: str) -> Any:
     """By its name, letters and digits alone: ``MobileNetV3`` is ``mobilenet_v3``; or by the begin of one name only."""
     if model in known:
         return known[model]

@@ -20,8 +20,8 @@ from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of, does_matri
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.device_tasks import device_kernels
 from windtunnel.whatifs.insert_tasks import chip_of, products_by_type, runs_in_16_bits
-from windtunnel.whatifs.measured import captured_program, has_program, operators_of, reformed, scale_memory
-from windtunnel.whatifs.peak_memory import noted
+from windtunnel.whatifs.measured import captured_program, has_program, operators_of, rerun_in_form, scale_memory
+from windtunnel.whatifs.peak_memory import note_form
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["amp"]
@@ -67,10 +67,10 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     """
     published = partial(_paper, graph, _SHORT.get(dtype, dtype))
     if not has_program(graph):
-        return Unpriced.only_published(published)
+        return Unpriced.from_paper(published)
     _check(captured_program(graph))
     form = Form(autocast=dtype)
-    return replace(reformed(graph, form, partial(noted, form=form)), published=published)
+    return replace(rerun_in_form(graph, form, partial(note_form, form=form)), published=published)
 
 
 def _check(program: Program) -> None:

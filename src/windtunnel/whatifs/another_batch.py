@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from windtunnel.cost.rerun import program_of
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Graph, Kind, Phase, Strings
-from windtunnel.whatifs.batch_shapes import Growth, Inputs, carriers, resized
-from windtunnel.whatifs.placing import never_run
+from windtunnel.whatifs.batch_shapes import Growth, Inputs, carriers, resize_operator
+from windtunnel.whatifs.placing import select_unpriced
 from windtunnel.whatifs.samples_per_iteration import (
     batch_size_of,
     batch_size_of_operators,
@@ -102,7 +102,7 @@ def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
 
 def can_change_batch(graph: Graph) -> bool:
     """Whether the work of another batch can be worked out: messages of a dry run are those of its own batch alone."""
-    return bool(graph.meta.program) or not bool(never_run(graph).any())
+    return bool(graph.meta.program) or not bool(select_unpriced(graph).any())
 
 
 def sizes_between(captured: int, wanted: int) -> list[int]:
@@ -125,11 +125,13 @@ def _at_batch(graph: Graph, captured: int, wanted: int) -> Graph:
     inputs, row_N = _distinct(graph, selected)
     sizes = carriers(inputs, captured)
     extended = [
-        resized(tensor, sizes, captured, wanted) if tensor.shapes else _of_unknown_shapes(tensor, wanted / captured)
+        resize_operator(tensor, sizes, captured, wanted)
+        if tensor.shapes
+        else _of_unknown_shapes(tensor, wanted / captured)
         for tensor in inputs
     ]
     columns: dict[str, Any] = {
-        name: _scaled(
+        name: _scale_bytes(
             graph, name, selected, np.array([getattr(item, ratio) for item in extended])[row_N] if extended else 1.0
         )
         for name, ratio in _RATIOS.items()
@@ -140,7 +142,7 @@ def _at_batch(graph: Graph, captured: int, wanted: int) -> Graph:
         ("input_strides", [item.inputs.strides for item in extended]),
     ):
         if name in graph.tasks:
-            columns[name] = _replaced(graph.tasks.strings(name), selected, strings, row_N)
+            columns[name] = _replace_strings(graph.tasks.strings(name), selected, strings, row_N)
     return graph.set_columns(columns)
 
 
@@ -179,7 +181,7 @@ def _of_unknown_shapes(captured: Inputs, factor: float) -> Growth:
     return Growth(captured, factor, factor, factor)
 
 
-def _scaled(graph: Graph, name: str, chosen: Ints, ratio: Any) -> Ints:
+def _scale_bytes(graph: Graph, name: str, chosen: Ints, ratio: Any) -> Ints:
     """Where shapes are not known, bytes of parameters stay: they are what is read again and again."""
     values: Ints = graph.tasks[name].copy()
     known = values[chosen].astype(np.float64)
@@ -190,7 +192,7 @@ def _scaled(graph: Graph, name: str, chosen: Ints, ratio: Any) -> Ints:
     return values
 
 
-def _replaced(column: Strings, chosen: Ints, texts: list[str], row_N: Ints) -> Strings:
+def _replace_strings(column: Strings, chosen: Ints, texts: list[str], row_N: Ints) -> Strings:
     """The column with the texts of the chosen rows."""
     new = Strings.of(texts)
     values = tuple(dict.fromkeys((*column.values, *new.values)))

@@ -23,7 +23,7 @@ from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import drawn_iterations_ns, iteration_ns
 from windtunnel.simulate.limits import Limits, broken_peak_limit
 from windtunnel.units import format_duration, format_size
-from windtunnel.whatifs.peak_memory import capacity_of, recorded_peak, reformed_peak, replayed_peak
+from windtunnel.whatifs.peak_memory import capacity_of, predict_peak_bytes, recorded_peak, replayed_peak
 from windtunnel.whatifs.request import Request
 
 __all__ = ["SCHEMA", "Answer", "Interval", "Status", "table_of"]
@@ -256,7 +256,7 @@ class Answer:
         self.__dict__.update({"graph": graph} if timeline is None else {"graph": graph, "timeline": timeline})
         return self
 
-    def backed_by(self, interval: Interval) -> Answer:
+    def with_flight_interval(self, interval: Interval) -> Answer:
         """This answer with an interval from past flights; those of this very job and change replace its value."""
         return self._with_interval(interval, self.correction * interval.correction)
 
@@ -299,7 +299,7 @@ class Answer:
         # a graph that knew no memory before knows none after, and need not be replayed to say so
         if self.baseline_peak_bytes is None:
             return None
-        reformed = reformed_peak(self.graph) if self.is_applicable else None
+        reformed = predict_peak_bytes(self.graph) if self.is_applicable else None
         if reformed is not None:
             return reformed
         before, after = replayed_peak(self.baseline), replayed_peak(self.timeline)
@@ -317,9 +317,9 @@ class Answer:
             return f"{self.request}  {self.status}: {self.reason}"
         memory = "" if self.peak_bytes is None else f", peak {format_size(self.peak_bytes)}"
         samples = "" if self.samples_ratio == 1 else f" for {self.samples_ratio:g}x the samples"
-        return f"{self.request}  {self._backed_speedup()}; {format_duration(self.predicted_ns)}{samples}{memory}"
+        return f"{self.request}  {self._describe_speedup()}; {format_duration(self.predicted_ns)}{samples}{memory}"
 
-    def _backed_speedup(self) -> str:
+    def _describe_speedup(self) -> str:
         interval = self.interval
         ends = "" if self.span is None else "{:.2f}-{:.2f}, ".format(*self.span)
         if interval is None or not interval.num_receipts:

@@ -23,10 +23,10 @@ from windtunnel.graph import Graph, Table
 from windtunnel.simulate import Timeline, replay, replay_many
 from windtunnel.simulate.iterations import iteration_ns, takes_part
 from windtunnel.whatifs.answer import Answer, Status
-from windtunnel.whatifs.edit import Database, apply, apply_steps, asked_of, needs_of, pricer_of
+from windtunnel.whatifs.edit import Database, apply, apply_steps, call_whatif, needs_of, pricer_of
 from windtunnel.whatifs.limiter import Limiter
 from windtunnel.whatifs.request import Request, Step, parse_requests
-from windtunnel.whatifs.unpriced import Pricer, checked_prices
+from windtunnel.whatifs.unpriced import Pricer, check_prices
 
 __all__ = ["whatif"]
 
@@ -83,7 +83,7 @@ def whatif(
     tell = progress or (lambda *_: None)
     requests = _all_requests() if names == ALL else parse_requests(names)
     baseline = replay(graph, again=True)
-    edit = _Editor(checked_prices(prices), pricer_of(database, budget_s, progress), Limiter(baseline))
+    edit = _Editor(check_prices(prices), pricer_of(database, budget_s, progress), Limiter(baseline))
     if graph.num_tasks and not baseline.makespan_ns:
         raise InputError(
             "the graph takes no time, so nothing can make it faster",
@@ -91,13 +91,13 @@ def whatif(
             fix="price its tasks first, or load an execution trace together with the Kineto trace of its run",
         )
     edit.price_first_steps(graph, requests, tell)
-    outcomes = _applied(graph, requests, edit, tell)
+    outcomes = _apply_requests(graph, requests, edit, tell)
     if not pairs:
-        return _ranked(_answered(baseline, outcomes, edit))
+        return _rank_answers(_answer_outcomes(baseline, outcomes, edit))
     singles = list(outcomes)
-    answers = _answered(baseline, singles, edit)
+    answers = _answer_outcomes(baseline, singles, edit)
     applicable = [(request, changed) for request, changed in singles if isinstance(changed, tuple)]
-    return _ranked(answers + _answered(baseline, _applied_pairs(applicable, edit, tell), edit))
+    return _rank_answers(answers + _answer_outcomes(baseline, _apply_pairs(applicable, edit, tell), edit))
 
 
 def _all_requests() -> list[Request]:
@@ -125,7 +125,7 @@ class _Editor:
         for done, step in enumerate(dict.fromkeys(str(request.steps[0]) for request in requests)):
             tell(f"asking what {step} needs", done, len(requests))
             try:
-                change = asked_of(
+                change = call_whatif(
                     graph, next(request.steps[0] for request in requests if str(request.steps[0]) == step)
                 )
             except WindtunnelError:
@@ -136,13 +136,13 @@ class _Editor:
             self.pricer(need, is_run)
 
 
-def _applied(graph: Graph, requests: Sequence[Request], edit: _Editor, tell: Progress) -> Iterator[Outcome]:
+def _apply_requests(graph: Graph, requests: Sequence[Request], edit: _Editor, tell: Progress) -> Iterator[Outcome]:
     for done, request in enumerate(requests):
         tell(f"editing {request}", done, len(requests))
         yield request, edit.attempt(graph, request)
 
 
-def _applied_pairs(singles: Sequence[Changed], edit: _Editor, tell: Progress) -> Iterator[Outcome]:
+def _apply_pairs(singles: Sequence[Changed], edit: _Editor, tell: Progress) -> Iterator[Outcome]:
     """Each two of different families, in the order in which both apply; those that never do are left out.
 
     The second is applied to what the first one left, so that nothing is edited, or measured, twice.
@@ -161,12 +161,12 @@ def _families(request: Request) -> set[str]:
     return {registry.get("whatif", step.name).function.__module__ for step in request.steps}
 
 
-def _answered(baseline: Timeline, outcomes: Iterable[Outcome], edit: _Editor) -> list[Answer]:
+def _answer_outcomes(baseline: Timeline, outcomes: Iterable[Outcome], edit: _Editor) -> list[Answer]:
     """Replay what was changed; what keeps the edges is gathered and replayed in batches."""
     answers, waiting = [], list[Changed]()
     for request, outcome in outcomes:
         if isinstance(outcome, WindtunnelError):
-            answers.append(_refused(baseline, request, outcome))
+            answers.append(_answer_refusal(baseline, request, outcome))
         elif _keeps_order(baseline.graph, outcome[-1]):
             waiting.append((request, outcome))
         else:
@@ -174,12 +174,12 @@ def _answered(baseline: Timeline, outcomes: Iterable[Outcome], edit: _Editor) ->
             time_ns = iteration_ns(timeline, baseline.graph.num_iterations)
             answers.append(_answer(baseline, edit, request, outcome, time_ns, timeline))
         if len(waiting) == _BATCH:
-            answers += _answered_batch(baseline, edit, waiting)
+            answers += _answer_batch(baseline, edit, waiting)
             waiting = []
-    return answers + _answered_batch(baseline, edit, waiting)
+    return answers + _answer_batch(baseline, edit, waiting)
 
 
-def _answered_batch(baseline: Timeline, edit: _Editor, changes: Sequence[Changed]) -> list[Answer]:
+def _answer_batch(baseline: Timeline, edit: _Editor, changes: Sequence[Changed]) -> list[Answer]:
     if not changes:
         return []
     graph = baseline.graph
@@ -209,7 +209,7 @@ def _answer(
         price_spread_ratio=changed.meta.price_spread_ratio,
         price_waited_ratio=changed.meta.price_waited_ratio,
     )
-    limits, violation = edit.limiter.checked(request.steps, graphs, time_ns)
+    limits, violation = edit.limiter.check_answer(request.steps, graphs, time_ns)
     if violation:
         return replace(
             answer,
@@ -224,7 +224,7 @@ def _answer(
     return replace(answer, remake=partial(apply, baseline.graph, request, prices=edit.prices, pricer=edit.pricer))
 
 
-def _refused(baseline: Timeline, request: Request, error: WindtunnelError) -> Answer:
+def _answer_refusal(baseline: Timeline, request: Request, error: WindtunnelError) -> Answer:
     """Nothing is predicted, and why."""
     about: dict[str, Any] = {"reason": error.message, "advice": error.fix}
     if isinstance(error, InEffectError):
@@ -244,7 +244,7 @@ def _same_columns(before: Table, after: Table) -> bool:
     return all(name in before and name in after and before[name] is after[name] for name in names)
 
 
-def _ranked(answers: Iterable[Answer]) -> list[Answer]:
+def _rank_answers(answers: Iterable[Answer]) -> list[Answer]:
     return sorted(answers, key=lambda answer: (not answer.is_applicable, -_finite(answer.speedup), str(answer.request)))
 
 

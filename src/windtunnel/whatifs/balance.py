@@ -64,7 +64,7 @@ def balance_ranks(graph: Graph, rank: int | None = None) -> Graph:
     wanted_lag = lag_ns.copy()
     wanted_lag[rests] = _medians(lag_ns[rests], same[edges["dst"][rests]], len(ranks))
     moved = (wanted_lag != lag_ns) & selected[edges["dst"]]
-    earliest_ns = _begun_together(graph, rank)
+    earliest_ns = _align_starts(graph, rank)
     if not changes.any() and not moved.any() and earliest_ns is None:
         raise NotApplicableError("all workers take the same time", where=f"{len(ranks)} ranks")
     balanced = graph.set_duration(changes, requested[changes], cost_source="median rank") if changes.any() else graph
@@ -72,7 +72,7 @@ def balance_ranks(graph: Graph, rank: int | None = None) -> Graph:
     return balanced if earliest_ns is None else balanced.with_columns(earliest_ns=earliest_ns)
 
 
-def _begun_together(graph: Graph, rank: int | None) -> Int64s | None:
+def _align_starts(graph: Graph, rank: int | None) -> Int64s | None:
     """Moments before which tasks [T] cannot begin, moved by what their rank began too late; None if none did."""
     earliest, start = graph.tasks.get("earliest_ns"), graph.tasks.get("start_ns")
     if earliest is None or start is None:

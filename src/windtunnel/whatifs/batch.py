@@ -16,8 +16,8 @@ from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase, lags
 from windtunnel.simulate.limits import Baseline, up_to
-from windtunnel.whatifs.measured import SOURCE, captured_program, reformed, updates_and_zeroing
-from windtunnel.whatifs.peak_memory import noted
+from windtunnel.whatifs.measured import SOURCE, captured_program, rerun_in_form, updates_and_zeroing
+from windtunnel.whatifs.peak_memory import note_form
 from windtunnel.whatifs.samples_per_iteration import batch_size_of, passes_of
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -85,9 +85,9 @@ def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0) -> Unpriced:
         scaled = scaled.scale(loads, form.batch_ratio).note(
             {"samples_ratio": graph.meta.samples_ratio * form.batch_ratio}
         )
-        return noted(scaled, form)
+        return note_form(scaled, form)
 
-    change = reformed(graph, form)
+    change = rerun_in_form(graph, form)
     finish = change.finish
     assert finish is not None
     return replace(change, finish=lambda ratios: with_loads(finish(_in_order(ratios, is_larger=changed > captured))))
@@ -144,7 +144,7 @@ def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
     passes //= known
     form = Form(num_passes=2)
 
-    def repeated(ratios: Ratios) -> Graph:
+    def repeat_backward(ratios: Ratios) -> Graph:
         # adding into the gradients takes no less than making them, so a shorter second pass is noise
         factor = 1.0 + (passes - 1) * max(ratios.backward_total - 1.0, 1.0)
         duration = np.rint(graph.duration_ns[backward] * factor).astype(np.int64)
@@ -155,6 +155,6 @@ def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
         between = (edges["kind"] == EdgeKind.ORDER) & repeats[edges["dst"]] & (lag_ns > 0)
         changed = changed.set_lag(between, lag_ns[between] * passes) if between.any() else changed
         # the third pass holds what the second does: gradients beside all that one pass holds
-        return noted(changed.note({"samples_ratio": graph.meta.samples_ratio * passes}), form)
+        return note_form(changed.note({"samples_ratio": graph.meta.samples_ratio * passes}), form)
 
-    return Unpriced((OperatorsNeed(program, form),), repeated)
+    return Unpriced((OperatorsNeed(program, form),), repeat_backward)

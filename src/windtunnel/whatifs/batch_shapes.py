@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from windtunnel.graph.flops import PRODUCT_OPERANDS
 
-__all__ = ["Growth", "Inputs", "carriers", "resized"]
+__all__ = ["Growth", "Inputs", "carriers", "resize_operator"]
 
 Path = tuple[int, ...]
 
@@ -105,7 +105,7 @@ def carriers(captured: Iterable[Inputs], batch_size: int) -> frozenset[int]:
     return frozenset(size for size in result if size and size % batch_size == 0)
 
 
-def resized(captured: Inputs, sizes: frozenset[int], old: int, new: int) -> Growth:
+def resize_operator(captured: Inputs, sizes: frozenset[int], old: int, new: int) -> Growth:
     """One operator at the other batch.
 
     Parameters
@@ -127,7 +127,7 @@ def resized(captured: Inputs, sizes: frozenset[int], old: int, new: int) -> Grow
     known = captured.parameters(tensors)
     symbols = _symbols(captured, tensors)
     if symbols:
-        selected = _chosen(captured, symbols, known, sizes, old)
+        selected = _find_batch_symbol(captured, symbols, known, sizes, old)
         places = dict(selected.places) if selected else {}
         writes = bool(selected) and selected.name != "inner"  # type: ignore[union-attr]
     else:
@@ -180,7 +180,7 @@ def _symbols(captured: Inputs, tensors: Sequence[_Tensor]) -> dict[_Symbol, int]
     return symbols
 
 
-def _chosen(
+def _find_batch_symbol(
     captured: Inputs, symbols: dict[_Symbol, int], known: frozenset[Path], sizes: frozenset[int], old: int
 ) -> _Symbol | None:
     """The size that holds the samples: none of a parameter; a gradient of a weight sums over them."""

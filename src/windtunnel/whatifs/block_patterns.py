@@ -11,10 +11,10 @@ import re
 from windtunnel.cost.rerun import Program
 from windtunnel.errors import InputError, NotApplicableError
 
-__all__ = ["block_ranges", "compiled_pattern"]
+__all__ = ["block_ranges", "compile_pattern"]
 
 
-def compiled_pattern(layer: str) -> re.Pattern[str]:
+def compile_pattern(layer: str) -> re.Pattern[str]:
     """The regular expression.
 
     Raises
@@ -36,7 +36,7 @@ def block_ranges(program: Program, layer: str) -> tuple[tuple[int, int], ...]:
     NotApplicableError
         No call lies in such a block.
     """
-    blocks = _matching(program, compiled_pattern(layer)) if layer else _stacked(program)
+    blocks = _matching(program, compile_pattern(layer)) if layer else _list_stacked_paths(program)
     owners = [_owner(call.layer, blocks) if not call.mark else "" for call in program.calls]
     ranges = []
     first = 0
@@ -68,7 +68,7 @@ def _matching(program: Program, pattern: re.Pattern[str]) -> set[str]:
     return {path for path in _paths(program) if pattern.fullmatch(path)}
 
 
-def _stacked(program: Program) -> set[str]:
+def _list_stacked_paths(program: Program) -> set[str]:
     """Numbered members with parameters of lists that have several; else the first level of names."""
     with_parameters = {
         prefix for name in program.parameters.values() for prefix in _prefixes(name.rpartition(".")[0]) if prefix

@@ -88,7 +88,7 @@ def gradient_buckets(
         A cap is no size.
     """
     averaging = averaging_of(graph, latency_ns, bandwidth_bytes_per_s)
-    ends = _closed(averaging.size_bytes, caps_of(caps_bytes))
+    ends = _bucket_ends(averaging.size_bytes, caps_of(caps_bytes))
     sizes = np.diff([0, *np.cumsum(averaging.size_bytes)[ends]])
     if sizes.tolist() == graph.tasks["message_bytes"][averaging.messages[0]].tolist():
         raise InEffectError(
@@ -96,7 +96,7 @@ def gradient_buckets(
             where=f"caps {caps_bytes}",
             fix="ask for larger or smaller buckets",
         )
-    return _regrouped(graph, averaging, ends, sizes)
+    return _regroup_messages(graph, averaging, ends, sizes)
 
 
 def caps_of(text: str) -> list[int]:
@@ -113,7 +113,7 @@ def caps_of(text: str) -> list[int]:
     return caps
 
 
-def _closed(size_bytes: Rows, caps: list[int]) -> list[int]:
+def _bucket_ends(size_bytes: Rows, caps: list[int]) -> list[int]:
     """Last layer of each bucket."""
     ends: list[int] = []
     held = 0
@@ -142,7 +142,7 @@ def averaging_of(
     )
     ranks = tuple(np.unique(rank[is_message]).tolist())
     index = positions(graph)
-    messages = [_sorted(np.flatnonzero(is_message & (rank == item)), index) for item in ranks]
+    messages = [_sort_by_position(np.flatnonzero(is_message & (rank == item)), index) for item in ranks]
     if len(ranks) < 2 or len({len(rows) for rows in messages}) != 1:
         raise NotApplicableError(
             "no ranks average gradients here",
@@ -154,7 +154,7 @@ def averaging_of(
     if any(tuple(item) != layers for item in ready[1:]):
         raise NotApplicableError("the ranks have their gradients in different orders")
     rows = np.array(messages, np.int64)
-    latency, per_byte = _fitted(graph, rows)
+    latency, per_byte = _fit_link(graph, rows)
     return Averaging(
         ranks,
         layers,
@@ -166,7 +166,7 @@ def averaging_of(
     )
 
 
-def _sorted(rows: Rows, place: Rows) -> list[int]:
+def _sort_by_position(rows: Rows, place: Rows) -> list[int]:
     result: list[int] = rows[np.argsort(place[rows], kind="stable")].tolist()
     return result
 
@@ -189,7 +189,7 @@ def _ready(graph: Graph, mine: NDArray[np.bool_], place: Rows, sizes: dict[str, 
     return dict(sorted(result.items(), key=lambda one: place[one[1]]))
 
 
-def _fitted(graph: Graph, rows: Rows) -> tuple[float, float]:
+def _fit_link(graph: Graph, rows: Rows) -> tuple[float, float]:
     """Latency and time per byte of the captured messages, neither below 0; of one size alone: all by the byte."""
     size = graph.tasks["message_bytes"][rows[0]].astype(np.float64)
     used = graph.duration_ns[rows].min(axis=0).astype(np.float64)
@@ -200,7 +200,7 @@ def _fitted(graph: Graph, rows: Rows) -> tuple[float, float]:
     return 0.0, float(used.sum() / max(size.sum(), 1.0))
 
 
-def _regrouped(graph: Graph, averaging: Averaging, ends: list[int], sizes: Rows) -> Graph:
+def _regroup_messages(graph: Graph, averaging: Averaging, ends: list[int], sizes: Rows) -> Graph:
     """Old messages go, with what issued them; new ones come, and are waited for where those bytes were."""
     old_waits = _waits(graph, averaging.messages)
     old_bytes = np.cumsum(graph.tasks["message_bytes"][averaging.messages[0]])

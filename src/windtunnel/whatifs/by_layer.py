@@ -64,7 +64,7 @@ def by_layer(answer: Answer) -> list[LayerGain]:
     before, after = answer.baseline.graph, answer.graph
     if not answer.is_applicable or before.num_tasks != after.num_tasks:
         return []
-    replaced = _replaced(after)
+    replaced = _is_replaced(after)
     layers: Strings = before.tasks.strings("layer")
     codes = np.unique(layers.codes[replaced])
     if not len(codes):
@@ -85,7 +85,7 @@ def by_layer(answer: Answer) -> list[LayerGain]:
     return sorted(result, key=lambda one: -one.speedup)
 
 
-def _replaced(graph: Graph) -> Any:
+def _is_replaced(graph: Graph) -> Any:
     if "cost_source" not in graph.tasks or "layer" not in graph.tasks:
         return np.zeros(graph.num_tasks, dtype=bool)
     sources: Strings = graph.tasks.strings("cost_source")

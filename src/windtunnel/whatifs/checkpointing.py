@@ -19,7 +19,7 @@ from windtunnel.whatifs.block_patterns import block_ranges
 from windtunnel.whatifs.insert_tasks import insert_ahead, rescale
 from windtunnel.whatifs.layer_gradients import positions
 from windtunnel.whatifs.measured import SOURCE, apply_ratios, calls_of, captured_program
-from windtunnel.whatifs.peak_memory import noted
+from windtunnel.whatifs.peak_memory import note_form
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["activation_checkpointing", "no_activation_checkpointing"]
@@ -33,7 +33,7 @@ def _random_states(baseline: Baseline) -> float:
     return float(_RANDOM_STATE_BYTES * len(blocks))
 
 
-def _captured_random_states(baseline: Baseline) -> float:
+def _random_state_bytes(baseline: Baseline) -> float:
     return float(_RANDOM_STATE_BYTES * len(captured_program(baseline.graph).recomputed))
 
 
@@ -73,18 +73,18 @@ def activation_checkpointing(graph: Graph, layer: str = "") -> Unpriced:
         )
     form = Form(checkpointed=ranges)
 
-    def checkpointed(ratios: Ratios) -> Graph:
+    def add_recomputation(ratios: Ratios) -> Graph:
         changed = apply_ratios(graph, _no_shorter(replace(ratios, output_bytes=np.ones(len(program.calls)))))
         iterations = graph.tasks.get("iteration", np.zeros(graph.num_tasks))
         for iteration in np.unique(iterations).tolist():
             for block in ranges:
                 changed = _run_again(graph, changed, block, iteration)
-        return noted(changed, form)
+        return note_form(changed, form)
 
-    return Unpriced((OperatorsNeed(program, form),), checkpointed)
+    return Unpriced((OperatorsNeed(program, form),), add_recomputation)
 
 
-def _recomputed(baseline: Baseline) -> np.ndarray:
+def _is_recomputed(baseline: Baseline) -> np.ndarray:
     graph = baseline.graph
     result: np.ndarray = graph.tasks.get("is_recomputed", np.zeros(graph.num_tasks, dtype=bool))
     return result
@@ -95,7 +95,7 @@ def _recomputed(baseline: Baseline) -> np.ndarray:
     source="Chen et al., Training deep nets with sublinear memory cost, 2016: what it costs",
     decides="recomputation",
     limits=less_work(
-        _recomputed, "no more than the recomputation is saved", min_speedup=1.0, max_saved_bytes=_captured_random_states
+        _is_recomputed, "no more than the recomputation is saved", min_speedup=1.0, max_saved_bytes=_random_state_bytes
     ),
 )
 def no_activation_checkpointing(graph: Graph) -> Graph:
@@ -109,7 +109,7 @@ def no_activation_checkpointing(graph: Graph) -> Graph:
     again = graph.tasks.get("is_recomputed", np.zeros(graph.num_tasks, dtype=bool))
     if not again.any():
         raise NotApplicableError("no checkpoint computes anything again", where="column is_recomputed")
-    return noted(rescale(graph, again, 0.0, "not recomputed"), Form(keeps_activations=True))
+    return note_form(rescale(graph, again, 0.0, "not recomputed"), Form(keeps_activations=True))
 
 
 def _overlap(block: tuple[int, int], other: tuple[int, int]) -> bool:

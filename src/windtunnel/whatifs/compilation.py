@@ -61,8 +61,8 @@ def compile_block(graph: Graph, layer: str = "") -> Unpriced:
     need = OperatorsNeed(program, Form(compiled=tuple(dict.fromkeys(twins.values()))))
     return Unpriced(
         (need,),
-        lambda ratios: apply_ratios(graph, _shared(ratios, twins)),
-        published=lambda: _estimated(graph, ranges),
+        lambda ratios: apply_ratios(graph, _copy_twin_ratios(ratios, twins)),
+        published=lambda: _fuse_pointwise_chains(graph, ranges),
         by_default=LOOK_UP,
     )
 
@@ -80,7 +80,7 @@ def _twins(program: Program, ranges: tuple[Block, ...]) -> dict[Block, Block]:
     }
 
 
-def _shared(ratios: Ratios, twins: dict[Block, Block]) -> Ratios:
+def _copy_twin_ratios(ratios: Ratios, twins: dict[Block, Block]) -> Ratios:
     """Give every block the ratios of its twin; all else keeps its time."""
     forward, backward, output_bytes = (np.ones(len(ratios.forward)) for _ in range(3))
     for (first, last), (twin, _) in twins.items():
@@ -96,7 +96,7 @@ def _shared(ratios: Ratios, twins: dict[Block, Block]) -> Ratios:
     )
 
 
-def _estimated(graph: Graph, ranges: tuple[Block, ...]) -> Graph:
+def _fuse_pointwise_chains(graph: Graph, ranges: tuple[Block, ...]) -> Graph:
     call = calls_of(graph)
     inside = np.zeros(graph.num_tasks, dtype=bool)
     for first, last in ranges:

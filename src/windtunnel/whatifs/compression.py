@@ -21,7 +21,7 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.graph.parameters import registered_shapes
 from windtunnel.simulate.limits import of_kind, other_order
-from windtunnel.whatifs.ddp_reducer import OWN_WORK, reducing_needs, shared_out, way_between, work_ahead
+from windtunnel.whatifs.ddp_reducer import OWN_WORK, reducing_needs, split_by_bytes, way_between, work_ahead
 from windtunnel.whatifs.insert_tasks import computes_on_host, memory_bandwidth, traffic_ns
 from windtunnel.whatifs.layer_gradients import link_in_use
 from windtunnel.whatifs.unpriced import Unpriced
@@ -42,7 +42,7 @@ _LIMITS = other_order("no more than messages are saved", without=of_kind(Kind.CO
 )
 def fp16_gradients(graph: Graph, bandwidth_bytes_per_s: float | None = None) -> Graph:
     """Send gradients in half precision: half the bytes, one cast on each side."""
-    return _compressed(graph, 0.5, 1.5, 1.5, 0.5, bandwidth_bytes_per_s)
+    return _compress_messages(graph, 0.5, 1.5, 1.5, 0.5, bandwidth_bytes_per_s)
 
 
 @registry.whatif(
@@ -56,7 +56,7 @@ def top_k(graph: Graph, density_ratio: float = 0.01, bandwidth_bytes_per_s: floa
 
     Compressing reads the gradient and the residual, selects and writes the residual: four passes.
     """
-    return _compressed(graph, 2 * density_ratio, 4.0, 1.0, 1.0, bandwidth_bytes_per_s)
+    return _compress_messages(graph, 2 * density_ratio, 4.0, 1.0, 1.0, bandwidth_bytes_per_s)
 
 
 @registry.whatif(
@@ -77,7 +77,7 @@ def dgc(
     ``sends_indices=no`` counts the values only, a ratio of 1/1000, as the paper does; the default sends indices, too.
     """
     sent = 2 * density_ratio if sends_indices else density_ratio
-    return _compressed(graph, sent, 7.0, 1.0, 2.0, bandwidth_bytes_per_s)
+    return _compress_messages(graph, sent, 7.0, 1.0, 2.0, bandwidth_bytes_per_s)
 
 
 @registry.whatif(
@@ -111,7 +111,7 @@ def powersgd(
     if not 1 <= rank <= matrix_rows:
         raise InputError(f"rank {rank} does not fit matrices of {matrix_rows} rows")
     ratio = _factor_ratio(registered_shapes(graph) or [(matrix_rows, matrix_rows)], rank)
-    published = partial(_compressed, graph, ratio, 5.0, 1.0, 1.0, bandwidth_bytes_per_s)
+    published = partial(_compress_messages, graph, ratio, 5.0, 1.0, 1.0, bandwidth_bytes_per_s)
     if bandwidth_bytes_per_s is not None or not computes_on_host(graph):
         return published()
     messages = np.flatnonzero(all_reduces(graph))
@@ -119,10 +119,10 @@ def powersgd(
     if not needs:
         return published()
 
-    def flown(*total_ns: int) -> Graph:
-        return _flown(_without_reducer(graph), ratio, shared_out(graph, messages, total_ns))
+    def finish(*total_ns: int) -> Graph:
+        return _compress_at_measured_price(_without_reducer(graph), ratio, split_by_bytes(graph, messages, total_ns))
 
-    return Unpriced(needs, flown, published, way_between(graph, world_size(graph, None)))
+    return Unpriced(needs, finish, published, way_between(graph, world_size(graph, None)))
 
 
 def _without_reducer(graph: Graph) -> Graph:
@@ -145,7 +145,7 @@ def _factor_ratio(shapes: Sequence[tuple[int, ...]], rank: int) -> float:
     return sent / max(whole, 1)
 
 
-def _compressed(
+def _compress_messages(
     graph: Graph,
     ratio: float,
     compress_passes: float,
@@ -173,8 +173,8 @@ def _keeping(graph: Graph, kept_ratio: float, size_bytes: Ints) -> Graph:
     return graph.note({"memory_base_bytes": base_bytes + round(kept_ratio * per_iteration)})
 
 
-def _flown(graph: Graph, ratio: float, compress_ns: Ints) -> Graph:
-    """As ``_compressed``, at a price that holds restoring, too; vectors and both factors go by themselves."""
+def _compress_at_measured_price(graph: Graph, ratio: float, compress_ns: Ints) -> Graph:
+    """As ``_compress_messages``, at a price that holds restoring, too; vectors and both factors go by themselves."""
     messages = np.flatnonzero(all_reduces(graph))
     size_bytes = message_bytes(graph, _mask(graph, messages))
     compressed = _shorter(graph, messages, ratio, size_bytes, num_messages=3)

@@ -25,9 +25,9 @@ from windtunnel.hardware import link as catalog_link
 from windtunnel.simulate.limits import up_to
 from windtunnel.whatifs.ddp_reducer import (
     OWN_WORK,
-    described,
+    describe_buckets,
     reducing_needs,
-    shared_out,
+    split_by_bytes,
     way_between,
     work_ahead,
 )
@@ -108,7 +108,7 @@ def data_parallel(
     rounds = {i: buckets_of(graph, bucket_bytes, first_bucket_bytes, i) for i in iterations_of(graph)}
     crowd = _crowd(graph, num_ranks, wire, num_cores)
 
-    def joined(price: Callable[[list[Bucket]], list[float]], cost_source: str) -> Graph:
+    def add_all_reduces(price: Callable[[list[Bucket]], list[float]], cost_source: str) -> Graph:
         worker, comm = graph.add_resource("all-reduce", ResourceKind.LINK)
         for iteration, buckets in rounds.items():
             columns = {
@@ -118,12 +118,12 @@ def data_parallel(
                 "cost_source": cost_source,
             }
             worker = _communicate(worker, buckets, columns)
-        workers = worker if crowd is None else _crowded(worker, crowd, num_ranks, graph.num_tasks)
-        noted = _noted(workers, num_ranks, wire, sum(gradient.size_bytes for gradient in gradients_of(graph)))
-        return noted.note({"buckets": described(next(iter(rounds.values())), bucket_bytes, first_bucket_bytes)})
+        workers = worker if crowd is None else _oversubscribe_cores(worker, crowd, num_ranks, graph.num_tasks)
+        noted = _note_job(workers, num_ranks, wire, sum(gradient.size_bytes for gradient in gradients_of(graph)))
+        return noted.note({"buckets": describe_buckets(next(iter(rounds.values())), bucket_bytes, first_bucket_bytes)})
 
     def by_formula() -> Graph:
-        return joined(
+        return add_all_reduces(
             lambda buckets: [ring_all_reduce_ns(bucket.size_bytes, num_ranks, wire) for bucket in buckets], RING
         )
 
@@ -133,13 +133,13 @@ def data_parallel(
         sizes = [size for buckets in rounds.values() for size in _reducer_bytes(buckets).values()]
         needs = tuple(AveragingNeed(size, num_ranks) for size in dict.fromkeys(sizes))
 
-        def averaged(*total_ns: int) -> Graph:
+        def price_all_reduces(*total_ns: int) -> Graph:
             # they were measured on the very cores that the replay shares out once more
             alone = 1.0 if crowd is None or not crowd.moves_bytes else min(1.0, crowd.num_cores / num_ranks)
             known = {need.size_bytes: alone * price for need, price in zip(needs, total_ns, strict=True)}
-            return joined(lambda buckets: _averaged_ns(buckets, known), SOURCE)
+            return add_all_reduces(lambda buckets: _averaging_ns(buckets, known), SOURCE)
 
-        return Unpriced(needs, averaged, by_formula, way_between(graph, num_ranks))
+        return Unpriced(needs, price_all_reduces, by_formula, way_between(graph, num_ranks))
     return _with_own_work(by_formula(), by_formula, way_between(graph, 1))
 
 
@@ -151,7 +151,7 @@ def _reducer_bytes(buckets: list[Bucket]) -> Counter[int]:
     return total_bytes
 
 
-def _averaged_ns(buckets: list[Bucket], known_ns: Mapping[int, float]) -> list[float]:
+def _averaging_ns(buckets: list[Bucket], known_ns: Mapping[int, float]) -> list[float]:
     """What averaging takes on this host, each reducer's for itself, shared out among its buckets by their bytes."""
     total_bytes = _reducer_bytes(buckets)
     return [
@@ -167,10 +167,10 @@ def _with_own_work(graph: Graph, by_formula: Callable[[], Graph], by_default: st
     if not needs:
         return graph
 
-    def worked(*total_ns: int) -> Graph:
-        return work_ahead(graph, messages, shared_out(graph, messages, total_ns), OWN_WORK, SOURCE)
+    def add_reducer_work(*total_ns: int) -> Graph:
+        return work_ahead(graph, messages, split_by_bytes(graph, messages, total_ns), OWN_WORK, SOURCE)
 
-    return Unpriced(needs, worked, by_formula, by_default)
+    return Unpriced(needs, add_reducer_work, by_formula, by_default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def _own_rank(graph: Graph) -> dict[str, int]:
     return {"rank": int(graph.tasks["rank"][0])} if "rank" in graph.tasks else {}
 
 
-def _crowded(worker: Graph, crowd: _Crowd, num_ranks: int, num_before: int) -> Graph:
+def _oversubscribe_cores(worker: Graph, crowd: _Crowd, num_ranks: int, num_before: int) -> Graph:
     """Copies of a worker that meet in every all-reduce, all on the cores that there are."""
     count = worker.num_tasks
     messages = np.arange(num_before, count)
@@ -237,7 +237,7 @@ def _crowded(worker: Graph, crowd: _Crowd, num_ranks: int, num_before: int) -> G
     return share_cores(shared, small, crowd.num_cores, name="cores, serial")
 
 
-def _noted(graph: Graph, num_ranks: int, wire: Link, buffer_bytes: int) -> Graph:
+def _note_job(graph: Graph, num_ranks: int, wire: Link, buffer_bytes: int) -> Graph:
     """What other what-ifs read: workers, link, samples; the reducer keeps its flat buckets for good."""
     return graph.note(
         {

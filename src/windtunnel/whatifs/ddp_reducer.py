@@ -22,7 +22,7 @@ from windtunnel.whatifs.layer_gradients import Bucket, last_per_group, positions
 from windtunnel.whatifs.measured import has_program
 from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED
 
-__all__ = ["OWN_WORK", "described", "reducing_needs", "shared_out", "way_between", "work_ahead"]
+__all__ = ["OWN_WORK", "describe_buckets", "reducing_needs", "split_by_bytes", "way_between", "work_ahead"]
 
 Ints = NDArray[np.int64]
 # note of the buckets of one iteration, in the order of its messages
@@ -30,7 +30,7 @@ OWN_WORK = "reduce gradients"
 _MOST_PROCESSES = 32  # more are started only for prices="measured"
 
 
-def described(buckets: list[Bucket], bucket_bytes: int, first_bucket_bytes: int) -> dict[str, Any]:
+def describe_buckets(buckets: list[Bucket], bucket_bytes: int, first_bucket_bytes: int) -> dict[str, Any]:
     """The buckets of one iteration as plain values."""
     filled = [
         {"reducer": bucket.reducer, "size_bytes": bucket.size_bytes, "layers": list(bucket.layers)}
@@ -68,7 +68,7 @@ def way_between(graph: Graph, num_processes: int) -> str:
     return MEASURE if has_program(graph) and num_processes <= _MOST_PROCESSES else PUBLISHED
 
 
-def shared_out(graph: Graph, messages: Ints, total_ns: Sequence[int]) -> Ints:
+def split_by_bytes(graph: Graph, messages: Ints, total_ns: Sequence[int]) -> Ints:
     """The prices of ``reducing_needs`` shared out among each reducer's messages by their bytes, int64 [M]."""
     filled = (graph.meta.buckets or {})["filled"]
     prices = np.zeros(len(filled))

@@ -16,9 +16,9 @@ from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.measure import ProfileDatabase
 from windtunnel.whatifs.request import Request, Step
-from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Pricer, Unpriced, checked_prices, priced
+from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Pricer, Unpriced, check_prices, price_change
 
-__all__ = ["Database", "apply", "apply_steps", "asked_of", "needs_of", "pricer_of"]
+__all__ = ["Database", "apply", "apply_steps", "call_whatif", "needs_of", "pricer_of"]
 
 Database = ProfileDatabase | str | None
 
@@ -54,20 +54,20 @@ def apply(
     PriceError
         What it needs cannot be priced.
     """
-    return apply_steps(graph, request, checked_prices(prices), pricer or pricer_of(database, budget_s))[-1]
+    return apply_steps(graph, request, check_prices(prices), pricer or pricer_of(database, budget_s))[-1]
 
 
 def apply_steps(graph: Graph, request: Request, prices: str, pricer: Pricer) -> tuple[Graph, ...]:
     """The graphs after each step of a request; errors as of :func:`apply`."""
     graphs = [graph]
     for step in request.steps:
-        change = asked_of(graphs[-1], step)
-        changed = priced(change, prices, pricer) if isinstance(change, Unpriced) else change
+        change = call_whatif(graphs[-1], step)
+        changed = price_change(change, prices, pricer) if isinstance(change, Unpriced) else change
         graphs.append(changed.as_one_edit(graphs[-1], step.name, step.parameters))
     return tuple(graphs[1:])
 
 
-def asked_of(graph: Graph, step: Step) -> Graph | Unpriced:
+def call_whatif(graph: Graph, step: Step) -> Graph | Unpriced:
     """What a what-if makes of a graph: the changed one, or what it needs to make it.
 
     Raises

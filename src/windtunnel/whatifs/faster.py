@@ -16,13 +16,13 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags
 from windtunnel.registry import did_you_mean
 from windtunnel.simulate.limits import Baseline, up_to
-from windtunnel.whatifs.block_patterns import compiled_pattern
+from windtunnel.whatifs.block_patterns import compile_pattern
 from windtunnel.whatifs.insert_tasks import is_on_host, rescale
 
 __all__ = ["faster_cpu", "faster_device", "faster_link", "faster_operator", "operator_work"]
 
 
-def _checked(factor: float) -> float:
+def _duration_ratio(factor: float) -> float:
     if not math.isfinite(factor) or factor <= 0:
         raise InputError(f"hardware cannot be {factor} times as fast", fix="give a factor above 0, below 1 for slower")
     return 1.0 / factor
@@ -45,7 +45,7 @@ _LIMITS = up_to(_at_most, "what runs faster by a factor makes a step faster by t
 @registry.whatif("faster-cpu", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015", limits=_LIMITS)
 def faster_cpu(graph: Graph, factor: float = 2.0) -> Graph:
     """Run everything on CPU threads ``factor`` times as fast, the gaps of Python between them included."""
-    ratio, on_host = _checked(factor), is_on_host(graph)
+    ratio, on_host = _duration_ratio(factor), is_on_host(graph)
     waits = graph.select(kind=(Kind.SYNC, Kind.COMM))
     selected = on_host & ~waits
     if not graph.duration_ns[selected].any():
@@ -58,7 +58,7 @@ def faster_cpu(graph: Graph, factor: float = 2.0) -> Graph:
 @registry.whatif("faster-device", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015", limits=_LIMITS)
 def faster_device(graph: Graph, factor: float = 2.0) -> Graph:
     """Run all kernels of devices ``factor`` times as fast; launches, copies and messages stay."""
-    ratio = _checked(factor)
+    ratio = _duration_ratio(factor)
     kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
     selected = graph.select(kind=Kind.COMPUTE) & np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
     if not selected.any():
@@ -103,11 +103,11 @@ def faster_operator(graph: Graph, operator: str = "", factor: float = 2.0, evide
     InputError
         None is called so; the nearest are offered.
     """
-    ratio = _checked(factor)
+    ratio = _duration_ratio(factor)
     names, computes, own_ns = operator_work(graph)
     if not own_ns.any():
         raise NotApplicableError("no operator takes any time")
-    pattern = compiled_pattern(operator or re.escape(names.values[int(own_ns.argmax())]))
+    pattern = compile_pattern(operator or re.escape(names.values[int(own_ns.argmax())]))
     selected = computes & names.where({name: bool(name) and bool(pattern.fullmatch(name)) for name in names.values})
     if not graph.duration_ns[selected].any():
         known = [name for code, name in enumerate(names.values) if own_ns[code] > 0]
@@ -118,7 +118,7 @@ def faster_operator(graph: Graph, operator: str = "", factor: float = 2.0, evide
 @registry.whatif("faster-link", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015", limits=_LIMITS)
 def faster_link(graph: Graph, factor: float = 2.0) -> Graph:
     """Move all messages between workers ``factor`` times as fast, their latency included."""
-    ratio, selected = _checked(factor), graph.select(kind=Kind.COMM)
+    ratio, selected = _duration_ratio(factor), graph.select(kind=Kind.COMM)
     messages = graph.edges["kind"] == EdgeKind.MESSAGE
     if not selected.any() and not (messages & (lags(graph.edges) > 0)).any():
         raise NotApplicableError("nothing is sent between workers", fix="put data-parallel first")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.intervals import draw_priced
+from windtunnel.cost.intervals import draw_durations
 from windtunnel.cost.pricing import AUTO, Model, Tiers, device_of, price, tiers_of
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, ResourceKind
@@ -25,7 +25,7 @@ from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_b
 from windtunnel.whatifs.messages import has_messages, price_messages
 from windtunnel.whatifs.placing import LAUNCH_NS, place_on
 
-__all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "ranked"]
+__all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "rank_forecasts"]
 
 _LEVEL, _NUM_DRAWS, _FEWEST_DRAWS = 0.9, 128, 16
 _MOST_VALUES = 1 << 25  # durations drawn at once: 256 MiB
@@ -187,14 +187,14 @@ def forecast(
     if batch_size and not captured:
         with_batch(graph, captured, batch_size)  # says why not
     priced = _never_quicker(
-        [_priced(graph, device, dtype, tiers, captured, size, launch_ns) for size in sizes],
+        [_price_for_device(graph, device, dtype, tiers, captured, size, launch_ns) for size in sizes],
         is_larger=sizes[-1] > captured,
     )
     hosts = _of_host(priced)
-    return _replayed(priced.scale(hosts, host_factor), device, dtype, sizes[-1], hosts, host_factor)
+    return _replay_forecast(priced.scale(hosts, host_factor), device, dtype, sizes[-1], hosts, host_factor)
 
 
-def _priced(
+def _price_for_device(
     graph: Graph, device: Device, dtype: str, tiers: Tiers, captured: int, batch_size: int, launch_ns: int
 ) -> Graph:
     changed = graph if batch_size == captured else with_batch(graph, captured, batch_size)
@@ -214,7 +214,7 @@ def _never_quicker(graphs: Sequence[Graph], *, is_larger: bool) -> Graph:
     return last.set_columns({**kept, "duration_ns": duration})
 
 
-def _replayed(
+def _replay_forecast(
     priced: Graph, device: Device, dtype: str, batch_size: int, hosts: NDArray[np.bool_], host_factor: float
 ) -> Forecast:
     timeline = replay(priced)
@@ -226,7 +226,7 @@ def _replayed(
     # streams of one device share it, whatever their graph says
     makespan_ns = max(timeline.makespan_ns, bound_ns)
     num_draws = int(np.clip(_MOST_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
-    drawn_KT = np.maximum(draw_priced(priced, num_draws), least_T)
+    drawn_KT = np.maximum(draw_durations(priced, num_draws), least_T)
     low, high = _interval(replay_many(priced, drawn_KT).makespan_ns, makespan_ns)
     whole_ns = int(priced.duration_ns[computes].sum())
     device_ns, local = _busiest(priced, computes)
@@ -319,7 +319,7 @@ def changes(
     ]
 
 
-def ranked(found: Sequence[Forecast]) -> tuple[list[Forecast], str]:
+def rank_forecasts(found: Sequence[Forecast]) -> tuple[list[Forecast], str]:
     """Forecasts of several devices, the quickest first, by what tells them apart.
 
     Returns

@@ -13,7 +13,7 @@ from windtunnel.cost.rerun import Form, Program, UpdateForm
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
-from windtunnel.whatifs.block_patterns import compiled_pattern
+from windtunnel.whatifs.block_patterns import compile_pattern
 from windtunnel.whatifs.measured import captured_program, with_update
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -49,7 +49,7 @@ def freeze_layers(graph: Graph, layer: str = "") -> Unpriced:
 
 
 def _matching(program: Program, layer: str) -> tuple[str, ...]:
-    pattern = compiled_pattern(layer)
+    pattern = compile_pattern(layer)
     trained = sorted(set(program.parameters.values()) - program.frozen)
     already = [name for name in program.frozen if _lies_in(name, pattern)]
     if already and not any(_lies_in(name, pattern) for name in trained):

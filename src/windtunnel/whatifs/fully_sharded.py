@@ -27,7 +27,7 @@ from windtunnel.whatifs.layer_gradients import (
     positions,
     works,
 )
-from windtunnel.whatifs.zero import HALF, num_buffers, require_replicas, scattered, share_updates
+from windtunnel.whatifs.zero import HALF, num_buffers, require_replicas, scatter_gradients, share_updates
 
 __all__ = ["zero_3"]
 
@@ -94,7 +94,7 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
     sharded = share_updates(graph, messages, num_ranks, state_ratio, num_more=1 + num_buffers(graph))
     whole_bytes = (prefetch + 1) * int(message_bytes(graph, messages).max())
     sharded = sharded.note({"memory_base_bytes": sharded.meta.memory_base_bytes + whole_bytes})
-    return _gathered(scattered(sharded, messages), per_rank)
+    return _insert_gathers(scatter_gradients(sharded, messages), per_rank)
 
 
 def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Gather]:
@@ -108,11 +108,11 @@ def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Ga
         unit_T = _units(graph, sent[np.argsort(index[sent], kind="stable")], local, iteration, rank)
         forward = _passes(graph, unit_T, index, Phase.FORWARD)
         backward = _passes(graph, unit_T, index, Phase.BACKWARD)
-        result += _asked(index, forward, Phase.FORWARD, updated, prefetch)
+        result += _schedule_gathers(index, forward, Phase.FORWARD, updated, prefetch)
         # what the forward pass ended with is whole when the backward pass begins
         still = {item.message for item in forward[-1:]}
         turned = [item for item in backward if item.message not in still]
-        result += _asked(index, turned, Phase.BACKWARD, forward[-1].last if forward else (), prefetch)
+        result += _schedule_gathers(index, turned, Phase.BACKWARD, forward[-1].last if forward else (), prefetch)
         rows = np.flatnonzero(local & graph.select(phase=Phase.UPDATE) & works(graph))
         updated = tuple(last_per_group(index, rows, graph.tasks["resource"][rows]).values())
     return sorted(result, key=lambda one: index[list(one.before)].min())
@@ -132,7 +132,7 @@ def _passes(graph: Graph, unit_T: Ints, place: Ints, phase: Phase) -> list[_Pass
     return sorted(passes, key=lambda one: place[list(one.first)].min())
 
 
-def _asked(
+def _schedule_gathers(
     place: Ints, passes: Sequence[_Pass], phase: Phase, begin: tuple[int, ...], prefetch: int
 ) -> Iterator[_Gather]:
     """Gather for each pass once an earlier one gave up its place; a task that comes later is not waited for."""
@@ -168,7 +168,7 @@ def _feeds(graph: Graph, messages: Ints, mine: Mask) -> Ints:
     return result
 
 
-def _gathered(graph: Graph, per_rank: Sequence[Sequence[_Gather]]) -> Graph:
+def _insert_gathers(graph: Graph, per_rank: Sequence[Sequence[_Gather]]) -> Graph:
     """Put the gatherings where their messages are sent, each behind the one before; those meet whose messages meet."""
     tasks = graph.tasks
     gathers = [gather for gathers in per_rank for gather in gathers]

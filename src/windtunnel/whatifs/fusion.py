@@ -80,7 +80,7 @@ def fuse_chains(graph: Graph, mask: Mask | None = None) -> Graph:
         raise NotApplicableError(
             "fusing any two such operators would hold their inputs for longer, and need more memory"
         )
-    return _fused(graph, selected, inner)
+    return _merge_chains(graph, selected, inner)
 
 
 def _inner_edges(graph: Graph, chosen: Mask) -> Mask:
@@ -143,11 +143,11 @@ def _allocations_before(graph: Graph, place: NDArray[np.int64]) -> NDArray[np.in
     return result
 
 
-def _fused(graph: Graph, chosen: Mask, inner: Mask) -> Graph:
+def _merge_chains(graph: Graph, chosen: Mask, inner: Mask) -> Graph:
     """Move the work of every task to the last one of its chain; what is removed leaves its dependencies there."""
     heir = _heirs(graph, inner)
     followers = heir != np.arange(graph.num_tasks)
-    left = np.rint(graph.duration_ns * (1.0 - _saved_share(graph, inner))).astype(np.int64)
+    left = np.rint(graph.duration_ns * (1.0 - _saved_byte_ratio(graph, inner))).astype(np.int64)
     total = np.where(followers, 0, left)
     np.add.at(total, heir[followers], left[followers])
     touched = np.zeros(graph.num_tasks, dtype=bool)
@@ -175,7 +175,7 @@ def _heirs(graph: Graph, inner: Mask) -> NDArray[np.int64]:
     return heir
 
 
-def _saved_share(graph: Graph, inner: Mask) -> NDArray[np.float64]:
+def _saved_byte_ratio(graph: Graph, inner: Mask) -> NDArray[np.float64]:
     """Share of the bytes of each task that stay in registers, float [T]."""
     edges, tasks = graph.edges, graph.tasks
     passed = edges["size_bytes"][inner] if "size_bytes" in edges else np.zeros(int(inner.sum()), dtype=np.int64)

@@ -88,26 +88,26 @@ def launch_calls(graph: Graph) -> Rows:
 
 def insert_behind(graph: Graph, rows: Rows, columns: Mapping[str, Any]) -> tuple[Graph, Rows]:
     """Put one new task right behind each of the rows, on the same resource, with its launch."""
-    extended, new = _placed(graph, rows, columns, beside=rows)
-    return _launched(extended, new, rows), new
+    extended, new = _insert(graph, rows, columns, beside=rows)
+    return _add_launch_calls(extended, new, rows), new
 
 
 def insert_ahead(graph: Graph, rows: Rows, columns: Mapping[str, Any]) -> tuple[Graph, Rows]:
     """Put one new task right in front of each of the rows, on the same resource, with its launch."""
     before = order_predecessors(graph)[rows]
     first = before < 0
-    extended, new = _placed(graph, np.where(first, rows, before), columns, beside=rows, alone=first)
+    extended, new = _insert(graph, np.where(first, rows, before), columns, beside=rows, alone=first)
     if first.any():
         extended = extended.connect(new[first], rows[first], EdgeKind.ORDER)
-    return _launched(extended, new, rows), new
+    return _add_launch_calls(extended, new, rows), new
 
 
-def _placed(
+def _insert(
     graph: Graph, behind: Rows, columns: Mapping[str, Any], *, beside: Rows, alone: Mask | None = None
 ) -> tuple[Graph, Rows]:
     tasks = graph.tasks
     inherited = {
-        name: _taken(tasks[name], beside)
+        name: _take_rows(tasks[name], beside)
         for name in ("phase", "iteration", "rank", "layer", "resource", "kind")
         if name in tasks
     }
@@ -116,11 +116,11 @@ def _placed(
     return extended, np.arange(graph.num_tasks, extended.num_tasks, dtype=np.int64)
 
 
-def _taken(column: Any, rows: Rows) -> Any:
+def _take_rows(column: Any, rows: Rows) -> Any:
     return column.take(rows) if isinstance(column, Strings) else column[rows]
 
 
-def _launched(graph: Graph, new: Rows, beside: Rows) -> Graph:
+def _add_launch_calls(graph: Graph, new: Rows, beside: Rows) -> Graph:
     """Give each new task the launch that its neighbor has; tasks of one call share one new call."""
     calls = launch_calls(graph)
     neighbors = calls[beside]
@@ -129,7 +129,7 @@ def _launched(graph: Graph, new: Rows, beside: Rows) -> Graph:
         return graph
     unique, member = np.unique(neighbors[launched], return_inverse=True)
     price = int(np.median(graph.duration_ns[np.unique(calls[calls >= 0])]))
-    extended, added = _placed(
+    extended, added = _insert(
         graph, unique, {"name": "launch", "duration_ns": price, "cost_source": "launch"}, beside=unique
     )
     lag_ns, from_start = _launch_edge(graph, beside[launched])
@@ -173,7 +173,7 @@ def memory_bandwidth(graph: Graph, given: float | None) -> float:
     """
     if given is not None:
         return given
-    reached = _reached_bandwidth(graph)
+    reached = _achieved_bandwidth(graph)
     if reached is not None:
         return reached
     known = chip_of(graph)
@@ -186,7 +186,7 @@ def memory_bandwidth(graph: Graph, given: float | None) -> float:
     )
 
 
-def _reached_bandwidth(graph: Graph) -> float | None:
+def _achieved_bandwidth(graph: Graph) -> float | None:
     moved = sum(graph.tasks.get(name, np.zeros(graph.num_tasks)) for name in ("bytes_read", "bytes_written"))
     usable = (moved > 0) & (graph.duration_ns > 0) & graph.select(kind=Kind.COMPUTE)
     if not usable.any():

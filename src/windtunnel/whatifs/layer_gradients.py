@@ -231,18 +231,20 @@ def buckets_of(graph: Graph, bucket_bytes: int, first_bucket_bytes: int, iterati
     caps = (first_bucket_bytes, bucket_bytes)
     buckets: list[Bucket] = []
     for gradients, updates in _backward_passes(graph, iteration):
-        reducers = [_filled(graph, local, caps, updates) for local in _per_model(graph, gradients)]
+        reducers = [_fill_buckets(graph, local, caps, updates) for local in _per_model(graph, gradients)]
         for reducer in sorted(reducers, key=lambda filled: max(index[list(filled[0].ready)])):
             number = buckets[-1].reducer + 1 if buckets else 0
             buckets += [replace(bucket, reducer=number) for bucket in reducer]
     return buckets
 
 
-def _filled(graph: Graph, gradients: list[Gradient], caps: tuple[int, int], updates: tuple[int, ...]) -> list[Bucket]:
+def _fill_buckets(
+    graph: Graph, gradients: list[Gradient], caps: tuple[int, int], updates: tuple[int, ...]
+) -> list[Bucket]:
     """The buckets of one model in one backward pass."""
     buckets: list[Bucket] = []
     size, members = 0, dict[str, int]()
-    for gradient, parameter in _reversed_parameters(graph, gradients):
+    for gradient, parameter in _parameters_in_reverse(graph, gradients):
         size += parameter
         members[gradient.layer] = gradient.ready
         if size >= caps[bool(buckets)]:
@@ -264,8 +266,8 @@ def _per_model(graph: Graph, gradients: list[Gradient]) -> list[list[Gradient]]:
     return list(models.values())
 
 
-def _reversed_parameters(graph: Graph, gradients: list[Gradient]) -> list[tuple[Gradient, int]]:
-    registered = _registered(graph, gradients)
+def _parameters_in_reverse(graph: Graph, gradients: list[Gradient]) -> list[tuple[Gradient, int]]:
+    registered = _sort_by_registration(graph, gradients)
     return [(gradient, size) for gradient in reversed(registered) for size in reversed(gradient.parameters)]
 
 
@@ -293,7 +295,7 @@ def _backward_passes(graph: Graph, iteration: int | None) -> list[tuple[list[Gra
     return passes
 
 
-def _registered(graph: Graph, gradients: list[Gradient]) -> list[Gradient]:
+def _sort_by_registration(graph: Graph, gradients: list[Gradient]) -> list[Gradient]:
     """In order of registration where the capture knows it."""
     known = registered_parameters(graph)
     if not known:

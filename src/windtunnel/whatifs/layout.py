@@ -12,7 +12,7 @@ from windtunnel.cost.rerun import Form
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs.measured import captured_program, operators_of, reformed
+from windtunnel.whatifs.measured import captured_program, operators_of, rerun_in_form
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["channels_last"]
@@ -39,7 +39,7 @@ def channels_last(graph: Graph) -> Unpriced:
         raise NotApplicableError("there is no 2-D convolution", fix="channels-last is for images")
     if all(_is_channels_last(call.shapes[0], call.strides[0]) for call in images if call.strides):
         raise InEffectError("images lie with their channels innermost", where=f"{len(images)} convolutions")
-    return reformed(graph, Form(memory_format="channels_last"))
+    return rerun_in_form(graph, Form(memory_format="channels_last"))
 
 
 def _is_channels_last(shape: Any, stride: Any) -> bool:

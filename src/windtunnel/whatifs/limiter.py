@@ -32,7 +32,9 @@ class Limiter:
     baseline: Timeline
     _between: dict[int, Timeline] = field(default_factory=dict)
 
-    def checked(self, steps: Sequence[Step], graphs: Sequence[Graph], predicted_ns: float) -> tuple[Limits | None, str]:
+    def check_answer(
+        self, steps: Sequence[Step], graphs: Sequence[Graph], predicted_ns: float
+    ) -> tuple[Limits | None, str]:
         """What physics allows of an answer (None where no step states it), and what it breaks of that.
 
         Parameters
@@ -44,13 +46,13 @@ class Limiter:
         predicted_ns : float
             One iteration after the last.
         """
-        timelines = [self.baseline, *map(self._played, graphs[:-1])]
+        timelines = [self.baseline, *map(self._replay_once, graphs[:-1])]
         count = self.baseline.graph.num_iterations
         times_ns = [*(iteration_ns(timeline, count) for timeline in timelines), predicted_ns]
         samples = [graph.meta.samples_ratio for graph in (self.baseline.graph, *graphs)]
         result: list[Limits] = []
         for i, step in enumerate(steps):
-            limits = _stated(step, timelines[i], count)
+            limits = _limits_of_step(step, timelines[i], count)
             if limits is None:
                 continue
             result.append(limits)
@@ -59,13 +61,13 @@ class Limiter:
                 return None, violation if len(graphs) == 1 else f"{step}: {violation}"
         return _together(result, len(graphs)), ""
 
-    def _played(self, graph: Graph) -> Timeline:
+    def _replay_once(self, graph: Graph) -> Timeline:
         if id(graph) not in self._between:  # a timeline keeps its graph, so that no other gets the same id
             self._between[id(graph)] = replay(graph, like=self.baseline)
         return self._between[id(graph)]
 
 
-def _stated(step: Step, timeline: Timeline, num_iterations: int) -> Limits | None:
+def _limits_of_step(step: Step, timeline: Timeline, num_iterations: int) -> Limits | None:
     plugin = registry.get("whatif", step.name)
     if plugin.limits is None:
         return None

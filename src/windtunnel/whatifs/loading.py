@@ -65,7 +65,7 @@ def loader_workers(
     InEffectError
         As many workers, or more, load already.
     """
-    return _loaded_ahead(graph, num_workers, prefetch_factor, handover_ns, num_cores)
+    return _load_ahead(graph, num_workers, prefetch_factor, handover_ns, num_cores)
 
 
 @registry.whatif("prefetch", source="Murray et al., tf.data, VLDB 2021; Daydream, ATC 2020", limits=_LIMITS)
@@ -75,10 +75,10 @@ def prefetch(graph: Graph, num_batches: int = 2, handover_ns: int = 20_000, num_
     As ``loader-workers`` with one worker, without the way between processes. Work that holds Python's lock does not
     overlap with the training thread's own Python; this is not modeled.
     """
-    return _loaded_ahead(graph, 1, num_batches, handover_ns, num_cores)
+    return _load_ahead(graph, 1, num_batches, handover_ns, num_cores)
 
 
-def _loaded_ahead(graph: Graph, num_workers: int, depth: int, handover_ns: int, num_cores: int | None) -> Graph:
+def _load_ahead(graph: Graph, num_workers: int, depth: int, handover_ns: int, num_cores: int | None) -> Graph:
     if num_workers < 1 or depth < 1 or handover_ns < 0:
         raise InputError(f"{num_workers} workers, {depth} batches ahead: both must be 1 or more")
     if _is_loaded_ahead(graph):
@@ -100,7 +100,7 @@ def _loaded_ahead(graph: Graph, num_workers: int, depth: int, handover_ns: int, 
     rows = np.flatnonzero(np.tile(takes, copies))
     rows = rows[np.argsort(positions(trained)[rows], kind="stable")]
     loaded = _with_workers(trained, rows, num_workers, depth, load_ns, load_bytes)
-    return _contended(loaded, num_workers, num_cores)
+    return _share_cores(loaded, num_workers, num_cores)
 
 
 def _is_loaded_ahead(graph: Graph) -> bool:
@@ -210,7 +210,7 @@ def _with_workers(graph: Graph, takes: Rows, num_workers: int, depth: int, load_
     return extended.connect(takes[:-ahead], loads[ahead:], EdgeKind.CONTROL)
 
 
-def _contended(graph: Graph, num_workers: int, num_cores: int | None) -> Graph:
+def _share_cores(graph: Graph, num_workers: int, num_cores: int | None) -> Graph:
     """Workers and a training that computes on cores share them, if there are too few."""
     computes = _computes(graph)
     if not computes and not num_cores and not graph.meta.hardware.get("num_cores"):
@@ -262,10 +262,10 @@ def pinned_memory(graph: Graph, link: str = "pcie4-x16", bandwidth_ratio: float 
     at_rate = np.rint(1e9 * moved[pageable] / rate).astype(np.int64)
     now = graph.duration_ns[pageable]
     pinned = graph.set_duration(pageable, np.where(at_rate > 0, np.minimum(at_rate, now), now), cost_source="link rate")
-    return _unblocked(pinned, pageable, call_ns)
+    return _unblock_calls(pinned, pageable, call_ns)
 
 
-def _unblocked(graph: Graph, copies: NDArray[np.bool_], call_ns: int) -> Graph:
+def _unblock_calls(graph: Graph, copies: NDArray[np.bool_], call_ns: int) -> Graph:
     """The calling threads wait for these copies no more."""
     calls = launch_calls(graph)[copies]
     calling = np.zeros(graph.num_tasks, dtype=bool)

@@ -78,7 +78,7 @@ def find_losses(graph: Graph, timeline: Timeline | None = None) -> tuple[Loss, .
     before_ns = iteration_ns(timeline, graph.num_iterations)
     result = []
     for cause, whatifs, edit in _CAUSES:
-        changed = _edited(edit, graph)
+        changed = _try_edit(edit, graph)
         if changed is not None:
             result.append(_loss(cause, _first_applicable(whatifs, graph), before_ns, changed))
     result += _stragglers(graph, before_ns)
@@ -94,7 +94,7 @@ def _first_applicable(names: Sequence[str], graph: Graph) -> str:
     return ""
 
 
-def _edited(edit: Callable[[Graph], Graph], graph: Graph) -> Graph | None:
+def _try_edit(edit: Callable[[Graph], Graph], graph: Graph) -> Graph | None:
     try:
         return edit(graph)
     except NotApplicableError:
@@ -111,7 +111,7 @@ def _stragglers(graph: Graph, before_ns: float) -> Iterator[Loss]:
     if graph.num_ranks < 2:
         return
     for rank in _latest_ranks(graph)[:_MOST_RANKS]:
-        changed = _edited(partial(balance_ranks, rank=rank), graph)
+        changed = _try_edit(partial(balance_ranks, rank=rank), graph)
         if changed is not None:
             yield _loss("straggler", f"balance-ranks:rank={rank}", before_ns, changed, rank)
 

@@ -19,8 +19,8 @@ from windtunnel.cost.rerun import (
     Ratios,
     UpdateForm,
     UpdateNeed,
+    embedding_row_ratios,
     program_of,
-    touched_rows,
 )
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
@@ -38,7 +38,7 @@ __all__ = [
     "captured_program",
     "has_program",
     "operators_of",
-    "reformed",
+    "rerun_in_form",
     "update_need",
     "update_steps",
     "updates_and_zeroing",
@@ -86,7 +86,7 @@ def operators_of(baseline: Baseline) -> Mask:
     return graph.select(kind=Kind.COMPUTE) | graph.select(phase=Phase.UPDATE) | (calls_of(graph) >= 0)
 
 
-def reformed(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda changed: changed) -> Unpriced:
+def rerun_in_form(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda changed: changed) -> Unpriced:
     """Return the change that runs the operators of a graph in another form.
 
     Each captured call is run again in the old and in the new form, and the ratio of both durations scales its tasks.
@@ -111,10 +111,12 @@ def reformed(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda c
         The graph comes from a source that keeps no program.
     """
     need = OperatorsNeed(captured_program(graph), form)
-    return Unpriced((need,), lambda ratios: then(_marked(apply_ratios(graph, ratios), need.program, form)))
+    return Unpriced(
+        (need,), lambda ratios: then(_mark_replaced_layers(apply_ratios(graph, ratios), need.program, form))
+    )
 
 
-def _marked(graph: Graph, program: Program, form: Form) -> Graph:
+def _mark_replaced_layers(graph: Graph, program: Program, form: Form) -> Graph:
     """Say of the tasks of layers with weights that another layer runs who priced them."""
     indices = [index for index, _, _ in form.replaced if weights_of(program, index)]
     if not indices:
@@ -215,7 +217,7 @@ def update_need(graph: Graph, form: UpdateForm) -> UpdateNeed:
             fix="capture the step with windtunnel, or take published ratios: prices='paper'",
         )
     threads = int(graph.meta.hardware.get("num_threads", 0))
-    touched = touched_rows(program_of(graph)) if has_program(graph) else {}
+    touched = embedding_row_ratios(program_of(graph)) if has_program(graph) else {}
     return UpdateNeed(optimizers, form, threads, touched)
 
 
@@ -234,7 +236,7 @@ def with_update(graph: Graph, form: Form, update: UpdateForm) -> Unpriced:
     PriceError
         The graph comes from a source that keeps no program.
     """
-    change = reformed(graph, form)
+    change = rerun_in_form(graph, form)
     if not graph.meta.optimizers or not graph.select(phase=Phase.UPDATE).any():
         return change
     needs = (*change.needs, update_need(graph, update))

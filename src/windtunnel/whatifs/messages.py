@@ -17,7 +17,7 @@ from windtunnel.cost.collective import message_ns
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware import Fabric, Link
-from windtunnel.whatifs.placing import never_run
+from windtunnel.whatifs.placing import select_unpriced
 
 __all__ = ["has_messages", "price_messages", "sized_messages", "untimed_messages"]
 
@@ -28,7 +28,7 @@ def has_messages(graph: Graph) -> bool:
 
 
 def _unsent(graph: Graph) -> NDArray[np.bool_]:
-    unsent: NDArray[np.bool_] = (never_run(graph) & graph.select(kind=Kind.COMM)) | untimed_messages(graph)
+    unsent: NDArray[np.bool_] = (select_unpriced(graph) & graph.select(kind=Kind.COMM)) | untimed_messages(graph)
     return unsent
 
 

@@ -18,7 +18,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs.device_tasks import device_kernels
-from windtunnel.whatifs.measured import captured_program, has_program, operators_of, reformed
+from windtunnel.whatifs.measured import captured_program, has_program, operators_of, rerun_in_form
 from windtunnel.whatifs.replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -49,7 +49,7 @@ def reconstructed_batchnorm(graph: Graph) -> Unpriced:
     """
     published = partial(_paper, graph)
     if not has_program(graph):
-        return Unpriced.only_published(published)
+        return Unpriced.from_paper(published)
     program = captured_program(graph)
     norms = tuple(
         (index, *_rectifier_behind(program, index))
@@ -58,7 +58,7 @@ def reconstructed_batchnorm(graph: Graph) -> Unpriced:
     )
     if not norms:
         raise NotApplicableError("there is no batch normalization", where=f"{len(program.calls)} calls")
-    return replace(reformed(graph, Form(rectified=norms)), published=published)
+    return replace(rerun_in_form(graph, Form(rectified=norms)), published=published)
 
 
 @registry.whatif(
@@ -87,7 +87,7 @@ def group_norm(graph: Graph, groups: int = 32, layer: str = "") -> Unpriced:
     if groups < 1:
         raise InputError(f"a group norm has 1 group or more, not {groups}", where=f"groups={groups}")
     indices = calls_in(captured_program(graph), ("aten::batch_norm",), layer, "batch norm that trains")
-    return reformed(graph, replacing(indices, "group-norm", groups=groups))
+    return rerun_in_form(graph, replacing(indices, "group-norm", groups=groups))
 
 
 def _rectifier_behind(program: Program, norm: int) -> tuple[int, float]:
@@ -122,11 +122,11 @@ def _beside(graph: Graph, norms: Mask) -> Mask:
     """Tasks that read what a normalization wrote, or the other way round; else neighbors in order."""
     edges = graph.edges
     is_data = edges["kind"] == EdgeKind.DATA
-    near = _joined(graph, norms, is_data)
-    return near if near.any() else _joined(graph, norms, (edges["kind"] == EdgeKind.ORDER) & ~is_data)
+    near = _select_neighbors(graph, norms, is_data)
+    return near if near.any() else _select_neighbors(graph, norms, (edges["kind"] == EdgeKind.ORDER) & ~is_data)
 
 
-def _joined(graph: Graph, norms: Mask, chosen: Mask) -> Mask:
+def _select_neighbors(graph: Graph, norms: Mask, chosen: Mask) -> Mask:
     src, dst = graph.edges["src"][chosen], graph.edges["dst"][chosen]
     near = np.zeros(graph.num_tasks, dtype=bool)
     near[dst[norms[src]]] = True

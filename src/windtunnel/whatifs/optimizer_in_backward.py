@@ -26,10 +26,10 @@ _NEEDS_ALL = r"(?is).*(vector_norm|foreach_norm|clip_grad|non_finite_check|unsca
 
 
 def _gradients(baseline: Baseline) -> float:
-    return _held_gradients(baseline.graph)
+    return _resident_gradient_bytes(baseline.graph)
 
 
-def _held_gradients(graph: Graph) -> float:
+def _resident_gradient_bytes(graph: Graph) -> float:
     """Gradients that are held at the peaks of the passes and of the update; what else is held there stays."""
     memory = graph.meta.memory
     if not memory:
@@ -95,7 +95,7 @@ def optimizer_in_backward(graph: Graph) -> Graph:
     target = np.full(graph.num_tasks, -1, dtype=np.int64)
     target[moved] = index[anchors]
     apart = _with_gradients_apart(graph, index, target)
-    return _reordered(_without_reuse(apart, index, target), index, target)
+    return _reorder_tasks(_without_reuse(apart, index, target), index, target)
 
 
 def _check_not_yet(graph: Graph, place: Rows, updates: Rows, backward: Rows) -> None:
@@ -151,7 +151,7 @@ def _with_gradients_apart(graph: Graph, place: Rows, target: Rows) -> Graph:
         return graph
     rows = np.flatnonzero((edges["kind"] == EdgeKind.DATA) & ~moved[edges["src"]] & moved[edges["dst"]])
     read_bytes = np.minimum(_read_bytes(graph, rows), tasks["output_bytes"])
-    held_bytes = _held_gradients(graph) * max(graph.num_iterations, 1)
+    held_bytes = _resident_gradient_bytes(graph) * max(graph.num_iterations, 1)
     share = min(1.0, held_bytes / max(int(read_bytes.sum()), 1))
     released_bytes = np.floor(read_bytes * share).astype(np.int64)
     is_part = (read_bytes > 0) & (released_bytes < tasks["output_bytes"])
@@ -162,7 +162,7 @@ def _with_gradients_apart(graph: Graph, place: Rows, target: Rows) -> Graph:
     workspace_bytes = tasks.get("workspace_bytes", np.zeros(graph.num_tasks, dtype=np.int64)) + part_bytes
     np.add.at(workspace_bytes, edges["dst"][rows], np.floor(edges["size_bytes"][rows] * share).astype(np.int64))
     apart = graph.with_columns(output_bytes=tasks["output_bytes"] - part_bytes, workspace_bytes=workspace_bytes)
-    return apart.connect(edges["src"][rows], _unmoved_behind(graph, place, target)[edges["dst"][rows]])
+    return apart.connect(edges["src"][rows], _next_staying_task(graph, place, target)[edges["dst"][rows]])
 
 
 def _read_bytes(graph: Graph, rows: Rows) -> Rows:
@@ -177,7 +177,7 @@ def _read_bytes(graph: Graph, rows: Rows) -> Rows:
     return most
 
 
-def _unmoved_behind(graph: Graph, place: Rows, target: Rows) -> Rows:
+def _next_staying_task(graph: Graph, place: Rows, target: Rows) -> Rows:
     """The next task on the resource of each one that keeps its place; where there is none, the one that is last now."""
     resource, moved = graph.tasks["resource"], target >= 0
     order = np.lexsort((place, resource))
@@ -203,7 +203,7 @@ def _without_reuse(graph: Graph, place: Rows, target: Rows) -> Graph:
     return graph.disconnect(backwards) if backwards.any() else graph
 
 
-def _reordered(graph: Graph, place: Rows, target: Rows) -> Graph:
+def _reorder_tasks(graph: Graph, place: Rows, target: Rows) -> Graph:
     """Take the tasks that have a target out of their chains and put them behind what has that place."""
     edges, resource = graph.edges, graph.tasks["resource"]
     moved = target >= 0

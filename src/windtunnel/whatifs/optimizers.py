@@ -17,7 +17,7 @@ from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.measured import apply_update, has_program, update_need, update_steps
-from windtunnel.whatifs.peak_memory import noted
+from windtunnel.whatifs.peak_memory import note_form
 from windtunnel.whatifs.unpriced import Unpriced
 
 _RUN = "fused-optimizer.run"
@@ -42,7 +42,7 @@ def fused_optimizer(graph: Graph) -> Unpriced:
     PriceError
         The optimizer has no fused implementation.
     """
-    return _implemented(graph, {"fused": True, "foreach": False})
+    return _change_implementation(graph, {"fused": True, "foreach": False})
 
 
 @registry.whatif(
@@ -59,22 +59,22 @@ def foreach_optimizer(graph: Graph) -> Unpriced:
     NotApplicableError
         Nothing is updated, or the updates are done so already.
     """
-    return _implemented(graph, {"foreach": True, "fused": False})
+    return _change_implementation(graph, {"foreach": True, "fused": False})
 
 
-def _implemented(graph: Graph, options: dict[str, Any]) -> Unpriced:
+def _change_implementation(graph: Graph, options: dict[str, Any]) -> Unpriced:
     steps = update_steps(graph)
     _check_not_yet(graph, next(iter(options)))
     if options.get("fused"):
         _check_dense(graph)
     published = partial(_paper, graph)
     if not has_program(graph):
-        return Unpriced.only_published(published)
+        return Unpriced.from_paper(published)
     if int(steps.sum()) <= graph.num_iterations * graph.num_ranks:
         raise InEffectError("the updates are one task per iteration", where="phase UPDATE")
     form = UpdateForm(options)
     need = update_need(graph, form)
-    return Unpriced((need,), lambda ratio: noted(apply_update(graph, ratio), update=form), published)
+    return Unpriced((need,), lambda ratio: note_form(apply_update(graph, ratio), update=form), published)
 
 
 def _check_not_yet(graph: Graph, option: str) -> None:

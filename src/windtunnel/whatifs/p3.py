@@ -91,7 +91,9 @@ def p3(
     priority = slices[:, 0] if by_priority else np.zeros_like(slices[:, 0])
     served, pulls = _send(_with_servers(graph, num_ranks), gradients, slices, transfer_ns, priority)
     across = [(pull, row) for pull, part in zip(pulls, slices[:, 0], strict=True) for row in gradients[part].forward]
-    repeated = _repeated(served, graph.select(phase=Phase.UPDATE), np.array(across).reshape(-1, 2), num_iterations)
+    repeated = _repeat_iterations(
+        served, graph.select(phase=Phase.UPDATE), np.array(across).reshape(-1, 2), num_iterations
+    )
     samples = num_ranks * graph.meta.samples_ratio
     return repeated.note({"world_size": num_ranks, "link": wire.json(), "samples_ratio": samples})
 
@@ -162,7 +164,7 @@ def _send(
     return extended.connect(rows[:2].ravel(), rows[1:].ravel(), EdgeKind.MESSAGE), rows[2]
 
 
-def _repeated(graph: Graph, updates: NDArray[np.bool_], across: Ints, num_iterations: int) -> Graph:
+def _repeat_iterations(graph: Graph, updates: NDArray[np.bool_], across: Ints, num_iterations: int) -> Graph:
     """Without the worker's own updates, several times in a row."""
     removed = np.append(updates, np.zeros(graph.num_tasks - len(updates), dtype=bool))
     number = np.cumsum(~removed) - 1

@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.units import parse_duration, parse_ratio, parse_size
 
-__all__ = ["checked", "written"]
+__all__ = ["format_value", "parse_value"]
 
 _YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 _SIZES = ("_bytes", "_bytes_per_s")
@@ -24,12 +24,12 @@ _MOST = {"_ns": 86_400 * 10**9, "_bytes": 2**60, "_bytes_per_s": 2**60}
 _MOST_COUNT, _MOST_FACTOR, _LEAST_FACTOR = 2**31 - 1, 1e6, 1e-6
 
 
-def written(value: Any) -> str:
-    """A value as :func:`checked` reads it."""
+def format_value(value: Any) -> str:
+    """A value as :func:`parse_value` reads it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def checked(key: str, parameter: inspect.Parameter, text: str, where: str) -> Any:
+def parse_value(key: str, parameter: inspect.Parameter, text: str, where: str) -> Any:
     """The value, or an error that says where it was given.
 
     Raises
@@ -38,14 +38,14 @@ def checked(key: str, parameter: inspect.Parameter, text: str, where: str) -> An
         It does not fit.
     """
     try:
-        return _converted(key, parameter, text)
+        return _convert_value(key, parameter, text)
     except InputError as error:
         raise InputError(f"{key} cannot be {text!r}: {error.message}", where=where, fix=error.fix) from error
     except ValueError as error:
         raise InputError(f"{key} cannot be {text!r}", where=where, fix=f"{error}") from error
 
 
-def _converted(key: str, parameter: inspect.Parameter, text: str) -> Any:
+def _convert_value(key: str, parameter: inspect.Parameter, text: str) -> Any:
     """Of the type that the annotation says, with the unit and the range of the name; ValueError says what would do."""
     kinds = _kinds(parameter)
     if "None" in kinds and text.lower() == "none":

@@ -20,10 +20,10 @@ from windtunnel.hardware import device
 from windtunnel.simulate import Timeline
 from windtunnel.whatifs.measured import captured_program
 
-__all__ = ["capacity_of", "noted", "recorded_peak", "reformed_peak", "replayed_peak"]
+__all__ = ["capacity_of", "note_form", "predict_peak_bytes", "recorded_peak", "replayed_peak"]
 
 
-def noted(graph: Graph, form: Form | None = None, update: UpdateForm | None = None) -> Graph:
+def note_form(graph: Graph, form: Form | None = None, update: UpdateForm | None = None) -> Graph:
     """Note in what form the program runs from now on; what does not change stays as an earlier what-if left it."""
     entries: dict[str, Any] = {}
     if form is not None:
@@ -59,7 +59,7 @@ def capacity_of(graph: Graph) -> int:
         return 0
 
 
-def reformed_peak(graph: Graph) -> int | None:
+def predict_peak_bytes(graph: Graph) -> int | None:
     """The predicted peak of a graph in which forms are noted; None where none are, or it cannot be known."""
     memory = graph.meta.memory
     form, update = graph.meta.memory_form, graph.meta.memory_update

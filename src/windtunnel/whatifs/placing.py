@@ -17,7 +17,7 @@ from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
 from windtunnel.hardware import Device
 
-__all__ = ["LAUNCH_NS", "never_run", "place_on"]
+__all__ = ["LAUNCH_NS", "place_on", "select_unpriced"]
 
 NOT_RUN = "not run"
 
@@ -46,10 +46,10 @@ def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
         With one resource more, and one launch per moved task. Counters of an optimizer that the host reads stay on the
         host, as they do in PyTorch.
     """
-    unlaunched = _never_launched(graph)
+    unlaunched = _select_unpriced_launches(graph)
     if unlaunched.any():
         graph = graph.set_duration(unlaunched, 0 if device.kind == "cpu" else launch_ns, "assumed launch")
-    moved = _runs_when_called(graph)
+    moved = _select_synchronous_kernels(graph)
     if device.kind == "cpu" or not moved.any():
         return graph
     extended, queue = graph.add_resource(f"{device.name} queue", ResourceKind.STREAM)
@@ -64,7 +64,7 @@ def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
     return placed.connect(queued[:-1], queued[1:], EdgeKind.ORDER)
 
 
-def never_run(graph: Graph) -> Mask:
+def select_unpriced(graph: Graph) -> Mask:
     """Tasks of a job that never ran and that nothing has priced yet, bool [T]."""
     if "cost_source" not in graph.tasks:
         return np.zeros(graph.num_tasks, dtype=bool)
@@ -73,12 +73,16 @@ def never_run(graph: Graph) -> Mask:
     return result
 
 
-def _never_launched(graph: Graph) -> Mask:
+def _select_unpriced_launches(graph: Graph) -> Mask:
     """Launches of a job that has queues already."""
-    return never_run(graph) & graph.select(kind=Kind.HOST, op="launch") if "op" in graph.tasks else never_run(graph)
+    return (
+        select_unpriced(graph) & graph.select(kind=Kind.HOST, op="launch")
+        if "op" in graph.tasks
+        else select_unpriced(graph)
+    )
 
 
-def _runs_when_called(graph: Graph) -> Mask:
+def _select_synchronous_kernels(graph: Graph) -> Mask:
     computes: Mask = graph.select(kind=Kind.COMPUTE)
     kinds = graph.resources["kind"][np.maximum(graph.tasks["resource"], 0)] if graph.num_resources else np.zeros(0)
     if not len(kinds) or np.isin(kinds[computes], (ResourceKind.STREAM, ResourceKind.DEVICE)).any():

@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.cost.rerun import Call, Form, Program, tensors_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.registry import did_you_mean
-from windtunnel.whatifs.block_patterns import compiled_pattern
+from windtunnel.whatifs.block_patterns import compile_pattern
 
 __all__ = ["calls_in", "replacing", "weights_of"]
 
@@ -32,7 +32,7 @@ def calls_in(program: Program, operators: tuple[str, ...], layer: str, what: str
         raise NotApplicableError(f"there is no {what}", where=f"{len(program.calls)} calls")
     if not layer:
         return result
-    pattern = compiled_pattern(layer)
+    pattern = compile_pattern(layer)
     matching = [index for index in result if pattern.fullmatch(program.calls[index].layer)]
     if not matching:
         known = sorted({program.calls[index].layer for index in result})

@@ -14,7 +14,7 @@ from typing import Any
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.registry import did_you_mean
-from windtunnel.whatifs.parameter_values import checked, written
+from windtunnel.whatifs.parameter_values import format_value, parse_value
 
 __all__ = ["Request", "Step", "parse_request", "parse_requests", "parse_step"]
 
@@ -36,7 +36,7 @@ class Step:
         return {**defaults, **self.parameters}
 
     def __str__(self) -> str:
-        given = ",".join(f"{key}={written(value)}" for key, value in self.parameters.items())
+        given = ",".join(f"{key}={format_value(value)}" for key, value in self.parameters.items())
         return f"{self.name}:{given}" if given else self.name
 
 
@@ -61,11 +61,11 @@ def parse_requests(texts: str | Iterable[str | Request]) -> list[Request]:
         A name or a parameter is not known, or a value does not fit.
     """
     if isinstance(texts, str):
-        return [parse_request(text) for text in _separated(texts)]
+        return [parse_request(text) for text in _split_parameters(texts)]
     return [text if isinstance(text, Request) else parse_request(text) for text in texts]
 
 
-def _separated(text: str) -> Iterator[str]:
+def _split_parameters(text: str) -> Iterator[str]:
     whole = ""
     for piece in text.split(","):
         is_parameter = "=" in piece and ":" not in piece.partition("=")[0]
@@ -85,7 +85,7 @@ def parse_request(text: str) -> Request:
     InputError
         A name or a parameter is not known, a value does not fit, or two steps decide the same thing.
     """
-    steps = tuple(parse_step(part) for part in _joined(text))
+    steps = tuple(parse_step(part) for part in _split_steps(text))
     decided: dict[str, str] = {}
     for step in steps:
         thing = registry.get("whatif", step.name).decides
@@ -95,7 +95,7 @@ def parse_request(text: str) -> Request:
     return Request(steps)
 
 
-def _joined(text: str) -> Iterator[str]:
+def _split_steps(text: str) -> Iterator[str]:
     """The steps; a + in a value, as in ``place=nr+rh``, is no sign between two of them."""
     known, whole = registry.all("whatif"), ""
     for piece in _JOIN.split(text):
@@ -152,4 +152,4 @@ def _value(plugin: registry.Plugin, key: str, text: str) -> Any:
     if key not in plugin.parameters:
         fix = did_you_mean(key, plugin.parameters) or "it has no parameters"
         raise InputError(f"{plugin.name} has no parameter {key!r}", fix=fix)
-    return checked(key, plugin.parameters[key], text, plugin.name)
+    return parse_value(key, plugin.parameters[key], text, plugin.name)

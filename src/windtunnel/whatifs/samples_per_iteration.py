@@ -39,7 +39,7 @@ def batch_size_of(program: Program) -> int:
     entering, outputs = _around_models(program)
     entering = entering or [spec.shape for spec in program.data_inputs().values() if spec.shape]
     calls = ((call.operator, call.shapes) for call in program.calls if not call.mark)
-    return _agreed(entering, outputs, _sample_sizes(calls))
+    return _vote_on_size(entering, outputs, _sample_sizes(calls))
 
 
 def batch_size_of_operators(graph: Graph) -> int:
@@ -56,7 +56,7 @@ def batch_size_of_operators(graph: Graph) -> int:
         for row, (_, shapes) in zip(rows, calls, strict=True)
         if 0 < tasks["bytes_written"][row] <= _MAX_REDUCED_BYTES < tasks["bytes_read"][row]
     ]
-    return _agreed(entering, _without_means([shape for shape in reduced if shape]), _sample_sizes(calls))
+    return _vote_on_size(entering, _without_means([shape for shape in reduced if shape]), _sample_sizes(calls))
 
 
 def passes_of(program: Program) -> int:
@@ -100,7 +100,7 @@ def input_shapes_of(graph: Graph) -> list[Shape]:
     return [tuple(shape) for shape in graph.meta.shapes.get("inputs", ())]
 
 
-def _agreed(entering: list[Shape], outputs: list[Shape], sample_sizes: frozenset[int]) -> int:
+def _vote_on_size(entering: list[Shape], outputs: list[Shape], sample_sizes: frozenset[int]) -> int:
     """The size that most tensors agree about."""
     votes: dict[int, list[int]] = {}
     # what begins with several ones is repeated over samples, as tables of positions are

@@ -170,11 +170,11 @@ def tokens_of(graph: Graph) -> int:
         program = program_of(graph)
     except PriceError:
         return 0
-    counts = {count for count in _looked_up(program).values() if count}
+    counts = {count for count in _count_lookups(program).values() if count}
     return counts.pop() if len(counts) == 1 else 0
 
 
-def _looked_up(program: Program) -> dict[int, int]:
+def _count_lookups(program: Program) -> dict[int, int]:
     """Tokens by table, of all passes of a step; what is looked up again while gradients are computed counts once."""
     result: dict[int, dict[tuple[int, int], int]] = {}
     recomputed = {row for first, last in program.recomputed for row in range(first, last)}
@@ -223,10 +223,10 @@ def model_flops_of(graph: Graph, device: Device | None = None, dtype: str = "") 
     forward = float(flops_T[~is_backward].sum())
     backward = float(flops_T[is_backward].sum())
     backward = min(backward, _BACKWARD_PER_FORWARD * forward) if forward else backward
-    return (forward + backward) / max(graph.num_iterations, 1), _used_type(work, row_T[tasks], flops_T)
+    return (forward + backward) / max(graph.num_iterations, 1), _dominant_dtype(work, row_T[tasks], flops_T)
 
 
-def _used_type(work: Work, rows: NDArray[np.int64], flops: NDArray[np.float64]) -> str:
+def _dominant_dtype(work: Work, rows: NDArray[np.int64], flops: NDArray[np.float64]) -> str:
     amounts: dict[str, float] = {}
     for name, amount in zip(work.dtype[rows].tolist(), flops.tolist(), strict=True):
         amounts[name] = amounts.get(name, 0.0) + amount

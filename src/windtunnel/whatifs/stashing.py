@@ -73,7 +73,9 @@ def vdnn(
         raise NotApplicableError(f"fewer than {ahead + 1} layers keep results for the backward pass")
     sizes = np.array([activation.size_bytes for activation in moved], dtype=np.int64)
     duration_ns = np.array([wire.transfer_ns(size) for size in sizes.tolist()])
-    return _copied(release(graph, moved), moved, [triggers[item.layer] for item in moved], duration_ns, sizes)
+    return _add_offload_and_prefetch(
+        release(graph, moved), moved, [triggers[item.layer] for item in moved], duration_ns, sizes
+    )
 
 
 def _triggers(graph: Graph, activations: Sequence[Activation], ahead: int) -> dict[str, int]:
@@ -88,7 +90,7 @@ def _triggers(graph: Graph, activations: Sequence[Activation], ahead: int) -> di
     return {layer: first[above] for layer, above in zip(layers, layers[ahead:], strict=False)}
 
 
-def _copied(
+def _add_offload_and_prefetch(
     graph: Graph, moved: Sequence[Activation], triggers: Sequence[int], duration_ns: Ints, sizes: Ints
 ) -> Graph:
     """Add offload and prefetch of every result."""
@@ -153,18 +155,20 @@ def gist(
     kept = activations_of(graph, minimum_bytes)
     bandwidth = memory_bandwidth(graph, bandwidth_bytes_per_s)
     sizes = np.array([activation.size_bytes for activation in kept], dtype=np.int64)
-    ratio = np.where(_rectified(graph, kept), relu_ratio, other_ratio)
+    ratio = np.where(_select_relus(graph, kept), relu_ratio, other_ratio)
     encoded = np.rint(ratio * sizes).astype(np.int64)
-    return _encoded(release(graph, kept), kept, sizes, encoded, traffic_ns(sizes + encoded, bandwidth))
+    return _add_encode_and_decode(release(graph, kept), kept, sizes, encoded, traffic_ns(sizes + encoded, bandwidth))
 
 
-def _rectified(graph: Graph, kept: Sequence[Activation]) -> NDArray[np.bool_]:
+def _select_relus(graph: Graph, kept: Sequence[Activation]) -> NDArray[np.bool_]:
     pattern = r"(?i).*relu.*|.*threshold.*|.*clamp_min.*"
     relu = graph.select(op=pattern) | graph.select(name=pattern)
     return relu[[activation.row for activation in kept]]
 
 
-def _encoded(graph: Graph, kept: Sequence[Activation], sizes: Ints, encoded: Ints, duration_ns: Ints) -> Graph:
+def _add_encode_and_decode(
+    graph: Graph, kept: Sequence[Activation], sizes: Ints, encoded: Ints, duration_ns: Ints
+) -> Graph:
     rows = np.array([activation.row for activation in kept], dtype=np.int64)
     common = {"kind": int(Kind.COMPUTE), "cost_source": "memory bandwidth"}
     encode = {**common, "name": "encode", "op": "encode", "duration_ns": duration_ns, "output_bytes": encoded}
@@ -172,8 +176,10 @@ def _encoded(graph: Graph, kept: Sequence[Activation], sizes: Ints, encoded: Int
     extended, encoders = insert_behind(graph, rows, encode)
     readers = np.array([activation.readers[0] for activation in kept], dtype=np.int64)
     unique, member = np.unique(readers, return_inverse=True)
-    decode = {name: _summed(member, values) for name, values in (("duration_ns", duration_ns), ("output_bytes", sizes))}
-    decode |= {"bytes_read": _summed(member, encoded), "bytes_written": decode["output_bytes"]}
+    decode = {
+        name: _sum_by_member(member, values) for name, values in (("duration_ns", duration_ns), ("output_bytes", sizes))
+    }
+    decode |= {"bytes_read": _sum_by_member(member, encoded), "bytes_written": decode["output_bytes"]}
     extended, decoders = insert_ahead(extended, unique, {**common, "name": "decode", "op": "decode", **decode})
     extended = extended.connect(encoders, decoders[member])
     pairs = [(decoders[index], reader) for index, item in zip(member, kept, strict=True) for reader in item.readers]
@@ -181,7 +187,7 @@ def _encoded(graph: Graph, kept: Sequence[Activation], sizes: Ints, encoded: Int
     return extended.connect(src, dst)
 
 
-def _summed(member: Ints, values: Ints) -> Ints:
+def _sum_by_member(member: Ints, values: Ints) -> Ints:
     total = np.zeros(int(member.max()) + 1, dtype=np.int64)
     np.add.at(total, member, values)
     return total

@@ -14,7 +14,7 @@ from windtunnel.cost.rerun import Need
 from windtunnel.errors import InputError, NotApplicableError, PriceError, WindtunnelError
 from windtunnel.graph import Graph
 
-__all__ = ["PRICES", "Pricer", "Unpriced", "checked_prices", "priced"]
+__all__ = ["PRICES", "Pricer", "Unpriced", "check_prices", "price_change"]
 
 # (needs, whether what is not known may be measured) -> price, error or None of each
 Pricer = Callable[[Sequence[Need], bool], Mapping[Need, Any]]
@@ -56,7 +56,7 @@ class Unpriced:
     by_default: str = MEASURE
 
     @classmethod
-    def only_published(cls, published: Callable[[], Graph]) -> Unpriced:
+    def from_paper(cls, published: Callable[[], Graph]) -> Unpriced:
         """A change of a graph that does not know its operators."""
         return cls((), None, published, PUBLISHED)
 
@@ -65,7 +65,7 @@ class Unpriced:
         return _WAYS.get(prices, self.by_default)
 
 
-def checked_prices(prices: str) -> str:
+def check_prices(prices: str) -> str:
     """The choice, if it is one.
 
     Raises
@@ -78,7 +78,7 @@ def checked_prices(prices: str) -> str:
     return prices
 
 
-def priced(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
+def price_change(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
     """The changed graph, with measured or published prices.
 
     Raises
@@ -90,7 +90,7 @@ def priced(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
     """
     way = change.way(prices)
     if way == PUBLISHED:
-        return _published(change)
+        return _apply_paper_ratios(change)
     if change.finish is None:
         raise PriceError(
             "this graph does not say which operators were called with which arguments",
@@ -102,7 +102,7 @@ def priced(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
         if isinstance(price, WindtunnelError):
             raise price
     if any(price is None for price in given):
-        return _published(change)
+        return _apply_paper_ratios(change)
     return _as_sure_as(change.finish(*given), given)
 
 
@@ -113,7 +113,7 @@ def _as_sure_as(graph: Graph, prices: Sequence[Any]) -> Graph:
     return graph if result == known else graph.note({f"price_{name}": value for name, value in result.items()})
 
 
-def _published(change: Unpriced) -> Graph:
+def _apply_paper_ratios(change: Unpriced) -> Graph:
     if change.published is None:
         raise NotApplicableError("nobody published ratios for this change", fix="measure it here: prices='auto'")
     return change.published()

@@ -17,7 +17,7 @@ from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.insert_tasks import rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 
-__all__ = ["HALF", "num_buffers", "require_replicas", "scattered", "share_updates", "zero_1", "zero_2"]
+__all__ = ["HALF", "num_buffers", "require_replicas", "scatter_gradients", "share_updates", "zero_1", "zero_2"]
 
 _SOURCE = "Rajbhandari et al., ZeRO, SC 2020"
 HALF = "half of an all-reduce"
@@ -49,7 +49,7 @@ def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
     """
     require_replicas(graph)
     messages = all_reduces(graph)
-    return _gathered(share_updates(graph, messages, num_ranks, state_ratio), np.flatnonzero(messages))
+    return _gather_parameters(share_updates(graph, messages, num_ranks, state_ratio), np.flatnonzero(messages))
 
 
 @registry.whatif("zero-2", source=_SOURCE, decides="what is sharded", limits=_LIMITS)
@@ -61,8 +61,8 @@ def zero_2(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
     require_replicas(graph)
     messages = all_reduces(graph)
     shared = share_updates(graph, messages, num_ranks, state_ratio, num_more=num_buffers(graph))
-    sharded = _gathered(shared, np.flatnonzero(messages))
-    return scattered(sharded, messages)
+    sharded = _gather_parameters(shared, np.flatnonzero(messages))
+    return scatter_gradients(sharded, messages)
 
 
 def require_replicas(graph: Graph) -> None:
@@ -111,7 +111,7 @@ def num_buffers(graph: Graph) -> int:
     return int(graph.meta.buckets is not None)
 
 
-def scattered(graph: Graph, messages: NDArray[np.bool_]) -> Graph:
+def scatter_gradients(graph: Graph, messages: NDArray[np.bool_]) -> Graph:
     """Every worker gets its share of the gradients only: half of an all-reduce.
 
     Parameters
@@ -130,7 +130,7 @@ def _updates(graph: Graph) -> NDArray[np.bool_]:
     return computes
 
 
-def _gathered(graph: Graph, messages: NDArray[np.int64]) -> Graph:
+def _gather_parameters(graph: Graph, messages: NDArray[np.int64]) -> Graph:
     """Behind each iteration's last updates one all-gather per message: the same ring, half the way."""
     tasks = graph.tasks
     iteration = tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int64))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.base.extras import require
-from windtunnel.workloads.workload import Workload, endless, placed
+from windtunnel.workloads.workload import Workload, endless, move_to_device
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ def cnn(*, batch_size: int = 32, width: int = 16, blocks: int = 3, num_workers: 
     batches, device = endless(loader), torch.get_default_device()
 
     def step() -> torch.Tensor:
-        images, labels = (placed(part, device) for part in next(batches))
+        images, labels = (move_to_device(part, device) for part in next(batches))
         optimizer.zero_grad()
         loss: torch.Tensor = loss_function(model(images), labels)
         loss.backward()

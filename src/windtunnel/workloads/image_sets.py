@@ -70,7 +70,7 @@ def _cifar(train: Path, test: Path) -> ImageSet:
 
     (inputs, targets), (test_inputs, test_targets) = read_cifar(train), read_cifar(test)
     words = f"CIFAR-10 ({len(targets):,} images, {len(test_targets):,} to test)"
-    return ImageSet(words, _scaled(inputs), targets, _scaled(test_inputs), test_targets)
+    return ImageSet(words, _scale_pixels(inputs), targets, _scale_pixels(test_inputs), test_targets)
 
 
 def _mnist(path: Path) -> ImageSet:
@@ -83,7 +83,7 @@ def _mnist(path: Path) -> ImageSet:
         raise InputError(f"the images cannot be read: {error}", where=str(path), fix="copy the file anew") from error
     index = len(labels) - _MNIST_TEST
     words = f"MNIST ({index:,} images, {_MNIST_TEST:,} to test)"
-    return ImageSet(words, _scaled(images[:index]), labels[:index], _scaled(images[index:]), labels[index:])
+    return ImageSet(words, _scale_pixels(images[:index]), labels[:index], _scale_pixels(images[index:]), labels[index:])
 
 
 def _gratings(pixels: int, channels: int, seed: int) -> ImageSet:
@@ -97,5 +97,5 @@ def _gratings(pixels: int, channels: int, seed: int) -> ImageSet:
     return ImageSet(batches.data, images[:index], labels[:index], images[index:], labels[index:])
 
 
-def _scaled(images: torch.Tensor) -> torch.Tensor:
+def _scale_pixels(images: torch.Tensor) -> torch.Tensor:
     return images.float().div(127.5).sub(1.0)

@@ -21,7 +21,7 @@ from torch.nn import functional
 from windtunnel.errors import InputError
 from windtunnel.workloads.workload import data_file
 
-__all__ = ["ImageBatches", "Patterns", "checked", "image_batches", "read_cifar", "seeded"]
+__all__ = ["ImageBatches", "Patterns", "check_batch_size", "image_batches", "make_generator", "read_cifar"]
 
 CIFAR_FILE = "vision/cifar10_train_10000.rgbdelta.xz"
 CIFAR_CLASSES, CIFAR_PIXELS = 10, 32
@@ -53,14 +53,14 @@ def image_batches(*, pixels: int, batch_size: int, num_classes: int, seed: int, 
     InputError
         The batch size is below 1, or the file of real images is damaged.
     """
-    checked(batch_size)
+    check_batch_size(batch_size)
     path = None if is_drawn else data_file(CIFAR_FILE)
     if path is not None and num_classes >= CIFAR_CLASSES:
         return _photographs(path, pixels, batch_size, seed)
     return _gratings(pixels, batch_size, num_classes, seed)
 
 
-def checked(batch_size: int) -> int:
+def check_batch_size(batch_size: int) -> int:
     """That batch size.
 
     Raises
@@ -75,14 +75,14 @@ def checked(batch_size: int) -> int:
     return batch_size
 
 
-def seeded(seed: int) -> torch.Generator:
+def make_generator(seed: int) -> torch.Generator:
     """A source of random numbers of its own, on the device on which new tensors are made."""
     return torch.Generator(device=torch.get_default_device()).manual_seed(seed)
 
 
 def _photographs(path: Path, pixels: int, batch_size: int, seed: int) -> ImageBatches:
     images_NCHW, labels_N = read_cifar(path)
-    generator = seeded(seed)
+    generator = make_generator(seed)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
         selected = torch.randint(0, len(labels_N), (batch_size,), generator=generator, device=generator.device)
@@ -103,10 +103,10 @@ def read_cifar(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     InputError
         The file is damaged, or has no labels beside it.
     """
-    return torch.tensor(_decoded(path)), torch.tensor(_labels(path), dtype=torch.int64)
+    return torch.tensor(_decode_images(path)), torch.tensor(_labels(path), dtype=torch.int64)
 
 
-def _decoded(path: Path) -> np.ndarray:
+def _decode_images(path: Path) -> np.ndarray:
     """Undo the differences between channels, columns and rows in which the file stores its bytes [N, 3, 32, 32]."""
     try:
         stored = np.frombuffer(lzma.decompress(path.read_bytes()), np.uint8).reshape(-1, 3, CIFAR_PIXELS, CIFAR_PIXELS)
@@ -129,12 +129,12 @@ class Patterns:
     """Each class has a grating of its own: a color, an angle and a frequency in cycles per image height."""
 
     def __init__(self, num_classes: int, generator: torch.Generator) -> None:
-        def drawn(*shape: int) -> torch.Tensor:
+        def uniform(*shape: int) -> torch.Tensor:
             return torch.rand(shape, generator=generator, device=generator.device)
 
-        self.colors_K3 = drawn(num_classes, 3) - 0.5
-        self.angles_K = drawn(num_classes) * math.pi
-        self.cycles_K = drawn(num_classes) * 8 + 4
+        self.colors_K3 = uniform(num_classes, 3) - 0.5
+        self.angles_K = uniform(num_classes) * math.pi
+        self.cycles_K = uniform(num_classes) * 8 + 4
 
     def paint(self, classes_B: torch.Tensor, phases_B: torch.Tensor, height: int, width: int) -> torch.Tensor:
         """Whole images [B, 3, height, width] of the patterns of those classes."""
@@ -147,7 +147,7 @@ class Patterns:
 
 
 def _gratings(pixels: int, batch_size: int, num_classes: int, seed: int) -> ImageBatches:
-    generator = seeded(seed)
+    generator = make_generator(seed)
     patterns = Patterns(num_classes, generator)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:

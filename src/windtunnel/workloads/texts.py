@@ -112,15 +112,16 @@ def translations(vocabulary: int, seed: int, *, max_length: int = 40, num_pairs:
     """
     english, german = (data_file(f"text/multi30k/train.{language}.gz") for language in ("en", "de"))
     if english is None or german is None:
-        return _invented_pairs(vocabulary, seed, max_length, num_pairs)
+        return _invent_pairs(vocabulary, seed, max_length, num_pairs)
     both = [
-        _numbered([_WORD.findall(line.lower()) for line in lines_of(path)], vocabulary) for path in (english, german)
+        _number_words([_WORD.findall(line.lower()) for line in lines_of(path)], vocabulary)
+        for path in (english, german)
     ]
     kept = [pair for pair in zip(*both, strict=True) if all(0 < len(side) <= max_length for side in pair)]
     return Pairs(kept, "Multi30k, English to German")
 
 
-def _invented_pairs(vocabulary: int, seed: int, max_length: int, num_pairs: int) -> Pairs:
+def _invent_pairs(vocabulary: int, seed: int, max_length: int, num_pairs: int) -> Pairs:
     random = np.random.default_rng(seed)
     lengths = np.exp(random.normal(_MEAN_LOG_LENGTH, _STD_LOG_LENGTH, num_pairs)).round().clip(3, max_length)
     ends = lengths.astype(int).cumsum()
@@ -150,8 +151,8 @@ class Text:
         """War and Peace where it is present, else a chain in which a word calls for one of four successors."""
         path = data_file("text/gutenberg/war_and_peace.txt.gz")
         if path is None:
-            return cls(_invented_text(vocabulary, seed), "synthetic: a Markov chain over Zipf words")
-        (tokens,) = _numbered([_WORD.findall(" ".join(story(path)).lower())], vocabulary)
+            return cls(_invent_text(vocabulary, seed), "synthetic: a Markov chain over Zipf words")
+        (tokens,) = _number_words([_WORD.findall(" ".join(story(path)).lower())], vocabulary)
         return cls(tokens, "War and Peace (Project Gutenberg), words")
 
     def draw(self, batch_size: int, length: int, random: np.random.Generator) -> Tokens:
@@ -161,7 +162,7 @@ class Text:
         return windows
 
 
-def _invented_text(vocabulary: int, seed: int, num_chains: int = 256, length: int = 2048) -> Tokens:
+def _invent_text(vocabulary: int, seed: int, num_chains: int = 256, length: int = 2048) -> Tokens:
     random = np.random.default_rng(seed)
     num_words = vocabulary - NUM_SPECIAL
     successors = zipf(num_words, (num_words, 4), random)
@@ -181,7 +182,7 @@ def zipf(num_words: int, shape: int | tuple[int, ...], random: np.random.Generat
     return ranks
 
 
-def _numbered(sentences: list[list[str]], vocabulary: int) -> list[Tokens]:
+def _number_words(sentences: list[list[str]], vocabulary: int) -> list[Tokens]:
     """Words as their rank by frequency, the rare ones as ``UNKNOWN``."""
     counts = Counter(word for sentence in sentences for word in sentence)
     frequent = counts.most_common(vocabulary - NUM_SPECIAL)

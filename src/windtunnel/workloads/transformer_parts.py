@@ -90,7 +90,7 @@ PUBLISHED: Mapping[str, Shape] = MappingProxyType(
 """Networks by name."""
 
 
-def _shared(num_ranks: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _tensor_parallel_functions(num_ranks: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """What enters a part that is split, and what leaves it: gradients of the one, values of the other are summed."""
     import torch
     from torch import distributed
@@ -145,7 +145,7 @@ def _layer(shape: Shape, num_ranks: int) -> torch.nn.Module:
     import torch
     from torch import nn
 
-    enter, leave = _shared(num_ranks)
+    enter, leave = _tensor_parallel_functions(num_ranks)
     head_width, inner = shape.width // shape.heads, shape.inner // num_ranks
     own = shape.width // num_ranks
     has_bias = not shape.is_gated
@@ -177,9 +177,9 @@ def _layer(shape: Shape, num_ranks: int) -> torch.nn.Module:
         def heads(self, x: torch.Tensor) -> list[torch.Tensor]:
             parts = [self.query(x), self.key(x), self.value(x)] if shape.is_gated else self.mixed(x).chunk(3, -1)
             query, key, value = (part.unflatten(-1, (-1, head_width)).transpose(1, 2) for part in parts)
-            return [self.turned(query), self.turned(key), value] if shape.is_gated else [query, key, value]
+            return [self.rotate(query), self.rotate(key), value] if shape.is_gated else [query, key, value]
 
-        def turned(self, x_BHSD: torch.Tensor) -> torch.Tensor:
+        def rotate(self, x_BHSD: torch.Tensor) -> torch.Tensor:
             low, high = x_BHSD.chunk(2, -1)
             return x_BHSD * self.cosines + torch.cat([-high, low], -1) * self.sines
 
@@ -209,7 +209,7 @@ def _network(shape: Shape, num_ranks: int) -> torch.nn.Module:
     """Embedding, one layer, head with its loss; the vocabulary is split over ranks."""
     from torch import nn
 
-    enter, leave = _shared(num_ranks)
+    enter, leave = _tensor_parallel_functions(num_ranks)
     words = -(-shape.vocabulary // num_ranks)
     word_width = shape.word_width or shape.width
 

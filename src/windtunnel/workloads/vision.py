@@ -117,7 +117,7 @@ def vision_model(name: str, *, size: int = 96, seed: int = 0) -> torch.nn.Module
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: torch.nn.Module = _configured(name, size) if name in CONFIGURED else _convolutional(name)
+        model: torch.nn.Module = _model_from_config(name, size) if name in CONFIGURED else _convolutional(name)
     return model.eval()
 
 
@@ -131,7 +131,7 @@ def _convolutional(name: str) -> torch.nn.Module:
     return model
 
 
-def _configured(name: str, size: int) -> torch.nn.Module:
+def _model_from_config(name: str, size: int) -> torch.nn.Module:
     transformers = require("transformers", extra="suite")
     config = transformers.AutoConfig.for_model(name, **CONFIGURED[name])
     if hasattr(config, "image_size"):

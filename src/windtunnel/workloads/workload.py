@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = ["SIZES", "Sized", "Supervised", "Training", "Workload", "data_file", "endless", "placed"]
+__all__ = ["SIZES", "Sized", "Supervised", "Training", "Workload", "data_file", "endless", "move_to_device"]
 
 SIZES = ("tiny", "small", "paper")
 """A step of ``tiny`` takes less than a second on two cores; ``paper`` is what the model's paper trains."""
@@ -192,11 +192,11 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
     """Batches without end, on the host: a new epoch begins where one ends."""
     while True:
         batches = iter(loader)
-        while (batch := _fetched(batches)) is not None:
+        while (batch := _fetch_batch(batches)) is not None:
             yield batch
 
 
-def _fetched(batches: Iterator[Any]) -> Any:
+def _fetch_batch(batches: Iterator[Any]) -> Any:
     """The next batch, or None; a loader collates on the host, wherever torch makes other new tensors."""
     import torch
 
@@ -205,7 +205,7 @@ def _fetched(batches: Iterator[Any]) -> Any:
         return next(batches, None)
 
 
-def placed(data: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
+def move_to_device(data: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
     """What was drawn on the host, on a device; on the host nothing is copied."""
     import torch
 

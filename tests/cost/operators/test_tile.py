@@ -59,7 +59,7 @@ def measured(device, seed, largest):
 
 @pytest.fixture(scope="module")
 def data():
-    return measured("a", 0, 1000).joined([measured(name, seed, 1000) for seed, name in enumerate("bc", start=1)])
+    return measured("a", 0, 1000).concat([measured(name, seed, 1000) for seed, name in enumerate("bc", start=1)])
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from windtunnel.hardware import Device
 
 @pytest.fixture(scope="module")
 def model():
-    table = measured("a", 0, 600).joined([measured("b", 1, 600)])
+    table = measured("a", 0, 600).concat([measured("b", 1, 600)])
     return train_tile(table, SHEET, num_rounds=20)
 
 

@@ -14,11 +14,11 @@ from windtunnel.cost.rerun import (
     Form,
     Program,
     UpdateForm,
-    known_ratios,
+    look_up_ratios,
     measure_ratios,
     measure_update,
 )
-from windtunnel.cost.rerun.optimizer import sparse_parameters, step_of, touched_rows
+from windtunnel.cost.rerun.optimizer import embedding_row_ratios, sparse_parameters, step_of
 from windtunnel.errors import PriceError
 from windtunnel.graph import Phase
 from windtunnel.measure import ProfileDatabase, disturbance
@@ -132,9 +132,9 @@ def test_the_first_size_of_the_batch_is_scaled(sizes, scaled):
 def test_a_measurement_is_not_made_twice(tmp_path):
     database = ProfileDatabase(tmp_path / "profile.db")
     form = Form(num_passes=2)
-    assert known_ratios(perceptron(), form, database=database) is None
+    assert look_up_ratios(perceptron(), form, database=database) is None
     first = measure_ratios(perceptron(), form, database=database, budget_s=0.2)
-    second = known_ratios(perceptron(), form, database=database)
+    second = look_up_ratios(perceptron(), form, database=database)
 
     assert first.failures == second.failures
     assert np.array_equal(first.forward, second.forward)
@@ -161,7 +161,7 @@ def test_parameters_of_another_shape_are_updated_in_it(monkeypatch):
     """What a circulant layer keeps of its weight still takes an update, and is another key of the database."""
     made = []
     monkeypatch.setattr(
-        "windtunnel.cost.rerun.optimizer._trained",
+        "windtunnel.cost.rerun.optimizer._make_parameter",
         lambda torch_module, shape, *_, **__: made.append(tuple(shape)) or torch_module.ones(shape, requires_grad=True),
     )
     (optimizer,) = perceptron_graph(width=64).meta.optimizers
@@ -263,8 +263,8 @@ def test_rows_of_embeddings_that_nothing_reads_get_no_gradient():
     row = call_row(schema, [tensor(1, [100, 8]), tensor(2, [50], "Tensor(long int)"), number(-1)], [tensor(3, [50, 8])])
     program = Program((Call(**row), Call(mark="backward")), {1: "table.weight"})
 
-    assert {"table.weight": pytest.approx(1 - np.exp(-0.5))} == touched_rows(program)
-    assert {} == touched_rows(perceptron())
+    assert {"table.weight": pytest.approx(1 - np.exp(-0.5))} == embedding_row_ratios(program)
+    assert {} == embedding_row_ratios(perceptron())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Instance, device, instance, instances, link
-from windtunnel.search.advice.model import Offer, Rented, StepTime, quoted
+from windtunnel.search.advice.model import Offer, Rented, StepTime, quote_training
 from windtunnel.search.advice.search import advise_on
 
 
@@ -62,7 +62,7 @@ def test_it_is_what_trying_everything_gives(seed):
     offers = [Offer(kind, count) for kind in kinds for count in (1, 2, 3)]
     steps = [StepTime(*random.uniform(1e6, 1e9, 3)) for _ in offers]
     deadline, budget = random.uniform(10, 1e6), random.uniform(0.1, 1e4)
-    quotes = [quoted(job, offer, step) for offer, step in zip(offers, steps, strict=True)]
+    quotes = [quote_training(job, offer, step) for offer, step in zip(offers, steps, strict=True)]
     found = advise_on(quotes, deadline_s=deadline, budget_usd=budget)
     tried = [plain_quote(job, offer, step) for offer, step in zip(offers, steps, strict=True)]
     good = [(float(f"{cost:.12g}"), time) for time, cost in tried if time <= deadline and cost <= budget]
@@ -85,7 +85,7 @@ def test_of_two_that_cost_the_same_the_one_without_a_network_is_taken():
         offers = [Offer(instance(pair), 2), Offer(instance(whole), 1)]
         assert offers[0].usd_per_h == pytest.approx(offers[1].usd_per_h)
         steps = [StepTime(1e8, 2e7, 3e7), StepTime(1e8, 2e7)]
-        quotes = [quoted(Rented(10**6, 3, 64), *one) for one in zip(offers, steps, strict=True)]
+        quotes = [quote_training(Rented(10**6, 3, 64), *one) for one in zip(offers, steps, strict=True)]
 
         assert whole == advise_on(quotes).best.offer.instance.name
 
@@ -95,7 +95,10 @@ def test_unless_memory_asks_for_it():
     small = machine("whole", 8, 2.0, memory=50 << 30)
     large = machine("half", 4, 1.0, memory=200 << 30)
     job = Rented(10**6, 10, 64, dataset_bytes=100 * 2**30, disk_bytes_per_s=1e8)
-    quotes = [quoted(job, Offer(small, 1), StepTime(1e7)), quoted(job, Offer(large, 2), StepTime(1.2e7))]
+    quotes = [
+        quote_training(job, Offer(small, 1), StepTime(1e7)),
+        quote_training(job, Offer(large, 2), StepTime(1.2e7)),
+    ]
     found = advise_on(quotes)
 
     assert "half" == found.best.offer.instance.name
@@ -104,7 +107,7 @@ def test_unless_memory_asks_for_it():
 
 def test_what_does_not_fit_says_so_and_is_never_taken():
     job = Rented(1000, 1, 8, device_bytes=20 * 2**30)
-    quotes = [quoted(job, Offer(instance(name), 1), StepTime(1e6)) for name in ("g4dn.xlarge", "p4d.24xlarge")]
+    quotes = [quote_training(job, Offer(instance(name), 1), StepTime(1e6)) for name in ("g4dn.xlarge", "p4d.24xlarge")]
     found = advise_on(quotes)
 
     assert "p4d.24xlarge" == found.best.offer.instance.name
@@ -117,14 +120,14 @@ def test_what_does_not_fit_says_so_and_is_never_taken():
 def test_hours_are_paid_whole_and_seconds_by_the_minute():
     job, offer = Rented(1000, 1, 1), Offer(machine("one", 1, 3.6), 1)
 
-    assert 3.6 == pytest.approx(quoted(job, offer, StepTime(1e7), billing="hour").cost_usd)
-    assert 0.06 == pytest.approx(quoted(job, offer, StepTime(1e7)).cost_usd)
-    assert 0.1 == pytest.approx(quoted(job, offer, StepTime(1e8)).cost_usd)
+    assert 3.6 == pytest.approx(quote_training(job, offer, StepTime(1e7), billing="hour").cost_usd)
+    assert 0.06 == pytest.approx(quote_training(job, offer, StepTime(1e7)).cost_usd)
+    assert 0.1 == pytest.approx(quote_training(job, offer, StepTime(1e8)).cost_usd)
 
 
 def test_a_limit_that_nothing_keeps_says_the_least_change():
     job = Rented(36_000, 1, 1)
-    quotes = [quoted(job, Offer(machine(name, 1, usd), 1), StepTime(ns)) for name, usd, ns in
+    quotes = [quote_training(job, Offer(machine(name, 1, usd), 1), StepTime(ns)) for name, usd, ns in
               (("slow", 1.0, 1e9), ("fast", 4.0, 5e8))]  # fmt: skip
     both = advise_on(quotes, deadline_s=6 * 3600, budget_usd=15)
 
@@ -140,8 +143,11 @@ def test_a_limit_that_nothing_keeps_says_the_least_change():
         (lambda: Rented(0, 1, 1), "no training has 0 samples"),
         (lambda: Rented(1, 1, 1, math.nan), "below 0"),
         (lambda: advise_on([]), "nothing can be chosen"),
-        (lambda: quoted(Rented(1, 1, 1), Offer(instance("g5.xlarge"), 1), StepTime(0)), "is none"),
-        (lambda: quoted(Rented(1, 1, 1), Offer(instance("g5.xlarge"), 1), StepTime(1), billing="day"), "by the 'day'"),
+        (lambda: quote_training(Rented(1, 1, 1), Offer(instance("g5.xlarge"), 1), StepTime(0)), "is none"),
+        (
+            lambda: quote_training(Rented(1, 1, 1), Offer(instance("g5.xlarge"), 1), StepTime(1), billing="day"),
+            "by the 'day'",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(call, said):

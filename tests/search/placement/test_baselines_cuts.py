@@ -43,7 +43,7 @@ def test_what_local_search_finds_no_single_move_improves(seed):
     for which in range(color.max() + 1):
         for device in range(num_devices):
             tried = np.where(color == which, device, found.device)
-            moved.append(baselines.as_given(one, tried, np.full(num_devices, found.kind[0]), "moved").value_ns)
+            moved.append(baselines.plan_of_devices(one, tried, np.full(num_devices, found.kind[0]), "moved").value_ns)
 
     assert min(moved) >= found.value_ns - 1e-4
 

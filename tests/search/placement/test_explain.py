@@ -14,7 +14,7 @@ from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, Resourc
 from windtunnel.search.placement.baselines import random_cut
 from windtunnel.search.placement.explain import device_rows, moves
 from windtunnel.search.placement.fleet import fleet_of, links_of
-from windtunnel.search.placement.from_graph import layers_of, placed
+from windtunnel.search.placement.from_graph import apply_plan, layers_of
 from windtunnel.search.placement.local_search import search_locally
 from windtunnel.search.placement.search import place
 from windtunnel.search.work import DeviceType
@@ -150,7 +150,7 @@ def test_a_graph_becomes_layers_and_is_placed_and_replayed():
     plan = place(one)
     # a: 3 + 7 and out 1 and in 1; b: 4 + 11 and in 1 and out 1
     assert math.isclose(17e6, plan.value_ns)
-    after = placed(layers, plan, [graph])
+    after = apply_plan(layers, plan, [graph])
     assert {"here 0", "here 1"} <= set(after.resources["name"].to_numpy())
     sent = after.select(kind=Kind.COMM)
     assert 4 == int(sent.sum())
@@ -290,4 +290,4 @@ def test_links_and_weights_of_a_graph():
     assert [1000.0, 3000.0, 0.0, 0.0] == layers.problem.weight_bytes.tolist()
     plan = place(layers.problem)
     assert math.isclose(15.5e6, plan.value_ns)
-    assert 29_000_000 - 3_000_000 == replay(placed(layers, plan, [graph])).makespan_ns
+    assert 29_000_000 - 3_000_000 == replay(apply_plan(layers, plan, [graph])).makespan_ns

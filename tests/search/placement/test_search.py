@@ -16,7 +16,7 @@ from windtunnel.search.downsets import downsets
 from windtunnel.search.minmax import Table, solve
 from windtunnel.search.placement.contraction import contract
 from windtunnel.search.placement.search import place
-from windtunnel.search.placement.throughput import exact, linearized
+from windtunnel.search.placement.throughput import exact, solve_linearization
 from windtunnel.systems.placement.formats import read_problem, split_document
 
 FOLDER = "placement/dnn_partitioning"
@@ -177,7 +177,7 @@ def test_published_graphs(name):
     assert (num_nodes, num_downsets, num_pairs) == (contraction.num_nodes, lattice.num_downsets, lattice.num_pairs)
     table: Table = solve(lattice, contraction.work)
     assert math.isclose(value_ms, table.value / 1e6, rel_tol=1e-9)
-    assert math.isclose(chain_ms, linearized(one, orders=["depth-first"]).value_ns / 1e6, rel_tol=1e-7)
+    assert math.isclose(chain_ms, solve_linearization(one, orders=["depth-first"]).value_ns / 1e6, rel_tol=1e-7)
     assert math.isclose(value_ms, exact(one).value_ns / 1e6, rel_tol=1e-9)
 
 

@@ -53,8 +53,8 @@ def test_a_stage_keeps_what_it_makes_and_what_it_gets():
     blocks = blocks_of(block_graph(4), 4)
 
     assert [0, 100, 100, 100, 100, 100, 100] == [blocks.crossing_bytes(unit) for unit in range(7)]
-    assert 300 == blocks.kept_bytes(1, 2)  # both layers of a block, and its input
-    assert 11 * 100 == blocks.kept_bytes(0, 7)
+    assert 300 == blocks.activation_bytes(1, 2)  # both layers of a block, and its input
+    assert 11 * 100 == blocks.activation_bytes(0, 7)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_memory_follows_the_table_of_the_paper():
     def held(*, emptied, again, stage=1, count=8):
         return memory_of_stage(blocks, cuts[stage], stage, Running(4, 1, count, 32, emptied, again))
 
-    kept, got = blocks.kept_bytes(*cuts[1]), 100
+    kept, got = blocks.activation_bytes(*cuts[1]), 100
     assert 2 * whole == held(emptied=False, again=False).weights
     assert whole == held(emptied=True, again=False).weights
     assert 3 * kept == held(emptied=True, again=False).activations

@@ -374,10 +374,10 @@ def test_words_without_a_seat_get_no_answer():
 
 def test_of_the_words_fifteen_percent_are_asked_for_and_most_of_these_hidden():
     pytest.importorskip("transformers", reason="needs the extra suite")
-    from windtunnel.systems.suite.workloads.bert import IGNORED, masked_words
+    from windtunnel.systems.suite.workloads.bert import IGNORED, mask_words
 
     words = np.full((400, 100), 7)
-    shown, labels = masked_words(words, 1000, np.random.default_rng(0))
+    shown, labels = mask_words(words, 1000, np.random.default_rng(0))
 
     asked = labels != IGNORED
     assert 0.15 == pytest.approx(asked.mean(), abs=0.01)

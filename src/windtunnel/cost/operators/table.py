@@ -118,7 +118,7 @@ class OpTable:
         rows = np.random.default_rng(seed).choice(len(self), min(most, len(self)), replace=False)
         return self.take(np.sort(rows))
 
-    def joined(self, others: Sequence[OpTable]) -> OpTable:
+    def concat(self, others: Sequence[OpTable]) -> OpTable:
         """These rows and those of other tables."""
         tables = (self, *others)
         names = [field.name for field in fields(self)]
@@ -199,8 +199,8 @@ def read_op_set(*paths: str | Path) -> OpTable:
     InputError
         A file is no op set, or a row has a latency or a size that is not above zero: names file and line.
     """
-    tables = [_read(Path(path)) for path in paths]
-    return tables[0].joined(tables[1:])
+    tables = [_read_table(Path(path)) for path in paths]
+    return tables[0].concat(tables[1:])
 
 
 def read_published(folder: str | Path, split: str) -> tuple[OpTable, dict[str, Device]]:
@@ -231,7 +231,7 @@ def read_published(folder: str | Path, split: str) -> tuple[OpTable, dict[str, D
     return read_op_set(*files), read_sheet(sheets[0])
 
 
-def _read(path: Path) -> OpTable:
+def _read_table(path: Path) -> OpTable:
     header, rows = _csv(path)
     missing = [name for name in ("device", "op", "latency_ms") if name not in header]
     if missing:

@@ -124,7 +124,7 @@ class TileModel:
             raise PriceError(f"no tile model prices {', '.join(unknown)}", fix=f"it knows {', '.join(self.classes)}")
         rows = {name: np.flatnonzero(classes == name) for name in self.classes if (classes == name).any()}
         parts = [(own, self.classes[name].price(table.take(own), sheet, dtype)) for name, own in rows.items()]
-        return self._within(_gathered(parts, len(table)), classes)
+        return self._within(_merge_prices(parts, len(table)), classes)
 
     def _within(self, prices: TilePrices, classes: NDArray[np.object_]) -> TilePrices:
         if self.intervals is None:
@@ -134,7 +134,7 @@ class TileModel:
         return replace(prices, low_ms=low, high_ms=high)
 
 
-def _gathered(parts: list[tuple[NDArray[np.int64], TilePrices]], count: int) -> TilePrices:
+def _merge_prices(parts: list[tuple[NDArray[np.int64], TilePrices]], count: int) -> TilePrices:
     if len(parts) == 1:
         return parts[0][1]
     order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable") if parts else np.zeros(0, np.int64)

@@ -38,7 +38,7 @@ def save_tile(model: TileModel, path: str | os.PathLike[str], *, overwrite: bool
     Raises as ``write_model`` does.
     """
     tensors: dict[str, Any] = {}
-    classes = {name: _packed(name, cls, tensors) for name, cls in model.classes.items()}
+    classes = {name: _pack_model(name, cls, tensors) for name, cls in model.classes.items()}
     header = {
         "schema": SCHEMA,
         "kind": KIND,
@@ -54,7 +54,7 @@ def save_tile(model: TileModel, path: str | os.PathLike[str], *, overwrite: bool
     return write_model(path, header, tensors, overwrite=overwrite)
 
 
-def _packed(name: str, model: ClassModel, tensors: dict[str, Any]) -> dict[str, Any]:
+def _pack_model(name: str, model: ClassModel, tensors: dict[str, Any]) -> dict[str, Any]:
     assert isinstance(model, TreeModel)
     tensors |= {f"{name}.lookup.{key}": getattr(model.lookup, key) for key in _LOOKUP}
     own = model.views[0]
@@ -97,14 +97,14 @@ def load_tile(path: str | os.PathLike[str]) -> TileModel:
     header = read_tile_header(path)
     tensors = require("safetensors.numpy", extra="learn").load_file(os.fspath(path))
     try:
-        classes = _unpacked(header["classes"], tensors)
+        classes = _unpack_models(header["classes"], tensors)
         intervals = ConformalIntervals.from_dict(header["intervals"]) if header["intervals"] else None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the model is damaged: {error!r}"[:300], where=os.fspath(path)) from error
     return TileModel(classes, tuple(header["devices"]), header["split"], intervals, header["validation"])
 
 
-def _unpacked(parts: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, ClassModel]:
+def _unpack_models(parts: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, ClassModel]:
     trees = {name: _trees(name, part, tensors) for name, part in parts.items()}
     result: dict[str, ClassModel] = {}
     for name, part in parts.items():

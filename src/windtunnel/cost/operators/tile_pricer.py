@@ -105,7 +105,7 @@ class TilePricer:
         prices = exact_prices(bounds(work.flops, 0.0, flops_per_s=np.inf, bytes_per_s=np.inf))
         for dtype in dict.fromkeys(work.dtype.tolist()):
             rows = np.flatnonzero(work.dtype == dtype)
-            prices = prices.filled(rows, self._prices(work.take(rows), device, dtype))
+            prices = prices.replace_rows(rows, self._prices(work.take(rows), device, dtype))
         return prices
 
     def _prices(self, work: Work, device: Device, dtype: str) -> Prices:

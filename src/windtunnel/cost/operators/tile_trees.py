@@ -183,7 +183,7 @@ def _fit(name: str, table: OpTable, sheet: Sheet, seed: int, num_rounds: int) ->
     plain = features if name == "elementwise" else np.delete(features, OWN_TO_A_CHIP, axis=1)
     rounds = num_rounds or _ROUNDS.get(name, _VECTOR_ROUNDS)
     data, hidden = (
-        _boosted(item, labels, _weights(table), rounds, name in PRODUCTS, seed) for item in (features, plain)
+        _train_trees(item, labels, _weights(table), rounds, name in PRODUCTS, seed) for item in (features, plain)
     )
     tiles = {device: _tiles(table.on(device)) for device in table.devices} if name in PRODUCTS else {}
     rows = {device: int(np.argmax(table.device == device)) for device in table.devices}
@@ -191,7 +191,9 @@ def _fit(name: str, table: OpTable, sheet: Sheet, seed: int, num_rounds: int) ->
     return Trees(data, hidden, floors, tiles, indices)
 
 
-def _boosted(features: Floats, labels: Floats, weights: Floats, num_rounds: int, is_product: bool, seed: int) -> bytes:
+def _train_trees(
+    features: Floats, labels: Floats, weights: Floats, num_rounds: int, is_product: bool, seed: int
+) -> bytes:
     settings = {
         "max_depth": 8 if is_product else 4,
         "eta": 0.1 if is_product else 0.12,

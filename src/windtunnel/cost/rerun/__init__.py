@@ -20,8 +20,8 @@ from windtunnel.cost.rerun.needs import (
     UpdateNeed,
     UpdatePeakNeed,
 )
-from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update, sparse_parameters, touched_rows
-from windtunnel.cost.rerun.partial import Ratios, known_ratios, lacks_kernel, measure_ratios
+from windtunnel.cost.rerun.optimizer import UpdateForm, embedding_row_ratios, measure_update, sparse_parameters
+from windtunnel.cost.rerun.partial import Ratios, lacks_kernel, look_up_ratios, measure_ratios
 from windtunnel.cost.rerun.prices import price_needs
 from windtunnel.cost.rerun.program import Call, Program, TensorSpec, data_of, program_of, random_inputs, tensors_of
 from windtunnel.cost.rerun.sending import SENDERS, in_order, thin_factors
@@ -49,9 +49,10 @@ __all__ = [
     "UpdateNeed",
     "UpdatePeakNeed",
     "data_of",
+    "embedding_row_ratios",
     "in_order",
-    "known_ratios",
     "lacks_kernel",
+    "look_up_ratios",
     "measure_ratios",
     "measure_update",
     "price_needs",
@@ -60,7 +61,6 @@ __all__ = [
     "sparse_parameters",
     "tensors_of",
     "thin_factors",
-    "touched_rows",
 ]
 
 # these need torch, and are imported when they are asked for

@@ -71,15 +71,15 @@ class Prepared:
         """Positional and keyword arguments with the current tensors."""
         if self.problem:
             raise ValueError(self.problem)
-        positional = [_filled(item, values) for item in self.positional]
-        return positional, {name: _filled(item, values) for name, item in self.keywords.items()}
+        positional = [_fill_slots(item, values) for item in self.positional]
+        return positional, {name: _fill_slots(item, values) for name, item in self.keywords.items()}
 
 
-def _filled(item: Any, values: dict[int, Any]) -> Any:
+def _fill_slots(item: Any, values: dict[int, Any]) -> Any:
     if isinstance(item, Slot):
         return values[item.version]
     if isinstance(item, list):
-        return [_filled(inner, values) for inner in item]
+        return [_fill_slots(inner, values) for inner in item]
     return item
 
 
@@ -121,9 +121,9 @@ def prepare(program: Program, form: Form) -> list[Prepared]:
     builder = _Builder(program, form)
     rows = [builder.call(call) for call in program.calls]
     for norm, rectifier, leak in form.rectified:
-        rows[norm].function = _rectified_norm(leak)
+        rows[norm].function = _make_rectified_norm(leak)
         if rectifier >= 0:
-            rows[rectifier].function = _passed_on
+            rows[rectifier].function = _pass_through
     for index, layer, settings in form.replaced:
         rows[index].function = Replaced(program.calls[index].operator, layer, dict(settings))
     _mark_lives(program, rows)
@@ -152,7 +152,7 @@ class Replaced:
         return self._function(*arguments)
 
 
-def _rectified_norm(leak: float) -> Callable[..., torch.Tensor]:
+def _make_rectified_norm(leak: float) -> Callable[..., torch.Tensor]:
     from windtunnel.cost.rerun.rectified_norm import RectifiedNorm
 
     def run(x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> torch.Tensor:
@@ -169,7 +169,7 @@ def _rectified_norm(leak: float) -> Callable[..., torch.Tensor]:
     return run
 
 
-def _passed_on(x: torch.Tensor, *_settings: Any) -> torch.Tensor:
+def _pass_through(x: torch.Tensor, *_settings: Any) -> torch.Tensor:
     return x
 
 

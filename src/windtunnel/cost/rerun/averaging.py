@@ -63,7 +63,7 @@ def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase |
         The processes could not be run.
     """
     jobs = [_job([[size // 4 // _NUM_PARAMETERS]] * _NUM_PARAMETERS) for size in _SIZES_BYTES]
-    measured = _measured(jobs, num_ranks, database)
+    measured = _measure_jobs(jobs, num_ranks, database)
     added = [max(0.0, item.new_ns - item.old_ns) for item in measured]
     ranges = [item.spread_ratio * item.new_ns for item in measured]  # the ratio's, of the time with averaging
     more = max(1.0, size_bytes / _SIZES_BYTES[-1])
@@ -101,7 +101,7 @@ def reducing_ns(
         The processes could not be run.
     """
     job = _job(shapes, sender, options, bucket_bytes, first_bucket_bytes)
-    measured = _measured([job], num_ranks, database)[0]
+    measured = _measure_jobs([job], num_ranks, database)[0]
     return Added.of(measured.new_ns - measured.old_ns, measured.spread_ratio * measured.new_ns)
 
 
@@ -122,7 +122,7 @@ def _job(
     }
 
 
-def _measured(jobs: list[dict[str, Any]], num_ranks: int, database: ProfileDatabase | None) -> list[Measurement]:
+def _measure_jobs(jobs: list[dict[str, Any]], num_ranks: int, database: ProfileDatabase | None) -> list[Measurement]:
     """The jobs' measurements, all known or all made now."""
     keys = [_key(job, num_ranks) for job in jobs]
     result = [database.find(key) for key in keys] if database is not None else []

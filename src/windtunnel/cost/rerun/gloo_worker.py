@@ -57,12 +57,12 @@ def main(place: Place) -> None:
     hold_heap()
     place.join()
     dist.all_reduce = in_order(dist.all_reduce)  # only hooks send through it; DDP's own reducer does not
-    result = [_timed(job, rounds) for job in jobs]
+    result = [_time_forms(job, rounds) for job in jobs]
     dist.destroy_process_group()
     place.tell(result)
 
 
-def _distributed(job: dict[str, Any]) -> torch.nn.Module:
+def _ddp_model(job: dict[str, Any]) -> torch.nn.Module:
     size_bytes = job["bucket_bytes"]
     dist._DEFAULT_FIRST_BUCKET_BYTES = job["first_bucket_bytes"]  # type: ignore[attr-defined]
     # DDP's first bucket is smaller only where the cap is its own default
@@ -75,8 +75,8 @@ def _distributed(job: dict[str, Any]) -> torch.nn.Module:
     return model
 
 
-def _timed(job: dict[str, Any], rounds: int) -> list[float]:
-    forms = (_Model(job["shapes"]), _distributed(job))
+def _time_forms(job: dict[str, Any], rounds: int) -> list[float]:
+    forms = (_Model(job["shapes"]), _ddp_model(job))
     x = torch.zeros(1, requires_grad=True)
     samples: tuple[list[int], list[int]] = ([], [])
     for _ in range(_WARMUP + rounds):

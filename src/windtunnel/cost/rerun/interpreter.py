@@ -125,7 +125,7 @@ class Interpreter:
         compiled = (*form.compiled, *(self.program.compiled if is_compiled else ()))
         ranges = (*recomputed, *compiled)
         stand_ins = {
-            index: self._made(self._prepared[index])
+            index: self._make_outputs(self._prepared[index])
             for index in self.opaque
             if any(first <= index < last for first, last in ranges)
         }
@@ -189,7 +189,7 @@ class Interpreter:
         try:
             if learn:
                 self._fit(place, prepared)
-            result = self._timed(place, prepared, lap)
+            result = self._time_call(place, prepared, lap)
             if learn:
                 self._require_as_captured(place, prepared, result)
         except CANNOT_RUN as error:
@@ -214,7 +214,7 @@ class Interpreter:
         if watch is not None:
             watch.see(segment.first, results)
 
-    def _timed(self, place: int, prepared: Prepared, lap: Lap) -> Any:
+    def _time_call(self, place: int, prepared: Prepared, lap: Lap) -> Any:
         with nullcontext() if prepared.grad else torch.no_grad():
             casts_ns = 0 if self._is_model[place] or not self.form.autocast else self._full_precision(prepared)
             arguments, keywords = prepared.arguments(self._values)
@@ -252,9 +252,9 @@ class Interpreter:
         """Fresh tensors instead of results."""
         for version in prepared.dies:
             self._values.pop(version, None)
-        self._keep(prepared, self._made(prepared))
+        self._keep(prepared, self._make_outputs(prepared))
 
-    def _made(self, prepared: Prepared) -> list[torch.Tensor]:
+    def _make_outputs(self, prepared: Prepared) -> list[torch.Tensor]:
         created = [fill(slot.spec, slot.shape, bound=self._bounds.get(slot.version, 2)) for slot in prepared.outputs]
         return [value.requires_grad_(prepared.grad and value.is_floating_point()) for value in created]
 

@@ -57,8 +57,8 @@ def program_peaks(program: Program, *forms: Form) -> list[ProgramPeak]:
     keyed = _Keyed(program)
     try:
         # calls that one form cannot run are run by none
-        opaque = frozenset[int]().union(*(_cannot_run(keyed, form) for form in forms))
-        return [_followed(keyed, form, opaque) for form in forms]
+        opaque = frozenset[int]().union(*(_find_failing_calls(keyed, form) for form in forms))
+        return [_measure_program_peak(keyed, form, opaque) for form in forms]
     except (*CANNOT_RUN, MemoryError) as error:
         raise PriceError(
             f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
@@ -80,17 +80,17 @@ class _Keyed:
 
 
 @lru_cache(maxsize=64)
-def _cannot_run(keyed: _Keyed, form: Form) -> frozenset[int]:
+def _find_failing_calls(keyed: _Keyed, form: Form) -> frozenset[int]:
     from windtunnel.cost.rerun.interpreter import Interpreter
 
     # the baseline tells call by call what cannot be run; where several run as one, the first failure would end it
-    opaque = set() if form == BASELINE else set(_cannot_run(keyed, BASELINE))
+    opaque = set() if form == BASELINE else set(_find_failing_calls(keyed, BASELINE))
     Interpreter(keyed.program, form, opaque).rehearse()
     return frozenset(opaque)
 
 
 @lru_cache(maxsize=64)  # the baseline is asked for again with every what-if
-def _followed(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
+def _measure_program_peak(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
     from windtunnel.cost.rerun.interpreter import Interpreter
     from windtunnel.sources.memory.watch import Watch
 

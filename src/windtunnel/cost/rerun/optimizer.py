@@ -29,7 +29,7 @@ from windtunnel.measure.rounds import elapsed_ns, quiet, rounds, spread_of_quiet
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["UpdateForm", "measure_update", "sparse_parameters", "step_of", "touched_rows"]
+__all__ = ["UpdateForm", "embedding_row_ratios", "measure_update", "sparse_parameters", "step_of"]
 
 _EVICTION_BYTES = 16 * 2**20
 _MOST_SERIES = 2  # where others disturb the first
@@ -143,7 +143,7 @@ def measure_update(
     return Factor.of(measurement, stretch.lost_ratio if stretch.is_disturbed else 0.0)
 
 
-def touched_rows(program: Program) -> dict[str, float]:
+def embedding_row_ratios(program: Program) -> dict[str, float]:
     """Share of the rows of every embedding that one iteration reads, by parameter name, for indices drawn evenly.
 
     Parameters
@@ -176,16 +176,16 @@ def _fly(
     new_ns: list[float] = []
     for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, warmup=_WARMUP):
         evicted.add_(1.0)
-        first = _timed(before, captured)
+        first = _time_steps(before, captured)
         evicted.add_(1.0)
-        second = _timed(after, new.threads or captured)
+        second = _time_steps(after, new.threads or captured)
         if turn >= 0:
             old_ns.append(first)
             new_ns.append(second)
     return old_ns, new_ns
 
 
-def _timed(steps: list[Callable[[], Any]], threads: int) -> float:
+def _time_steps(steps: list[Callable[[], Any]], threads: int) -> float:
     import torch
 
     current = torch.get_num_threads()
@@ -221,9 +221,9 @@ def step_of(
         )
     groups = []
     for group in description["groups"]:
-        options = {name: _restored(value) for name, value in group["options"].items() if name in known}
+        options = {name: _restore_tuple(value) for name, value in group["options"].items() if name in known}
         tensors = [
-            _trained(torch, form.reshaped.get(name, shape), dtype, touched.get(name, 1.0), is_sparse=is_sparse)
+            _make_parameter(torch, form.reshaped.get(name, shape), dtype, touched.get(name, 1.0), is_sparse=is_sparse)
             for name, shape, dtype, is_sparse in zip(
                 group["parameters"], group["shapes"], group["dtypes"], _sparse(group), strict=True
             )
@@ -240,7 +240,7 @@ def step_of(
     return step
 
 
-def _restored(value: Any) -> Any:
+def _restore_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -265,7 +265,9 @@ def sparse_parameters(optimizers: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _trained(torch_module: Any, shape: Sequence[int], dtype: str, touched: float, *, is_sparse: bool) -> torch.Tensor:
+def _make_parameter(
+    torch_module: Any, shape: Sequence[int], dtype: str, touched: float, *, is_sparse: bool
+) -> torch.Tensor:
     created: torch.Tensor = torch_module.rand(shape, dtype=getattr(torch_module, dtype)).requires_grad_()
     if is_sparse:
         created.grad = _sparse_gradient(torch_module, created, touched)

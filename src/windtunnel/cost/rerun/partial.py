@@ -31,7 +31,7 @@ from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_of_quiet
 if TYPE_CHECKING:
     from windtunnel.cost.rerun.interpreter import Interpreter, Lap
 
-__all__ = ["Ratios", "known_ratios", "lacks_kernel", "measure_ratios"]
+__all__ = ["Ratios", "lacks_kernel", "look_up_ratios", "measure_ratios"]
 
 Floats = NDArray[np.float64]
 _Key = tuple[str, str, str, str, int, str, str]
@@ -113,7 +113,7 @@ def measure_ratios(
     require("torch", extra="torch")
     require_uncompiled(program.compiled, new)
     hold_heap()  # as capture and flights do
-    known = known_ratios(program, new, old, database=database)
+    known = look_up_ratios(program, new, old, database=database)
     if known is not None:
         return known
     groups = _groups(program, new, old)
@@ -144,7 +144,7 @@ class _Rounds:
         """Whether too few rounds were left alone."""
         return sum(share <= MOST_WAITED for share in self.waited) < _MIN_ROUNDS
 
-    def undisturbed(self) -> _Rounds:
+    def quiet_rounds(self) -> _Rounds:
         """The rounds that were left alone; all where these are too few."""
         if self.is_disturbed:
             return self
@@ -238,7 +238,7 @@ def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: P
             result.waited.append(stretch.lost_ratio)
         if not result.is_disturbed:
             break
-    return result.undisturbed()
+    return result.quiet_rounds()
 
 
 def _bytes_ratio(old: Floats, new: Floats) -> Floats:
@@ -296,7 +296,7 @@ def _phase_times(found: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
         if found.is_disturbed:  # calls are short and have quiet moments, whole passes have none
             times[phase] = old, new, spread_of_quiet(*laps)
         else:
-            times[phase] = _scaled_to(old, total[0]), _scaled_to(new, total[1]), _spread(*total)
+            times[phase] = _scale_to_total(old, total[0]), _scale_to_total(new, total[1]), _spread(*total)
     return times
 
 
@@ -306,7 +306,7 @@ def _spread(old: list[float], new: list[float]) -> float:
     return spread_ratio(np.array(new) / np.array(old))
 
 
-def _pooled(measurements: dict[tuple[int, str], Measurement]) -> dict[tuple[int, str], Measurement]:
+def _pool_small_calls(measurements: dict[tuple[int, str], Measurement]) -> dict[tuple[int, str], Measurement]:
     """Give the calls that are too small to matter, and to be timed well, the ratio of all of them together."""
     result = dict(measurements)
     for phase in _PHASES:
@@ -318,7 +318,7 @@ def _pooled(measurements: dict[tuple[int, str], Measurement]) -> dict[tuple[int,
     return result
 
 
-def _scaled_to(parts: Floats, totals: list[float]) -> Floats:
+def _scale_to_total(parts: Floats, totals: list[float]) -> Floats:
     return parts * (quiet(totals) / parts.sum()) if parts.sum() > 0 else parts
 
 
@@ -342,7 +342,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def known_ratios(
+def look_up_ratios(
     program: Program, new: Form, old: Form = BASELINE, *, database: ProfileDatabase | None
 ) -> Ratios | None:
     """What the profile database knows about this change, or None unless it knows all of it."""
@@ -373,7 +373,7 @@ def _ratios(
     measurements: dict[tuple[int, str], Measurement],
 ) -> Ratios:
     columns = {phase: np.ones(len(program.calls)) for phase in (*_PHASES, "bytes")}
-    pooled = _pooled(measurements)
+    pooled = _pool_small_calls(measurements)
     for index, group in enumerate(groups.tolist()):
         if group >= 0:
             for phase in _PHASES:
@@ -388,11 +388,11 @@ def _ratios(
         backward_total=_total(measurements, "backward"),
         spread_ratio=max((row.spread_ratio for row in rows), default=0.0),
         rounds=max((row.rounds for row in rows), default=0),
-        failures=frozenset(_failed(program, groups, measurements)),
+        failures=frozenset(_list_failures(program, groups, measurements)),
     )
 
 
-def _failed(
+def _list_failures(
     program: Program, groups: NDArray[np.int64], measurements: dict[tuple[int, str], Measurement]
 ) -> Iterator[int]:
     """Calls that neither form could run: they took no time at all."""

@@ -23,7 +23,7 @@ from windtunnel.cost.rerun.needs import (
     UpdatePeakNeed,
 )
 from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update
-from windtunnel.cost.rerun.partial import known_ratios, measure_ratios
+from windtunnel.cost.rerun.partial import look_up_ratios, measure_ratios
 from windtunnel.errors import WindtunnelError
 from windtunnel.measure import ProfileDatabase
 
@@ -69,15 +69,15 @@ def price_needs(
                 prices[need] = _peak(need)  # counted, not timed: nothing to keep
             else:
                 known = database if isinstance(database, ProfileDatabase) else ProfileDatabase(database or None)
-                prices[need] = _price(need, known, budget_s) if is_run else _known(need, known)
+                prices[need] = _price(need, known, budget_s) if is_run else _look_up(need, known)
         except WindtunnelError as error:
             prices[need] = error
     return prices
 
 
-def _known(need: Need, database: ProfileDatabase) -> Any:
+def _look_up(need: Need, database: ProfileDatabase) -> Any:
     if isinstance(need, OperatorsNeed):
-        return known_ratios(need.program, need.form, BASELINE, database=database)
+        return look_up_ratios(need.program, need.form, BASELINE, database=database)
     return None
 
 

@@ -36,7 +36,7 @@ def resize(call: Call, prepared: Prepared, shapes: list[Shape], batch: tuple[int
         Captured and new size.
     """
     scaled = [
-        (slot.spec.shape, _scaled_dim(slot.spec.shape, shape))
+        (slot.spec.shape, _find_scaled_dim(slot.spec.shape, shape))
         for slot, shape in zip(prepared.inputs, shapes, strict=True)
     ]
     moved = [(shape, dim) for shape, dim in scaled if dim is not None]
@@ -58,7 +58,7 @@ def resize(call: Call, prepared: Prepared, shapes: list[Shape], batch: tuple[int
         shape, dim = moved[0]
         target = prepared.outputs[0].spec.shape
         prepared.outputs[0].shape = _scale_at(target, _same_place(shape, dim, target, batch[0]), batch)
-        prepared.positional[1] = _asked(prepared.positional[1], target, prepared.outputs[0].shape)
+        prepared.positional[1] = _view_sizes(prepared.positional[1], target, prepared.outputs[0].shape)
     elif name.startswith(_MAKES_SIZES):
         prepared.positional = [_sizes_argument(value, batch) for value in prepared.positional]
         prepared.keywords = {key: _sizes_argument(value, batch) for key, value in prepared.keywords.items()}
@@ -114,7 +114,7 @@ def _scale_at(sizes: Shape, place: int, batch: tuple[int, int]) -> Shape:
     return tuple(size * batch[1] // batch[0] if row == place else size for row, size in enumerate(sizes))
 
 
-def _scaled_dim(old: Shape, new: Shape) -> int | None:
+def _find_scaled_dim(old: Shape, new: Shape) -> int | None:
     return next((row for row, (before, after) in enumerate(zip(old, new, strict=False)) if before != after), None)
 
 
@@ -132,7 +132,7 @@ def _same_place(shape: Shape, dim: int, target: Shape, size: int) -> int:
     return next(iter([*exact, *parts, *merged]), 0)
 
 
-def _asked(sizes: Any, old: Shape, new: Shape) -> Any:
+def _view_sizes(sizes: Any, old: Shape, new: Shape) -> Any:
     """What to ask a view for: the new sizes, with -1 where it was."""
     if not isinstance(sizes, list):
         return sizes

@@ -51,13 +51,13 @@ def build_segments(
     """
     result = {}
     for first, last in checkpointed:
-        result[first] = _segment(rows, first, last, _checkpointed, stand_ins)
+        result[first] = _segment(rows, first, last, _wrap_in_checkpoint, stand_ins)
     for first, last in compiled:
-        result[first] = _segment(rows, first, last, _compiled, stand_ins)
+        result[first] = _segment(rows, first, last, _compile_function, stand_ins)
     return result
 
 
-def _checkpointed(function: Callable[..., Any], num_held: int) -> Callable[..., Any]:
+def _wrap_in_checkpoint(function: Callable[..., Any], num_held: int) -> Callable[..., Any]:
     def rerun(*tensors: Any) -> Any:
         held = tensors[:num_held]
         return checkpoint(lambda *activations: function(*held, *activations), *tensors[num_held:], use_reentrant=False)
@@ -65,7 +65,7 @@ def _checkpointed(function: Callable[..., Any], num_held: int) -> Callable[..., 
     return rerun
 
 
-def _compiled(function: Callable[..., Any], _num_held: int) -> Callable[..., Any]:
+def _compile_function(function: Callable[..., Any], _num_held: int) -> Callable[..., Any]:
     compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
     return compiled
 

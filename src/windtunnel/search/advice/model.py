@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from windtunnel.errors import InputError
 from windtunnel.hardware import Instance
 
-__all__ = ["BILLING_S", "Offer", "Quote", "Rented", "StepTime", "quoted"]
+__all__ = ["BILLING_S", "Offer", "Quote", "Rented", "StepTime", "quote_training"]
 
 BILLING_S = {"second": 1.0, "hour": 3600.0}
 """Billed units; machines billed by the second are paid for a minute at least."""
@@ -151,7 +151,7 @@ class Quote:
     reason: str = ""
 
 
-def quoted(job: Rented, offer: Offer, step: StepTime, *, billing: str = "second") -> Quote:
+def quote_training(job: Rented, offer: Offer, step: StepTime, *, billing: str = "second") -> Quote:
     """Time and cost of a training.
 
     ``N`` devices do ``ceil(samples / (N * batch))`` steps an epoch; preparing and reading go on beside them, so that
@@ -185,10 +185,10 @@ def quoted(job: Rented, offer: Offer, step: StepTime, *, billing: str = "second"
     if bound_by == "trained":
         parts = {"compute": step.compute_ns, "interconnect": step.interconnect_ns, "network": step.network_ns}
         bound_by = max(parts, key=lambda name: parts[name])
-    return Quote(offer, step, time_s, _billed_s(time_s, billing) / 3600 * offer.usd_per_h, bound_by)
+    return Quote(offer, step, time_s, _billable_time_s(time_s, billing) / 3600 * offer.usd_per_h, bound_by)
 
 
-def _billed_s(time_s: float, billing: str) -> float:
+def _billable_time_s(time_s: float, billing: str) -> float:
     unit_s = BILLING_S[billing]
     units = math.ceil(round(time_s / unit_s, 6))  # a rounding error is no second more
     return max(units * unit_s, _LEAST_BILLED_S)

@@ -61,7 +61,7 @@ def advise_on(quotes: Sequence[Quote], *, deadline_s: float = math.inf, budget_u
         front = tuple(sorted((run for run, is_kept in zip(runs, kept, strict=True) if is_kept), key=_order))
     good = [run for run in runs if run.time_s <= deadline_s and run.cost_usd <= budget_usd]
     if not good:
-        return Advice(None, front, (), _relaxed(runs, quotes, deadline_s, budget_usd))
+        return Advice(None, front, (), _suggest_relaxation(runs, quotes, deadline_s, budget_usd))
     best = min(good, key=_order)
     cheaper = [
         quote for quote in quotes if quote.offer.usd_per_h < best.offer.usd_per_h or quote.cost_usd < best.cost_usd
@@ -83,7 +83,7 @@ def _why_not(one: Quote, best: Quote, deadline_s: float) -> str:
     return f"costs {one.cost_usd / best.cost_usd:.2f} x as much in the end: {one.bound_by}"
 
 
-def _relaxed(runs: Sequence[Quote], quotes: Sequence[Quote], deadline_s: float, budget_usd: float) -> str:
+def _suggest_relaxation(runs: Sequence[Quote], quotes: Sequence[Quote], deadline_s: float, budget_usd: float) -> str:
     if not runs:
         return f"no machine runs it: {min(quotes, key=lambda one: one.offer.usd_per_h).reason}"
     reported = []

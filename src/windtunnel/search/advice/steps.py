@@ -24,7 +24,7 @@ from windtunnel.search.speeds import GraphSpeeds
 from windtunnel.whatifs.forecast import Forecast, forecast
 from windtunnel.whatifs.speed import speed_of
 
-__all__ = ["GraphSteps", "averaged_ns", "offers_of", "read_steps"]
+__all__ = ["GraphSteps", "data_parallel_step_ns", "offers_of", "read_steps"]
 
 _NETWORK_LATENCY_NS = 50_000
 _ONE = "step"  # name of the only model
@@ -80,7 +80,7 @@ class GraphSteps:
             if progress is not None:
                 progress(f"pricing {offer}", done, len(offers))
             known = (self.measured or {}).get((offer.instance.name, offer.count))
-            result.append(known or self._predicted(offer))
+            result.append(known or self._predict_step(offer))
         if result and all(item.reason for item in result):
             kinds = {kind for offer in offers for kind in offer.instance.device.peak_flops_per_s}
             raise InputError(
@@ -94,7 +94,7 @@ class GraphSteps:
         )
         return speed.mfu_ratio
 
-    def _predicted(self, offer: Offer) -> StepTime:
+    def _predict_step(self, offer: Offer) -> StepTime:
         machine = offer.instance
         if missing := missing_types(self.graph, machine.device, self.dtype):
             return StepTime(0.0, reason=f"{machine.device.name} does not compute in {', '.join(missing)}")
@@ -127,7 +127,7 @@ class GraphSteps:
         return StepTime(compute_ns, *waits_ns, spread, priced.at_bound_ratio)
 
 
-def averaged_ns(found: Forecast, num_devices: int, link: Link, num_cores: int = 0) -> int:
+def data_parallel_step_ns(found: Forecast, num_devices: int, link: Link, num_cores: int = 0) -> int:
     """The step of a forecast on several devices that share the batches and average gradients over one link.
 
     ``num_cores`` are those of their host; 0: as many for each process as the capture had.

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
 from windtunnel.search.minmax import Stage
-from windtunnel.search.orders import depth_first, shuffled
+from windtunnel.search.orders import depth_first, random_order
 from windtunnel.search.placement.contraction import Contraction, contract
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan, plan_of_stages
 
-__all__ = ["accelerator_of", "as_given", "even", "random_cut"]
+__all__ = ["accelerator_of", "even", "plan_of_devices", "random_cut"]
 
 Ints = NDArray[np.int64]
 _NO_BOUND = 0.0
@@ -39,7 +39,9 @@ def accelerator_of(problem: Problem) -> int:
     return result[0]
 
 
-def as_given(problem: Problem, device: NDArray[Any], kind: NDArray[Any], solver: str, seconds: float = 0.0) -> Plan:
+def plan_of_devices(
+    problem: Problem, device: NDArray[Any], kind: NDArray[Any], solver: str, seconds: float = 0.0
+) -> Plan:
     """An assignment that comes from elsewhere; devices without nodes are left out."""
     plan = Plan.of(problem, device, kind, solver, seconds, bound_ns=_NO_BOUND)
     loads = plan.loads
@@ -52,20 +54,20 @@ def even(problem: Problem) -> Plan:
     contraction = contract(problem)
     order = depth_first(contraction.num_nodes, contraction.src, contraction.dst)
     count = min(problem.types[accelerator_of(problem)].count, len(order))
-    return _cut(contraction, order, [len(order) * index // count for index in range(1, count)], "even")
+    return _plan_of_cut(contraction, order, [len(order) * index // count for index in range(1, count)], "even")
 
 
 def random_cut(problem: Problem, seed: int) -> Plan:
     """A random order that keeps the graph's, cut at random places, one stage per accelerator."""
     contraction = contract(problem)
     random = np.random.default_rng(seed)
-    order = shuffled(contraction.num_nodes, contraction.src, contraction.dst, random)
+    order = random_order(contraction.num_nodes, contraction.src, contraction.dst, random)
     count = min(problem.types[accelerator_of(problem)].count, len(order))
     indices = np.sort(random.choice(np.arange(1, len(order)), count - 1, replace=False))
-    return _cut(contraction, order, indices.tolist(), f"random {seed}")
+    return _plan_of_cut(contraction, order, indices.tolist(), f"random {seed}")
 
 
-def _cut(contraction: Contraction, order: Ints, places: list[int], solver: str) -> Plan:
+def _plan_of_cut(contraction: Contraction, order: Ints, places: list[int], solver: str) -> Plan:
     kind = accelerator_of(contraction.problem)
     stages = [Stage(kind, 1, nodes) for nodes in np.split(order, places)]
     return plan_of_stages(contraction, stages, "sum", solver, 0.0, _NO_BOUND)

@@ -21,7 +21,7 @@ from windtunnel.base.extras import require
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.work import Groups, Work
 
-__all__ = ["Contraction", "by_color", "contract", "merged"]
+__all__ = ["Contraction", "by_color", "contract", "merge_supernodes"]
 
 Ints = NDArray[np.int64]
 
@@ -78,10 +78,10 @@ def contract(problem: Problem, *, shrink: bool = True) -> Contraction:
     pair_N, edges = _without_cycles(pair_N, edges)
     if shrink:
         pair_N, edges = _shrunk(problem, pair_N, edges)
-    return _numbered(problem, pair_N, edges)
+    return _number_supernodes(problem, pair_N, edges)
 
 
-def merged(contraction: Contraction, parts: Iterable[Iterable[int]]) -> Contraction:
+def merge_supernodes(contraction: Contraction, parts: Iterable[Iterable[int]]) -> Contraction:
     """The same with some sets of supernodes as one each, and whatever then lies on a cycle.
 
     Parameters
@@ -99,8 +99,8 @@ def merged(contraction: Contraction, parts: Iterable[Iterable[int]]) -> Contract
     for component in rustworkx.connected_components(graph):
         same[list(component)] = min(component)
     pairs = set(zip(contraction.src.tolist(), contraction.dst.tolist(), strict=True))
-    super_N, edges = _without_cycles(same[contraction.super_N], _mapped(pairs, same))
-    return _numbered(contraction.problem, super_N, edges)
+    super_N, edges = _without_cycles(same[contraction.super_N], _map_edges(pairs, same))
+    return _number_supernodes(contraction.problem, super_N, edges)
 
 
 def by_color(problem: Problem) -> Contraction:
@@ -139,10 +139,10 @@ def _without_cycles(super_N: Ints, edges: set[tuple[int, int]]) -> tuple[Ints, s
     into = np.arange(graph.num_nodes())
     for component in rustworkx.strongly_connected_components(graph):
         into[component] = min(component)
-    return into[super_N], _mapped(edges, into)
+    return into[super_N], _map_edges(edges, into)
 
 
-def _mapped(edges: set[tuple[int, int]], into: Ints) -> set[tuple[int, int]]:
+def _map_edges(edges: set[tuple[int, int]], into: Ints) -> set[tuple[int, int]]:
     pairs = ((int(into[a]), int(into[b])) for a, b in edges)
     return {(a, b) for a, b in pairs if a != b}
 
@@ -181,10 +181,10 @@ def _shrunk(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> tup
         has_backward_neighbor[only] |= has_backward_neighbor[node]
         if is_free[only] and not has_backward_neighbor[only]:
             waiting.append(only)
-    return into[super_N], _mapped(edges, into)
+    return into[super_N], _map_edges(edges, into)
 
 
-def _numbered(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> Contraction:
+def _number_supernodes(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> Contraction:
     """Supernodes from 0 in the order of their first forward nodes, with sums of what their nodes need."""
     names, compact_N = np.unique(super_N, return_inverse=True)
     first = np.full(len(names), problem.num_nodes)
@@ -198,19 +198,19 @@ def _numbered(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> C
 
 
 def _work(problem: Problem, super_N: Ints, num: int) -> Work:
-    def summed(values: NDArray[Any]) -> NDArray[Any]:
+    def sum_by_supernode(values: NDArray[Any]) -> NDArray[Any]:
         total = np.zeros((num, *values.shape[1:]), np.float64)
         np.add.at(total, super_N, values)
         return total
 
-    sizes = summed(problem.size_bytes)
+    sizes = sum_by_supernode(problem.size_bytes)
     return Work(
         problem.types,
-        summed(problem.time_ns),
+        sum_by_supernode(problem.time_ns),
         sizes,
-        summed(problem.is_barred.astype(np.float64)).astype(np.int64),
+        sum_by_supernode(problem.is_barred.astype(np.float64)).astype(np.int64),
         _groups(problem, super_N),
-        sizes if problem.weight_bytes is None else summed(problem.weight_bytes),
+        sizes if problem.weight_bytes is None else sum_by_supernode(problem.weight_bytes),
         problem.link_scale,
     )
 

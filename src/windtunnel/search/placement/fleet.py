@@ -26,7 +26,7 @@ from windtunnel.search.placement.model import Problem
 from windtunnel.search.work import DeviceType
 from windtunnel.units import parse_rate
 
-__all__ = ["SyncRule", "fleet_of", "links_of", "priced_for", "problem_on", "with_replicas"]
+__all__ = ["SyncRule", "fleet_of", "links_of", "price_for_chips", "problem_on", "with_replicas"]
 
 SyncRule = Literal["pipedream", "ring"]
 
@@ -67,7 +67,7 @@ def fleet_of(text: str, memory_bytes: float | None = None) -> tuple[tuple[Device
     return tuple(types), chips
 
 
-def priced_for(graph: Graph, chips: list[Device | None]) -> list[Graph]:
+def price_for_chips(graph: Graph, chips: list[Device | None]) -> list[Graph]:
     """The graph once per chip; raises as ``price`` does."""
     model = comparable(AUTO, [chip for chip in chips if chip is not None])
     return [graph if chip is None else price(graph, chip, model) for chip in chips]
@@ -85,7 +85,7 @@ def problem_on(
     """
     types, chips = fleet_of(devices, memory_bytes)
     factors = links_of(links, types, bandwidth_bytes_per_s)
-    return layers_of(priced_for(graph, chips), types, bandwidth_bytes_per_s, link_scale=factors).problem
+    return layers_of(price_for_chips(graph, chips), types, bandwidth_bytes_per_s, link_scale=factors).problem
 
 
 def links_of(text: str, types: Sequence[DeviceType], bandwidth_bytes_per_s: float) -> NDArray[np.float64] | None:

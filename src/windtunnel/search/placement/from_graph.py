@@ -23,7 +23,7 @@ from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan
 from windtunnel.search.work import DeviceType
 
-__all__ = ["Layers", "layers_of", "nodes_of", "placed", "step_of", "summed"]
+__all__ = ["Layers", "apply_plan", "layers_of", "nodes_of", "step_of", "sum_by_node"]
 
 Ints = NDArray[np.int64]
 _PLACED = (int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.UPDATE))
@@ -107,15 +107,15 @@ def layers_of(
     steps = [item.remove(~mask, keep_gaps=False) for item in graphs]
     graph = steps[0]
     known, node_T = nodes_of(graph)
-    into = _merged(graph, node_T, np.array([back for _, back in known], bool))
+    into = _merge_nodes(graph, node_T, np.array([back for _, back in known], bool))
     kept, index = np.unique(into, return_inverse=True)
     node_T = np.where(node_T >= 0, index[node_T], -1)
     is_backward = np.array([known[node][1] for node in kept.tolist()], bool)
     num = len(kept)
     src, dst = _links(graph, node_T)
     color = _colors(known, index, is_backward, src, dst)
-    sent = _sent(graph, node_T, color)
-    times = np.stack([summed(step.duration_ns, node_T, num) for step in steps], axis=1)
+    sent = _transfer_bytes(graph, node_T, color)
+    times = np.stack([sum_by_node(step.duration_ns, node_T, num) for step in steps], axis=1)
     updates = _updates(graph, steps, node_T, color, is_backward)
     copies = _COPIES if copies_per_parameter is None else copies_per_parameter
     weights = _weights(graph, node_T, num)
@@ -123,7 +123,7 @@ def layers_of(
         tuple(f"{known[node][0] or 'model'}{' (backward)' if known[node][1] else ''}" for node in kept.tolist()),
         tuple(types),
         times + updates / num_microbatches,
-        (copies if is_backward.any() else 1.0) * weights + _kept(graph, node_T, num),
+        (copies if is_backward.any() else 1.0) * weights + _activation_bytes(graph, node_T, num),
         np.zeros((num, len(types)), bool),
         is_backward,
         color,
@@ -180,7 +180,7 @@ def nodes_of(graph: Graph) -> tuple[list[tuple[str, bool]], Ints]:
     return list(known), node_T
 
 
-def _merged(graph: Graph, node_T: Ints, is_backward: NDArray[np.bool_]) -> Ints:
+def _merge_nodes(graph: Graph, node_T: Ints, is_backward: NDArray[np.bool_]) -> Ints:
     """For every node the first of those that it is one with: they wait for each other, or it exchanges no data.
 
     Of what exchanges none (a dropout of nothing, a change of shape) only the order of the program says where it is:
@@ -231,7 +231,7 @@ def _colors(
     return color
 
 
-def summed(values: NDArray[np.int64], node_T: Ints, num: int) -> NDArray[np.float64]:
+def sum_by_node(values: NDArray[np.int64], node_T: Ints, num: int) -> NDArray[np.float64]:
     """A value of tasks by their nodes [N]; tasks at -1 are left out."""
     rows = node_T >= 0
     total = np.zeros(num)
@@ -250,7 +250,7 @@ def _updates(
         return updates
     share = np.zeros(num)
     if "param_bytes" in graph.tasks:
-        of_color = np.bincount(color, summed(np.asarray(graph.tasks["param_bytes"]), node_T, num))
+        of_color = np.bincount(color, sum_by_node(np.asarray(graph.tasks["param_bytes"]), node_T, num))
         share = is_backward * of_color[color] / np.maximum(np.bincount(color, is_backward), 1)[color]
     if not share.sum():
         share = is_backward.astype(float)
@@ -263,10 +263,10 @@ def _weights(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
     """Bytes of parameters, as large as their gradients."""
     if "param_bytes" not in graph.tasks:
         return np.zeros(num)
-    return summed(np.asarray(graph.tasks["param_bytes"]), node_T, num)
+    return sum_by_node(np.asarray(graph.tasks["param_bytes"]), node_T, num)
 
 
-def _kept(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
+def _activation_bytes(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
     """Bytes that the forward pass keeps for the backward one."""
     phases = np.asarray(graph.tasks["phase"])
     src, dst = np.asarray(graph.edges["src"]), np.asarray(graph.edges["dst"])
@@ -274,7 +274,7 @@ def _kept(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
     is_kept &= np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)
     largest = np.zeros(graph.num_tasks)
     np.maximum.at(largest, src[is_kept], np.asarray(graph.edges["size_bytes"])[is_kept])
-    return summed(largest.astype(np.int64), node_T, num)
+    return sum_by_node(largest.astype(np.int64), node_T, num)
 
 
 def _links(graph: Graph, node_T: Ints) -> tuple[Ints, Ints]:
@@ -285,7 +285,7 @@ def _links(graph: Graph, node_T: Ints) -> tuple[Ints, Ints]:
     return ends[0], ends[1]
 
 
-def _sent(graph: Graph, node_T: Ints, color: Ints) -> NDArray[np.float64]:
+def _transfer_bytes(graph: Graph, node_T: Ints, color: Ints) -> NDArray[np.float64]:
     """Bytes of each node that can be read elsewhere, every tensor once [N]: what its own backward keeps stays."""
     src_T = np.asarray(graph.edges["src"])
     src, dst = node_T[src_T], node_T[graph.edges["dst"]]
@@ -293,10 +293,10 @@ def _sent(graph: Graph, node_T: Ints, color: Ints) -> NDArray[np.float64]:
     rows &= color[src] != color[dst]
     largest = np.zeros(graph.num_tasks)
     np.maximum.at(largest, src_T[rows], np.asarray(graph.edges["size_bytes"])[rows])
-    return summed(largest.astype(np.int64), node_T, len(color))
+    return sum_by_node(largest.astype(np.int64), node_T, len(color))
 
 
-def placed(layers: Layers, plan: Plan, graphs: Sequence[Graph] = ()) -> Graph:
+def apply_plan(layers: Layers, plan: Plan, graphs: Sequence[Graph] = ()) -> Graph:
     """The step with every task on its device, and a transfer wherever a device reads what another one made.
 
     Parameters

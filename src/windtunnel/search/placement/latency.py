@@ -118,10 +118,10 @@ def latency_of(problem: Problem, device: NDArray[Any], kind: NDArray[Any]) -> La
             unit[members] = len(device_P)
             device_P.append(index)
             first_of.append(members.tolist())
-    return _walked(problem, unit, np.array(device_P, np.int64), kind_D, kind_D[device_N])
+    return _schedule_pieces(problem, unit, np.array(device_P, np.int64), kind_D, kind_D[device_N])
 
 
-def _walked(problem: Problem, piece_N: Ints, device_P: Ints, kind_D: Ints, kind_N: Ints) -> Latency:
+def _schedule_pieces(problem: Problem, piece_N: Ints, device_P: Ints, kind_D: Ints, kind_N: Ints) -> Latency:
     """Pieces and CPU nodes in an order that respects both the graph and each device's own order of pieces."""
     rustworkx = require("rustworkx", extra="plan")
     num_pieces = len(device_P)
@@ -289,13 +289,13 @@ def descend(plan: Plan, *, num_pieces: int = 1, time_limit_s: float = 30.0, seed
                 if is_full or work.barred_NT[node, slots[target]] or not counts[target]:
                     continue
                 if time.monotonic() - began_s > time_limit_s:
-                    return _found(plan, device_S[contraction.super_N], slots, best, began_s)
+                    return _keep_better_plan(plan, device_S[contraction.super_N], slots, best, began_s)
                 device_S[node] = target
                 value = _value(problem, device_S[contraction.super_N], slots, num_pieces)
                 if value < best * (1 - _SLACK):
                     best, own, is_changed = value, target, True
                 device_S[node] = own
-    return _found(plan, device_S[contraction.super_N], slots, best, began_s)
+    return _keep_better_plan(plan, device_S[contraction.super_N], slots, best, began_s)
 
 
 def _in_slots(plan: Plan, slots: Ints) -> Ints:
@@ -327,7 +327,7 @@ def _value(problem: Problem, device_N: Ints, slots: Ints, num_pieces: int) -> fl
     return result.total_ns
 
 
-def _found(plan: Plan, device_N: Ints, slots: Ints, value_ns: float, began_s: float) -> Plan:
+def _keep_better_plan(plan: Plan, device_N: Ints, slots: Ints, value_ns: float, began_s: float) -> Plan:
     if value_ns >= plan.value_ns:
         return plan
     seconds = plan.seconds + time.monotonic() - began_s

@@ -284,10 +284,10 @@ def _by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values |
     """In a process of its own: OR-Tools brings a HiGHS whose symbols clash with those of highspy."""
     require("ortools", extra="plan")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_solved_by_cp_sat, slots, gap, time_limit_s).result()
+        return pool.submit(_solve_by_cp_sat, slots, gap, time_limit_s).result()
 
 
-def _solved_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values | None, float]:
+def _solve_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values | None, float]:
     cp_model = require("ortools.sat.python.cp_model", extra="plan")
     problem, model = slots.problem, cp_model.CpModel()
     num, num_slots = problem.num_nodes, len(slots.device_S)

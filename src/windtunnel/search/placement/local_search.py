@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from windtunnel.search.placement.baselines import as_given
+from windtunnel.search.placement.baselines import plan_of_devices
 from windtunnel.search.placement.explain import moves
 from windtunnel.search.placement.throughput import Plan
 
@@ -36,14 +36,14 @@ def search_locally(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequen
     """
     cheapest = sorted((price_ns(start), index) for index, start in enumerate(starts))[:_MOST_STARTS]
     ends = [
-        _descended(item, found_ns, price_ns)
+        _descend(item, found_ns, price_ns)
         for item, found_ns in ((plan, price_ns(plan)), *((starts[index], found_ns) for found_ns, index in cheapest))
     ]
     _, best = min(ends, key=lambda end: end[0])
     return best if best is plan else replace(best, solver=f"{plan.solver}, improved", bound_ns=plan.bound_ns)
 
 
-def _descended(plan: Plan, least_ns: float, price_ns: Callable[[Plan], float]) -> tuple[float, Plan]:
+def _descend(plan: Plan, least_ns: float, price_ns: Callable[[Plan], float]) -> tuple[float, Plan]:
     best = plan
     for _ in range(_MOST_MOVES):
         tried = [(price_ns(neighbor), neighbor) for neighbor in _neighbors(best)]
@@ -63,4 +63,4 @@ def _neighbors(plan: Plan) -> Iterator[Plan]:
         device = plan.device.copy()
         device[[row[name] for name in move.nodes]] = move.target
         if move.is_allowed and len(np.unique(device)) == len(plan.kind):
-            yield as_given(plan.problem, device, plan.kind, plan.solver)
+            yield plan_of_devices(plan.problem, device, plan.kind, plan.solver)

@@ -16,7 +16,7 @@ from windtunnel.search.minmax import Combine
 from windtunnel.search.placement.latency import descend, greedy, of_plan, on_cpus, require_inference
 from windtunnel.search.placement.latency_ilp import integer_latency
 from windtunnel.search.placement.model import Problem
-from windtunnel.search.placement.throughput import Plan, exact, linearized
+from windtunnel.search.placement.throughput import Plan, exact, solve_linearization
 from windtunnel.search.placement.throughput_ilp import integer_plan
 
 __all__ = ["OBJECTIVES", "SOLVERS", "Objective", "Solver", "place"]
@@ -85,11 +85,11 @@ def place(
         return _for_latency(problem, solver, num_pieces, gap, time_limit_s)
     if objective == "flush" or solver in ("ilp", "ilp-any"):
         return integer_plan(
-            problem, _known(problem), objective=objective, is_contiguous=solver != "ilp-any",
+            problem, _initial_plan(problem), objective=objective, is_contiguous=solver != "ilp-any",
             gap=gap, time_limit_s=time_limit_s,
         )  # fmt: skip
     if solver == "dpl":
-        return linearized(problem, combine=combine)
+        return solve_linearization(problem, combine=combine)
     plan = exact(problem, combine=combine, cap=most_downsets, progress=progress)
     is_final = combine != "sum" or _has_replicas(problem) or plan.note.startswith("interrupted")
     if solver == "dp" or plan.is_optimal or is_final:
@@ -113,10 +113,10 @@ def _require_known(problem: Problem, objective: Objective, solver: Solver) -> No
         raise InputError("for latency, all devices have one link", where="links", fix="give --bandwidth alone")
 
 
-def _known(problem: Problem) -> Plan | None:
+def _initial_plan(problem: Problem) -> Plan | None:
     """A split to begin with; none where no chain fits."""
     try:
-        return linearized(problem)
+        return solve_linearization(problem)
     except InfeasibleError:
         return None
 
@@ -153,7 +153,7 @@ def _quick_splits(problem: Problem) -> list[Plan]:
         None fits.
     """
     result, refused = [], None
-    for make in (greedy, lambda one: of_plan(linearized(one), solver="max-load split"), on_cpus):
+    for make in (greedy, lambda one: of_plan(solve_linearization(one), solver="max-load split"), on_cpus):
         try:
             result.append(make(problem))
         except InfeasibleError as error:

@@ -30,7 +30,7 @@ from windtunnel.search.placement.contraction import Contraction, contract
 from windtunnel.search.placement.model import Loads, Problem
 from windtunnel.search.work import Work
 
-__all__ = ["Plan", "exact", "linearized", "lower_bound_ns", "plan_of_stages", "sync_ns", "value_ns"]
+__all__ = ["Plan", "exact", "lower_bound_ns", "plan_of_stages", "solve_linearization", "sync_ns", "value_ns"]
 
 _SLACK = 1e-9
 
@@ -161,7 +161,7 @@ def _over_best_links(work: Work) -> Work:
     return replace(work, types=tuple(types), link_scale=None)
 
 
-def linearized(problem: Problem, *, combine: Combine = "sum", orders: Sequence[str] = tuple(ORDERS)) -> Plan:
+def solve_linearization(problem: Problem, *, combine: Combine = "sum", orders: Sequence[str] = tuple(ORDERS)) -> Plan:
     """The best cut of a few chains that keep the order of the graph (DPL).
 
     Raises
@@ -248,10 +248,10 @@ def lower_bound_ns(contraction: Contraction) -> float:
     times_ST = np.where((work.barred_NT > 0) | (counts == 0), math.inf, work.compute_NT)
     replicas_T = np.array([max(1, min(type_.max_replicas, type_.count)) for type_ in work.types])
     alone = (times_ST / replicas_T).min(axis=1).max(initial=0.0)
-    return float(max(alone, _shared_out(times_ST, counts)))
+    return float(max(alone, _fractional_bound(times_ST, counts)))
 
 
-def _shared_out(times_ST: NDArray[np.float64], counts_T: NDArray[np.float64]) -> float:
+def _fractional_bound(times_ST: NDArray[np.float64], counts_T: NDArray[np.float64]) -> float:
     """Least T such that fractions of all nodes fit into T on every device: a dual price per type, best by subgradient.
 
     For prices p of sum p_t count_t = 1, sum over nodes of min_t p_t time_t is a bound; two types need one price.

@@ -62,7 +62,7 @@ def integer_plan(
     contraction = contract(problem) if is_contiguous else by_color(problem)
     upper_ns = _value_ns(start, objective) if start is not None else math.inf
     programme = _Programme(contraction, objective, upper_ns, is_contiguous=is_contiguous)
-    known = programme.encoded(start) if start is not None else None
+    known = programme.encode_plan(start) if start is not None else None
     if start is not None:
         programme.bound(lower_bound_ns(contraction), upper_ns)
     solved = programme.model.solve(start=known, gap=gap, time_limit_s=time_limit_s)
@@ -73,7 +73,7 @@ def integer_plan(
         if solved.is_infeasible:
             raise InfeasibleError("no assignment fits", where=name, fix="more devices, more memory, or a CPU")
         raise InfeasibleError(f"no assignment was found in {seconds:.0f} s", where=name, fix="a longer --time-limit")
-    device_N = programme.decoded(solved.values) if solved.values is not None else None
+    device_N = programme.decode_devices(solved.values) if solved.values is not None else None
     return _better(problem, device_N, programme.kind_D, start, objective, bound_ns, name, seconds)
 
 
@@ -261,7 +261,7 @@ class _Programme:
                     self.model.row({column: 1.0, here_at: -least, away_at: least}, low=0.0)
         return result
 
-    def encoded(self, plan: Plan) -> dict[int, float]:
+    def encode_plan(self, plan: Plan) -> dict[int, float]:
         """A plan as values of the choices: its devices in the order that alike ones have here."""
         first = list(range(len(plan.kind)))  # a contiguous plan's devices are its stages
         if not self.is_contiguous:
@@ -276,7 +276,7 @@ class _Programme:
         selected[np.arange(len(device_S)), device_S] = 1.0
         return dict(zip(self.x.ravel().tolist(), selected.ravel().tolist(), strict=True))
 
-    def decoded(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
+    def decode_devices(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
         """Device of every node."""
         result: NDArray[np.int64] = values[self.x].argmax(axis=1)[self.contraction.super_N]
         return result
@@ -301,7 +301,7 @@ def _outside_windows(contraction: Contraction, kind_D: NDArray[np.int64], upper_
         alike = np.flatnonzero(kind_D == kind)
         times = work.compute_NT[:, kind]
         elsewhere = sum(
-            _most_taken(times, work.compute_NT[:, other], type_.count * upper_ns)
+            _fractional_knapsack(times, work.compute_NT[:, other], type_.count * upper_ns)
             for other, type_ in enumerate(work.types)
             if other != kind
         )
@@ -311,7 +311,7 @@ def _outside_windows(contraction: Contraction, kind_D: NDArray[np.int64], upper_
     return result
 
 
-def _most_taken(gain: NDArray[np.float64], spent: NDArray[np.float64], room: float) -> float:
+def _fractional_knapsack(gain: NDArray[np.float64], spent: NDArray[np.float64], room: float) -> float:
     """The most that can be gained within a room, taking fractions: what is free first, then by gain per unit."""
     order = np.argsort(-gain / np.maximum(spent, 1e-300), kind="stable")
     used = np.cumsum(spent[order])

@@ -357,8 +357,8 @@ def find_shared_chip(answers: Sequence[Answer]) -> Shared:
 
 def template_of(text: str) -> tuple[int, ...]:
     """The numbers of a template that a name spells out."""
-    from windtunnel.hardware.accelerators import template_named
+    from windtunnel.hardware.accelerators import parse_template
 
-    chip = template_named(text)
+    chip = parse_template(text)
     arrays = chip.arrays[0]
     return (arrays.count, arrays.cols, arrays.rows, chip.num_vector_units, chip.vector_width, chip.sram_bytes["global"])

@@ -63,7 +63,7 @@ def models_of_graph(name: str, graph: Graph, num_samples: int, microbatches: Seq
 def _model(name: str, graph: Graph, num_samples: int, microbatch: int) -> Model:
     step = graph.remove(~step_of(graph, None), keep_gaps=False)
     work = np.asarray(step.tasks.get("flops", np.ones(step.num_tasks, np.int64)))  # blocks are those with most of it
-    blocks = blocks_of(step.set_duration(step.all_tasks, work), num_samples).resized(microbatch)
+    blocks = blocks_of(step.set_duration(step.all_tasks, work), num_samples).resize_tensors(microbatch)
     ratio = microbatch / num_samples
     sizes = {item: np.round(step.tasks[item] * ratio).astype(np.int64) for item in _SIZES if item in step.tasks}
     messages = step.tasks.get("message_bytes", np.zeros(step.num_tasks, np.int64))

@@ -11,7 +11,7 @@ from windtunnel.cost.rerun import Program, tensors_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs.measured import captured_program, operators_of, reformed
+from windtunnel.whatifs.measured import captured_program, operators_of, rerun_in_form
 from windtunnel.whatifs.replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -62,7 +62,7 @@ def structured_dropout(
         raise NotApplicableError(f"there is no {what}", where=f"layer={layer}" if layer else f"{len(result)} layers")
     form = replacing([*indices, *sorted({before[item] for item in indices if item in before})], "structured-dropout",
                      p=p, place=place, period=period, group=group)  # fmt: skip
-    return reformed(graph, form)
+    return rerun_in_form(graph, form)
 
 
 def _dropouts(program: Program) -> dict[int, int]:

@@ -82,12 +82,12 @@ def profiles_of(
         )
     if device is None:
         captured = blocks_of(graph, num_samples)
-        return {size: captured.scaled(size) for size in sizes}
+        return {size: captured.resize_tensors_and_times(size) for size in sizes}
     result = {}
     for done, size in enumerate(sizes):
         if progress is not None:
             progress("pricing microbatches", done, len(sizes))
         other = graph if size == num_samples else with_batch(graph, num_samples, size)
         priced = blocks_of(price(other, device), num_samples, is_on_device=True)
-        result[size] = priced.resized(size)
+        result[size] = priced.resize_tensors(size)
     return result

@@ -107,11 +107,11 @@ def memory_of_stage(blocks: Blocks, units: tuple[int, int], stage: int, how: Run
     half = 0.5 if how.precision == "mixed" else 1.0
     weights, gradients = how.num_versions * half * whole, half * whole
     master = how.num_versions * whole if how.precision == "mixed" else 0.0
-    held = blocks.kept_bytes(*units)
+    held = blocks.activation_bytes(*units)
     if how.recomputes:
         held = blocks.crossing_bytes(units[0]) + blocks.crossing_bytes(units[1])
     under_way = how.under_way(stage)
-    activations = (under_way - 1) * held + blocks.kept_bytes(units[0], _model_end(blocks, units, how))
+    activations = (under_way - 1) * held + blocks.activation_bytes(units[0], _model_end(blocks, units, how))
     passing = (under_way - 1) * held + _passing(blocks, units, how)
     # when the batch's last backward pass is done, the first forward ones of the next batch are there, if they may be
     ahead = 0 if how.is_emptied or how.depth == 1 else under_way - 1

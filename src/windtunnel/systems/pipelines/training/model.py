@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.interference import Interference, shared_resource
+from windtunnel.cost.interference import Interference, share_resource
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware.cores import allowed_cores
@@ -218,7 +218,7 @@ def on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
     curve = tuple(conditions.slowdown[min(count, num_ranks) - 1] / busy for count in counts)
     place_T = working_ranks(graph)
     for core in range(cores):
-        graph = shared_resource(graph, Interference("core", curve, curve), place_T % cores == core, f"core {core}")
+        graph = share_resource(graph, Interference("core", curve, curve), place_T % cores == core, f"core {core}")
     return _beside_each_other(graph, place_T % cores, np.array(conditions.slowdown[:cores]))
 
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from windtunnel.errors import InputError
 from windtunnel.systems.suite.workloads.catch import Court, catch
 
-__all__ = ["NUM_FRAMES", "Actors", "Play", "Rollouts", "act", "joined", "policy"]
+__all__ = ["NUM_FRAMES", "Actors", "Play", "Rollouts", "act", "join_rollouts", "policy"]
 
 NUM_FRAMES = 4
 """Frames that the policy sees at once."""
@@ -71,7 +71,7 @@ class Rollouts:
     returns: list[float]
 
 
-def joined(parts: list[Rollouts]) -> Rollouts:
+def join_rollouts(parts: list[Rollouts]) -> Rollouts:
     """Rollouts of several actors, side by side."""
 
     def side_by_side(name: str) -> npt.NDArray[Any]:
@@ -111,7 +111,7 @@ class Actors:
         InputError
             An actor has ended.
         """
-        return joined([self._next() for _ in range(num_messages)])
+        return join_rollouts([self._next() for _ in range(num_messages)])
 
     def _next(self) -> Rollouts:
         if not self._end.alive:

@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.base.extras import require
 from windtunnel.workloads.texts import MASK, NUM_SPECIAL, Text, Tokens
-from windtunnel.workloads.workload import Training, Workload, placed
+from windtunnel.workloads.workload import Training, Workload, move_to_device
 
 if TYPE_CHECKING:
     import torch
@@ -68,8 +68,8 @@ def bert(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
         nonlocal num_tokens
         words = data.draw(num_windows, preset.length, random)
         num_tokens += words.size
-        sampled = masked_words(words, preset.vocabulary, random)
-        masked, labels = (placed(array, training.device) for array in sampled)
+        sampled = mask_words(words, preset.vocabulary, random)
+        masked, labels = (move_to_device(array, training.device) for array in sampled)
         optimizer.zero_grad()
         loss: torch.Tensor = model(input_ids=masked, labels=labels).loss
         loss.backward()
@@ -86,7 +86,7 @@ def bert(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
     )
 
 
-def masked_words(words: Tokens, vocabulary: int, random: np.random.Generator) -> tuple[Tokens, Tokens]:
+def mask_words(words: Tokens, vocabulary: int, random: np.random.Generator) -> tuple[Tokens, Tokens]:
     """Words with some hidden, and the labels of those: section 3.1 of the paper.
 
     Of all places 15 % are chosen; of these 80 % become ``MASK``, 10 % any word, 10 % stay.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Shape", "decoder", "gated"]
+__all__ = ["Shape", "decoder", "swiglu"]
 
 # B sequences, S positions, H heads, D width of a head
 
@@ -127,7 +127,7 @@ def _rotations(length: int, head_width: int) -> tuple[torch.Tensor, torch.Tensor
     return angles.cos(), angles.sin()
 
 
-def gated(width: int, inner: int) -> torch.nn.Module:
+def swiglu(width: int, inner: int) -> torch.nn.Module:
     """The SwiGLU feed-forward layer."""
     from torch import nn
 

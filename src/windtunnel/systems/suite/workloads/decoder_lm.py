@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from windtunnel import registry
 from windtunnel.base.extras import require
-from windtunnel.systems.suite.workloads.decoder import Shape, gated
+from windtunnel.systems.suite.workloads.decoder import Shape, swiglu
 from windtunnel.systems.suite.workloads.next_word import next_word
 from windtunnel.workloads.workload import Training, Workload
 
@@ -46,5 +46,5 @@ def decoder_lm(*, size: str = "small", batch_size: int | None = None, seed: int 
     preset = training.preset
     return next_word(
         training,
-        lambda: gated(preset.shape.width, preset.shape.inner),
+        lambda: swiglu(preset.shape.width, preset.shape.inner),
     )

@@ -15,7 +15,7 @@ from windtunnel import registry
 from windtunnel.base.extras import require
 from windtunnel.systems.suite.workloads.ctc import ctc_loss
 from windtunnel.systems.suite.workloads.speech import LETTERS, Voice
-from windtunnel.workloads.workload import Training, Workload, placed
+from windtunnel.workloads.workload import Training, Workload, move_to_device
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +74,8 @@ def deep_speech_2(*, size: str = "small", batch_size: int | None = None, seed: i
         duration_s += batch.duration_s
         num_frames = [-(-frames // TIME_STRIDE) for frames in batch.num_frames]
         optimizer.zero_grad()
-        log_chances = model(placed(batch.spectra, training.device)).log_softmax(dim=-1)
-        loss = ctc_loss(log_chances, placed(batch.labels, training.device), num_frames, batch.num_labels)
+        log_chances = model(move_to_device(batch.spectra, training.device)).log_softmax(dim=-1)
+        loss = ctc_loss(log_chances, move_to_device(batch.labels, training.device), num_frames, batch.num_labels)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()

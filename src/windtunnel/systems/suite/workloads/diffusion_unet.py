@@ -47,13 +47,13 @@ def diffusion_unet(*, size: str = "small", batch_size: int | None = None, seed: 
     from torch.nn import functional
 
     from windtunnel.systems.suite.workloads.unet import UNet
-    from windtunnel.workloads.images import image_batches, seeded
+    from windtunnel.workloads.images import image_batches, make_generator
 
     training = Training.of("diffusion-unet", PRESETS, size, batch_size, seed)
     preset = training.preset
     batch_size = training.batch_size
     images = image_batches(pixels=preset.pixels, batch_size=batch_size, num_classes=10, seed=seed)
-    generator = seeded(seed + 1)
+    generator = make_generator(seed + 1)
     model = UNet(preset.widths, preset.blocks, preset.attention_level, preset.dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate)
     kept_T = (1 - torch.linspace(FIRST_BETA, LAST_BETA, NUM_TIMES)).cumprod(0)  # share of the image's variance left

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from windtunnel import registry
 from windtunnel.base.extras import require
 from windtunnel.workloads.texts import zipf
-from windtunnel.workloads.workload import Training, Workload, placed
+from windtunnel.workloads.workload import Training, Workload, move_to_device
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ def dlrm(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
     random = np.random.default_rng(seed)
 
     def step() -> torch.Tensor:
-        dense, items, clicks = (placed(part, training.device) for part in _draw(preset, num_samples, random))
+        dense, items, clicks = (move_to_device(part, training.device) for part in _draw(preset, num_samples, random))
         optimizer.zero_grad()
         table_optimizer.zero_grad()
         loss: torch.Tensor = loss_function(model(dense, items), clicks)

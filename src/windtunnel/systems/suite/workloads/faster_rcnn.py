@@ -68,11 +68,11 @@ def faster_rcnn(*, size: str = "small", batch_size: int | None = None, seed: int
     import torch
 
     from windtunnel.systems.suite.workloads.scenes import Scenes
-    from windtunnel.workloads.images import checked
+    from windtunnel.workloads.images import check_batch_size
 
     training = Training.of("faster-rcnn", PRESETS, size, batch_size, seed)
     preset = training.preset
-    batch_size = checked(training.batch_size)
+    batch_size = check_batch_size(training.batch_size)
     scenes = Scenes(
         height=preset.height,
         width=preset.width,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from windtunnel import registry
 from windtunnel.base.extras import require
-from windtunnel.workloads.workload import Training, Workload, placed
+from windtunnel.workloads.workload import Training, Workload, move_to_device
 
 if TYPE_CHECKING:
     import torch
@@ -87,16 +87,16 @@ def graph_network(*, size: str = "small", batch_size: int | None = None, seed: i
     loss_function = nn.CrossEntropyLoss()
     random = np.random.default_rng(seed)
     graph = citations(preset, random)
-    features = placed(graph.features, training.device)
-    edges = [placed(links, training.device) for links in batch_edges(num_seeds, preset.fanouts)]
+    features = move_to_device(graph.features, training.device)
+    edges = [move_to_device(links, training.device) for links in batch_edges(num_seeds, preset.fanouts)]
 
     def step() -> torch.Tensor:
         nodes = random.integers(0, preset.num_nodes, num_seeds)
-        labels = placed(graph.labels[nodes], training.device)
+        labels = move_to_device(graph.labels[nodes], training.device)
         for fanout in preset.fanouts:
             nodes = np.concatenate([nodes, graph.sample(nodes, fanout, random)])
         optimizer.zero_grad()
-        known = features[placed(nodes, training.device)]
+        known = features[move_to_device(nodes, training.device)]
         loss: torch.Tensor = loss_function(model(known, edges), labels)
         loss.backward()
         optimizer.step()

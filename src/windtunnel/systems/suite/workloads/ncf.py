@@ -16,7 +16,7 @@ import numpy.typing as npt
 from windtunnel import registry
 from windtunnel.base.extras import require
 from windtunnel.workloads.texts import zipf
-from windtunnel.workloads.workload import Training, Workload, placed
+from windtunnel.workloads.workload import Training, Workload, move_to_device
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,9 @@ def ncf(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
     taste = np.stack([random.permutation(preset.num_items) for _ in range(preset.num_groups)])
 
     def step() -> torch.Tensor:
-        users, items, is_chosen = (placed(part, training.device) for part in _draw(preset, taste, num_pairs, random))
+        users, items, is_chosen = (
+            move_to_device(part, training.device) for part in _draw(preset, taste, num_pairs, random)
+        )
         optimizer.zero_grad()
         loss: torch.Tensor = loss_function(model(users, items), is_chosen)
         loss.backward()

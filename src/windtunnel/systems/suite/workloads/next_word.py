@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.systems.suite.workloads.decoder import Shape, decoder
 from windtunnel.workloads.texts import Text
-from windtunnel.workloads.workload import Sized, Supervised, Training, Workload, placed
+from windtunnel.workloads.workload import Sized, Supervised, Training, Workload, move_to_device
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ def next_word(
         return loss
 
     def draw() -> tuple[tuple[torch.Tensor], torch.Tensor]:
-        words = placed(data.draw(batch_size, shape.length + 1, random), training.device)
+        words = move_to_device(data.draw(batch_size, shape.length + 1, random), training.device)
         return (words[:, :-1],), words[:, 1:]
 
     def step() -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from windtunnel.workloads.images import NOISE, Patterns, seeded
+from windtunnel.workloads.images import NOISE, Patterns, make_generator
 
 __all__ = ["SceneBatch", "Scenes"]
 
@@ -40,7 +40,7 @@ class Scenes:
         self.height, self.width = height, width
         self.shape_BM = (batch_size, max_objects)
         self.num_classes = num_classes
-        self.generator = seeded(seed)
+        self.generator = make_generator(seed)
         self.patterns = Patterns(num_classes, self.generator)
         self.data = f"synthetic: {width} x {height} pictures of 1 to {max_objects} shapes of {num_classes} classes"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from windtunnel.workloads.texts import PAD, translations
-from windtunnel.workloads.workload import Sized, Training, Workload, placed
+from windtunnel.workloads.workload import Sized, Training, Workload, move_to_device
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ def translation(
         nonlocal num_tokens
         batch = data.draw(training.batch_size, random)
         num_tokens += batch.num_tokens
-        source, target = (placed(words, training.device) for words in (batch.source, batch.target))
+        source, target = (move_to_device(words, training.device) for words in (batch.source, batch.target))
         optimizer.zero_grad()
         scores = model(source, target[:, :-1])
         loss: torch.Tensor = loss_function(scores.flatten(0, 1), target[:, 1:].flatten())

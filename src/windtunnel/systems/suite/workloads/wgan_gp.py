@@ -47,14 +47,14 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
     import torch
 
     from windtunnel.systems.suite.workloads.wgan_networks import START_PIXELS, critic_network, generator_network
-    from windtunnel.workloads.images import image_batches, seeded
+    from windtunnel.workloads.images import image_batches, make_generator
 
     training = Training.of("wgan-gp", PRESETS, size, batch_size, seed)
     preset = training.preset
     batch_size = training.batch_size
     pixels = START_PIXELS * 2 ** (len(preset.widths) - 1)
     images = image_batches(pixels=pixels, batch_size=batch_size, num_classes=10, seed=seed)
-    noise = seeded(seed + 1)
+    noise = make_generator(seed + 1)
     generator, critic = generator_network(LATENT, preset.widths), critic_network(preset.widths)
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=preset.learning_rate, betas=(0.0, 0.9))
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=preset.learning_rate, betas=(0.0, 0.9))
