@@ -20,7 +20,9 @@ TENSOR, VECTOR, FUSED = range(3)
 
 @numba.njit(cache=True)
 def _core(kind: int, free_t: Any, free_v: Any) -> Any:
-    """A free core of that kind, -1 for none; pairs from the front, single ones from the back."""
+    """Return a free core of a kind, -1 if there is none."""
+    # fused operators need a tensor and a vector core with the same number: these are taken from the front and single
+    # cores from the back, so that pairs stay free as long as possible
     if kind == FUSED:
         for core in range(min(free_t.size, free_v.size)):
             if free_t[core] and free_v[core]:
@@ -43,11 +45,16 @@ def _take(kind: int, core: int, is_free: bool, free_t: Any, free_v: Any) -> None
 
 @numba.njit(cache=True)
 def schedule_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, spread_N: Any, is_spread_N: Any,
-                   num_t: int, num_v: int, start_N: Any, core_N: Any) -> Any:  # fmt: skip
-    """Schedule the operators from ``first`` to ``last``: the longest rest of a path goes first.
+                     num_t: int, num_v: int, start_N: Any, core_N: Any) -> Any:  # fmt: skip
+    """Schedule the operators from ``first`` to ``last`` by list scheduling; return the cycles.
 
-    A spread operator whose turn it is holds back whatever comes after it until all cores are free.
+    The ready operator with the longest remaining path (``tail``) goes first. A spread operator needs all cores: when it
+    has the longest path, later operators wait until all cores are free.
     """
+    # tensor cores  |t0 ....|t2 ..|      |         single: one core of its kind, ``core_N`` names it
+    # vector cores  |v1 ..|v3 ....|      |
+    # spread                      |s4 ...|         all cores at once, ``core_N`` = -1
+    #                             ^ now jumps from one end to the next
     num = last - first
     tail = np.zeros(num, np.int64)
     waits = np.zeros(num, np.int64)
@@ -58,6 +65,7 @@ def schedule_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_
             if before_NN[node, first + other]:
                 waits[other] += 1
                 longest = max(longest, tail[other])
+        # operators are in topological order, so the tails of all successors are final
         tail[index] = longest + (spread_N[node] if is_spread_N[node] else single_N[node])
     free_t, free_v = np.ones(min(num_t, num), np.bool_), np.ones(min(num_v, num), np.bool_)
     end = np.full(num, -1, np.int64)  # -1 not started, -2 ended
@@ -83,7 +91,7 @@ def schedule_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_
                 num_running += 1
                 break
             core = _core(kind_N[node], free_t, free_v)
-            if core < 0:
+            if core < 0:  # a ready operator of another kind may still find a core now
                 skipped[best] = True
                 continue
             _take(kind_N[node], core, False, free_t, free_v)
@@ -111,7 +119,10 @@ def schedule_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_
 @numba.njit(cache=True)
 def _least(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, spread_N: Any, num_t: int, num_v: int,
            must_N: Any, end_N: Any) -> Any:  # fmt: skip
-    """What no schedule of a segment is below in which those that ``must`` are spread."""
+    """Return a lower bound on the schedules of a segment that spread the operators in ``must_N``."""
+    # alone + max(critical path, shared): spread operators keep all cores to themselves, so their cycles add up. The
+    # others take at least their longest path, and at least any weighted mean of the loads of tensor and vector cores
+    # (weights 0, 1/2 and 1 are tried: each gives a valid bound).
     longest: Any = 0
     alone: Any = 0
     for node in range(first, last):
@@ -144,11 +155,12 @@ def _least(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, sp
 @numba.njit(cache=True)
 def _bound(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, spread_N: Any, num_t: int, num_v: int,
            upper: Any, must_N: Any, end_N: Any) -> Any:  # fmt: skip
-    """What no schedule of a segment is below, at most ``upper``, which one reaches.
+    """Return a lower bound on all schedules of a segment, at most ``upper``, which a schedule reaches.
 
-    A schedule below ``upper`` has to spread whatever on one core alone takes too long beside those that have to be
-    spread, which keep all cores to themselves.
+    A schedule below ``upper`` has to spread each operator that takes too long on one core in addition to the operators
+    that have to be spread, which keep all cores to themselves.
     """
+    # every forced operator raises ``alone`` and may force others: repeat until nothing changes
     alone = 0
     must_N[first:last] = False
     is_new = True
@@ -165,10 +177,11 @@ def _bound(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, sp
 def schedule_chips(thread: int, num_threads: int, kind_N: Any, before_NN: Any, ptr_G: Any, single_PN: Any,
                    spread_PN: Any, cores_P2: Any, rules_R: Any, cycles_P: Any, bound_P: Any,
                    best: Any) -> None:  # fmt: skip
-    """Every ``num_threads``-th chip from ``thread`` on.
+    """Schedule every ``num_threads``-th chip from ``thread`` on.
 
-    ``best`` takes the schedule of the last chip: starts within segments, whether spread, cores.
+    ``best`` receives the schedule of the last chip: starts within segments, whether spread, cores.
     """
+    # segments run one after the other in any schedule, so their cycles and bounds add up
     num = kind_N.size
     start_N, core_N, is_spread_N = np.zeros(num, np.int64), np.zeros(num, np.int64), np.zeros(num, np.bool_)
     end_N, must_N = np.zeros(num, np.int64), np.zeros(num, np.bool_)
@@ -188,7 +201,7 @@ def schedule_chips(thread: int, num_threads: int, kind_N: Any, before_NN: Any, p
                         last - first == 1 or single_N[node] >= rules_R[rule] * spread_N[node]
                     )
                 cycles = schedule_segment(first, last, kind_N, before_NN, single_N, spread_N, is_spread_N, num_t, num_v,
-                                        start_N, core_N)  # fmt: skip
+                                          start_N, core_N)  # fmt: skip
                 if cycles < result:
                     result = cycles
                     for node in range(first, last):

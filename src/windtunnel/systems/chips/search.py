@@ -157,7 +157,7 @@ class Case:
         return self.stages.price_plan(cuts, degrees, plan.num_pipelines, *self.layers_of(chip))
 
     def upper_bound(self) -> float:
-        """What no chip exceeds with any schedule of operators."""
+        """Return the throughput that no chip exceeds with any schedule of operators."""
         upper_P, every = np.full(len(self.upper_P), np.inf), np.arange(len(self.upper_P))
         for chip, value in self.anchors:
             _bound(upper_P, every, self.times.least_columns, self.times.columns[chip], value)
@@ -165,16 +165,14 @@ class Case:
 
 
 @numba.njit(cache=True)
-def _bound(upper_P: Any, rows: Any, columns_PX: Any, one_X: Any, value: float) -> None:
-    """Lower the bounds of some chips to what they cannot exceed if ``value`` is the most that one yields.
-
-    By the part of its times there, at most 1, that every layer takes at least on each.
-    """
+def _bound(upper_P: Any, rows: Any, columns_PX: Any, anchor_X: Any, value: float) -> None:
+    """Lower the bounds of chips to what they cannot exceed if ``value`` is the maximum throughput of an anchor chip."""
+    # Every layer takes at least ``ratio`` of its time on the anchor, so no plan is faster than value / ratio.
     for chip in rows:
         ratio = 1.0
-        for column in range(one_X.size):
-            if columns_PX[chip, column] < ratio * one_X[column]:
-                ratio = columns_PX[chip, column] / one_X[column]
+        for column in range(anchor_X.size):
+            if columns_PX[chip, column] < ratio * anchor_X[column]:
+                ratio = columns_PX[chip, column] / anchor_X[column]
         if value < upper_P[chip] * ratio:
             upper_P[chip] = value / ratio
 

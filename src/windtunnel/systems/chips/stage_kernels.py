@@ -28,7 +28,8 @@ __all__ = ["best_plan", "load_of"]
 
 @numba.njit(cache=True, nogil=True)
 def load_of(forward: float, backward: float, in_s: float, out_s: float, is_recomputed: bool, stage: int) -> float:
-    """Of one microbatch: what enters is waited for; the last stage need not run its forward pass again."""
+    """Return the seconds of one microbatch on a stage; the last stage need not recompute its forward pass."""
+    # recomputation hides behind the message to the next stage: max(out_s, forward)
     if is_recomputed and stage > 1:
         return in_s + forward + max(out_s, forward) + backward
     return in_s + forward + out_s + backward
@@ -42,6 +43,11 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
 
     ``best_SIK`` is scratch; ``best_SIK[s, i, k]`` is the least largest load of downset i on s + 1 stages and k devices.
     """
+    # downset  0 ............. j .......... i ...... num - 1    0 is empty; downsets grow from the last layer on
+    #          | stages behind |   stage    |
+    #
+    # Rows of ``best_SIK`` are monotone in k: more devices never hurt. Loads above ``cap`` cannot beat ``upper`` in a
+    # plan with that many stages, so they are skipped. The full downset (``last``) needs no row: it is priced by choice.
     devices_C, batches_C, factor_C = choices
     num, num_degrees = ptr_I.size - 1, forward_IT.shape[1]
     most_devices = best_SIK.shape[2] - 1
@@ -100,6 +106,7 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
                         row[k] = min(row[k], max(load, before[min(k - used, reach_before)]))
         if not is_any:
             break
+    # walk back from the best state: only values are stored, so each step searches for a stage that reaches its value
     stages = np.full((at_stage, 2), -1, np.int64)
     if at_choice >= 0:
         stages[0, 0], stages[0, 1] = at_pair, at_degree
@@ -121,7 +128,7 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
 def _step(i: int, stage: int, left: int, target: float, ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any,
           most_QT: Any, devices_QT: Any, forward_IT: Any, backward_IT: Any, is_recomputed: bool, reach_before: int,
           best_SIK: Any) -> Any:  # fmt: skip
-    """The first stage of a downset that reaches its value, of the fewest devices."""
+    """Return the stage of a downset that reaches its value with the fewest devices, as (pair, degree)."""
     result, found_degree, fewest = -1, -1, 1 << 30
     for pair in range(ptr_I[i], ptr_I[i + 1]):
         j = small_Q[pair]

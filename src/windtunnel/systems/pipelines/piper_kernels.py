@@ -8,7 +8,7 @@ the data degrees of all stages behind it, which is the third index:
     best[I, K, D] = min over J within I, t, d of max(load(I - J, t, d, D), best[J, K - t d, D - d])
 
 A layer also chooses its variant so that the stage fits (``choose``). With one degree, one variant and memory for all,
-both programmes find the same; ``tests/search/test_stage_programs.py`` shows it.
+both programs find the same; ``tests/search/test_stage_programs.py`` shows it.
 """
 
 # N layers, T tensor degrees, V variants, E edges, I downsets, J a downset inside of I, S = I \ J a stage
@@ -31,7 +31,9 @@ _SAME = 1e-13  # relative: sums of the same times in another order
 
 @numba.njit(cache=True)
 def _multiplier(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any) -> float:
-    """Time per byte for which the cheapest variants just fit: the dual of the choice; fills what they are."""
+    """Return the price of memory (s per byte) at which the cheapest variants just fit; fill ``choice_N`` with them."""
+    # Lagrangian dual of ``choose``: used(rate) falls as the rate rises. Double the rate until the choice fits, then
+    # bisect. ``high`` always fits, so the final choice is feasible.
     num, num_variants = time_NV.shape
     low, high = 0.0, 1e-18
     is_found = False
@@ -67,6 +69,7 @@ def choose(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any) -> float:
     Exact: a front of (memory, time) grows layer by layer, and what the dual says cannot win is dropped. A variant that
     does not exist has an infinite time. Infinite where none fits; ``choice_N`` is filled where one does.
     """
+    # 1. all quickest variants, if they fit; 2. none, if even the smallest do not; 3. the exact front
     num, num_variants = time_NV.shape
     total, used, least = 0.0, 0.0, 0.0
     for n in range(num):
@@ -107,7 +110,13 @@ def choose(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any) -> float:
 @numba.njit(cache=True)
 def _front(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any, rate: float, best_time: float,
            behind_time: Any, behind_memory: Any) -> float:  # fmt: skip
-    """All choices that are not worse than another in both, and may still win."""
+    """Extend the Pareto front of (memory, time) layer by layer; return the least time and fill ``choice_N``."""
+    # time                                  A point is dropped if
+    #   ^  x                                - another one has less memory and no more time,
+    #   |     x                             - its memory and the least memory of the layers behind exceed the limit,
+    #   |        x   x                      - its dual bound (time + duals behind - rate x free memory) cannot win.
+    #   +------------> memory
+    # ``parent`` and ``variant`` keep all fronts in one growing array, so that the choice can be walked back.
     num, num_variants = time_NV.shape
     parent, variant = np.full(64, -1, np.int64), np.zeros(64, np.int64)
     first, count = 0, 1  # rows of the front
@@ -173,7 +182,8 @@ def node_times(inside_N: Any, t: int, time_NTV: Any, src: Any, dst: Any, sent_E:
 
 @numba.njit(cache=True)
 def _helps(i: int, j: int, used: int, d: int, y: int, load: float, best_IKD: Any) -> bool:
-    """Whether a stage of such a load, y-th from the end, makes any state better."""
+    """Return whether a stage of this load, y-th from the end, improves any state."""
+    # a stage of data degree d keeps y = ceil(D / d) microbatches, D = d + the degrees behind it: ``before`` is that sum
     num = best_IKD.shape[1]
     for devices in range(used, num):
         for before in range(max(0, (y - 2) * d + 1), min((y - 1) * d + 1, num - d)):
@@ -184,7 +194,7 @@ def _helps(i: int, j: int, used: int, d: int, y: int, load: float, best_IKD: Any
 
 @numba.njit(cache=True)
 def _may_help(i: int, j: int, degree: int, data_D: Any, compute: float, best_IKD: Any) -> bool:
-    """Whether a stage of at least so much compute can make any state better, with any data degree."""
+    """Return whether a stage of at least this compute can improve any state, with any data degree."""
     num = best_IKD.shape[1]
     for d in data_D:
         if degree * d >= num:
@@ -197,7 +207,7 @@ def _may_help(i: int, j: int, degree: int, data_D: Any, compute: float, best_IKD
 
 @numba.njit(cache=True)
 def _relax(i: int, j: int, used: int, d: int, y: int, load: float, best_IKD: Any, code: int, choice_IKD: Any) -> None:
-    """Take a stage into all states that it makes better."""
+    """Update all states that a stage improves."""
     num = best_IKD.shape[1]
     for devices in range(used, num):
         for before in range(max(0, (y - 2) * d + 1), min((y - 1) * d + 1, num - d)):
@@ -219,6 +229,8 @@ def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: An
     quickest variant, ``none_IT`` counts layers without one. A choice is coded as (downset inside,
     tensor degree, data degree).
     """
+    # Downsets of one size do not contain each other, so threads write disjoint rows of ``best_IKD`` and read smaller,
+    # final ones. Tests run from cheap to expensive: a bound by compute, one with data parallelism, the exact choice.
     num_layers, num_degrees, num_variants = time_NTV.shape
     num = best_IKD.shape[1]
     for thread in numba.prange(num_threads):
@@ -267,6 +279,6 @@ def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: An
                                 for v in range(num_variants):
                                     memory_NV[index, v] = kept_NTV[rows[index], t, v] * y + fixed_NTV[rows[index], t, v]
                             load = choose(one_NV, memory_NV, limit, choice_N)
-                            if load == np.inf:
+                            if load == np.inf:  # more microbatches in flight need even more memory
                                 break
                             _relax(i, j, used, d, y, load, best_IKD, (j * num_degrees + t) * num + d, choice_IKD)

@@ -80,6 +80,9 @@ def _too_small(words: int, fix: str) -> InputError:
 @njit(cache=True)
 def _best(m: Ints, n: Ints, k: Ints, buffer_words: Ints, rooms: Ints) -> Ints:
     """Words, first load and last store of each column, int64 [3, P]."""
+    # Tile sides tile_m and tile_n are powers of two up to the matrix; tile_k takes the rest of half a buffer (the other
+    # half is loaded meanwhile): tile_k (tile_m + tile_n) + tile_m tile_n <= room. Ties go to the shortest first load
+    # and last store, because these overlap nothing.
     result = np.zeros((3, len(m)), dtype=np.int64)
     for index in range(len(m)):
         best = 2**62

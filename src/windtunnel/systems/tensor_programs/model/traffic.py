@@ -43,6 +43,9 @@ def traffic_bytes(packed: PackedNest, cache_bytes: tuple[int, ...] = CACHE_BYTES
 @numba.njit(cache=True)
 def _traffic(loops: Any, stores: Any, loop_ids: Any, accesses: Any, rows: Any, code: Any, buffers: Any, caches: Any
              ) -> Any:  # fmt: skip
+    # ``inside[a, l]`` is the footprint of access a while loops 0 .. l - 1 stand still, so it falls with l. To measure
+    # it, the ranges [low, high] of loop variables are opened from the innermost loop outwards. Per cache, ``level``
+    # is the smallest l whose footprint fits; the next larger footprint is loaded ``_returns`` times.
     minimum, extent = loops[:, 0], loops[:, 1]
     low, high = minimum.copy(), minimum.copy()
     stack, extents = np.zeros((_STACK, 3), dtype=np.int64), np.zeros(MAX_DIMENSIONS, dtype=np.int64)

@@ -69,49 +69,55 @@ def patch_costs(
 
 
 @njit(cache=True)
-def _whole_chunks(words_QW: Any, chunks: int, lanes: int, cycles_3QG: Any) -> None:
-    """Cycles and operands of each pixel and group, where groups are whole words."""
+def _whole_chunks(words_QW: Any, chunks: int, lanes: int, sums_2QG: Any) -> None:
+    """Count cycles and non-zero operands of each pixel and group, where groups are whole words."""
+    # words_QW: a bit per channel of pixel Q, CHUNK bits per word; sums_2QG: rows (cycles, operands).
+    # A chunk takes ceil(ones / lanes) cycles, so pixels are summed once here and then shared by all patches.
     for pixel in range(len(words_QW)):
-        for group in range(cycles_3QG.shape[2]):
+        for group in range(sums_2QG.shape[2]):
             cycles = operands = 0
             for index in range(group * chunks, (group + 1) * chunks):
                 ones = int(ones_of(words_QW[pixel, index]))
                 cycles += (ones + lanes - 1) // lanes
                 operands += ones
-            cycles_3QG[0, pixel, group] = cycles
-            cycles_3QG[1, pixel, group] = operands
+            sums_2QG[0, pixel, group] = cycles
+            sums_2QG[1, pixel, group] = operands
 
 
 @njit(cache=True)
 def _sum_patches(
-    of_pixel: Any, taps_PT: Any, images: int, operands: int, full: int, group_channels: int, sums_3RG: Any
+    of_pixel: Any, taps_PT: Any, images: int, operands: int, full: int, group_channels: int, sums_4RG: Any
 ) -> None:
+    """Sum the costs of the pixels that each patch reads."""
+    # sums_4RG: rows (dense cycles, sparse cycles, all operands, non-zero operands) of patch R and group G
     pixels = len(taps_PT)
     for image in range(images):
         for pixel in range(pixels):
             row = image * pixels + pixel
             for tap in range(taps_PT.shape[1]):
                 reached = taps_PT[pixel, tap]
-                if reached < 0:
+                if reached < 0:  # the tap lies in the padding, which is never read
                     continue
                 reached += image * operands
-                for group in range(sums_3RG.shape[2]):
-                    sums_3RG[0, row, group] += full
-                    sums_3RG[1, row, group] += of_pixel[0, reached, group]
-                    sums_3RG[2, row, group] += group_channels
-                    sums_3RG[3, row, group] += of_pixel[1, reached, group]
+                for group in range(sums_4RG.shape[2]):
+                    sums_4RG[0, row, group] += full
+                    sums_4RG[1, row, group] += of_pixel[0, reached, group]
+                    sums_4RG[2, row, group] += group_channels
+                    sums_4RG[3, row, group] += of_pixel[1, reached, group]
 
 
 @njit(cache=True)
 def _stream_patches(
-    words_QW: Any, taps_PT: Any, images: int, operands: int, group_channels: int, lanes: int, cycles_3RG: Any
+    words_QW: Any, taps_PT: Any, images: int, operands: int, group_channels: int, lanes: int, sums_4RG: Any
 ) -> None:
-    """The same where chunks go on from tap to tap."""
+    """Sum the costs of each patch where groups are no whole words, so that chunks continue from tap to tap."""
+    # tap 0      tap 1      tap 2           channels of one group, tap by tap
+    # |----a---|-|--b-----|--|-----c--|     a chunk closes after CHUNK operands, wherever a tap ends
     pixels = len(taps_PT)
     for image in range(images):
         for pixel in range(pixels):
             row = image * pixels + pixel
-            for group in range(cycles_3RG.shape[2]):
+            for group in range(sums_4RG.shape[2]):
                 filled = ones = 0  # of the chunk that is being filled
                 dense = sparse = total = nonzero = 0
                 for tap in range(taps_PT.shape[1]):
@@ -132,10 +138,10 @@ def _stream_patches(
                             total += CHUNK
                             nonzero += ones
                             filled = ones = 0
-                cycles_3RG[0, row, group] = dense + (filled + lanes - 1) // lanes
-                cycles_3RG[1, row, group] = sparse + (ones + lanes - 1) // lanes
-                cycles_3RG[2, row, group] = total + filled
-                cycles_3RG[3, row, group] = nonzero + ones
+                sums_4RG[0, row, group] = dense + (filled + lanes - 1) // lanes
+                sums_4RG[1, row, group] = sparse + (ones + lanes - 1) // lanes
+                sums_4RG[2, row, group] = total + filled
+                sums_4RG[3, row, group] = nonzero + ones
 
 
 def correlation_costs(
@@ -165,7 +171,10 @@ def correlation_costs(
 
 @njit(cache=True)
 def _correlate(inputs_ATW: Any, inside_TW: Any, gradients_FW: Any, channels: int, filters: int, lanes: int,
-               cycles_2RC: Any) -> None:  # fmt: skip
+               sums_4RC: Any) -> None:  # fmt: skip
+    """Count the products of each channel, tap and filter, a word of output pixels at a time."""
+    # sums_4RC: rows as in ``_sum_patches``; R = channel of a group x tap, C = filter. The dense cost depends on the
+    # tap alone. The sparse cost counts the pixels at which both the input and the gradient are not zero.
     for tap in range(len(inside_TW)):
         dense = total = 0
         for word in range(inside_TW.shape[1]):
@@ -182,7 +191,7 @@ def _correlate(inputs_ATW: Any, inside_TW: Any, gradients_FW: Any, channels: int
                     ones = int(ones_of(input_words[word] & other[word]))
                     sparse += (ones + lanes - 1) // lanes
                     nonzero += ones
-                cycles_2RC[0, row, column] = dense
-                cycles_2RC[1, row, column] = sparse
-                cycles_2RC[2, row, column] = total
-                cycles_2RC[3, row, column] = nonzero
+                sums_4RC[0, row, column] = dense
+                sums_4RC[1, row, column] = sparse
+                sums_4RC[2, row, column] = total
+                sums_4RC[3, row, column] = nonzero

@@ -120,6 +120,8 @@ def _is_set(words_W: Any, bit: int) -> Any:
 @njit(cache=True)
 def _patch(values_NPC: Any, words_QW: Any, kernels: Any, taps_PT: Any, mask_RW: Any, is_masked: bool,
            group_channels: int, out_RGO: Any) -> int:  # fmt: skip
+    """Add the products of non-zero operands to ``out_RGO``; return the number of multiplications."""
+    # element by element, so that the count is independent of the bit tricks of ``costs`` that it checks
     groups, taps, _, outputs = kernels.shape
     pixels, operands, macs = len(taps_PT), values_NPC.shape[1], 0
     for row in range(len(out_RGO)):
@@ -146,6 +148,7 @@ def _patch(values_NPC: Any, words_QW: Any, kernels: Any, taps_PT: Any, mask_RW: 
 @njit(cache=True)
 def _correlate(inputs_NPC: Any, gradient_NPF: Any, inputs_QW: Any, gradient_QW: Any, taps_PT: Any, groups: int,
                out_FCT: Any) -> int:  # fmt: skip
+    """Add the products of non-zero inputs and gradients to ``out_FCT``; return the number of multiplications."""
     filters, group_channels, taps = out_FCT.shape
     pixels, operands, macs = len(taps_PT), inputs_NPC.shape[1], 0
     for image in range(len(inputs_NPC)):

@@ -79,6 +79,16 @@ def tile_cycles(costs: Costs, group_N: Longs, wanted_RW: Words | None, grid: Spa
 @njit(cache=True)
 def _tiles(dense_RG: Any, sparse_RG: Any, group_N: Any, wanted_RW: Any, is_masked: bool, rows: int, cols: int,
            deep: int, wide: int, neighbors: int, wait: int, cycles: Any, work: Any) -> None:  # fmt: skip
+    """Cycles of each tile and mode; a tile ends when the slowest of its elements ends."""
+    # A tile gives each of rows x cols elements a block of deep x wide outputs:
+    #
+    #       left ->  | wide | wide | ...      N outputs (filters), group_N names the group of each
+    #   top   deep   |  E0  |  E1  |
+    #    |    deep   |  E2  |  E3  |          R rows of the patch matrix
+    #
+    # ``spent`` holds the cycles of one element in the first four ``MODES``, which share no work. ``ends`` holds the
+    # running sum of the masked sparse outputs of all elements, so that the cycles of any range of outputs are a
+    # difference of two entries; ``_share`` moves such ranges between neighbors.
     elements = rows * cols
     ends = np.zeros(elements * deep * wide + 1, np.int64)  # of outputs one after the other, over all elements
     begin_E = np.zeros(elements + 1, np.int64)
@@ -95,6 +105,7 @@ def _tiles(dense_RG: Any, sparse_RG: Any, group_N: Any, wanted_RW: Any, is_maske
                 begin_E[element] = index
                 spent[:] = 0
                 if begin < stop:
+                    # without a change of group all outputs of a row cost the same, and only their number counts
                     is_one = group_N[begin] == group_N[stop - 1]
                     for row in range(first, last):
                         bits = bits_at(wanted_RW[row], begin, stop - begin) if is_masked else np.uint32(0xFFFFFFFF)

@@ -59,6 +59,7 @@ def _add_1_units(
 @numba.njit(parallel=True, nogil=True, cache=True, fastmath=_ORDERED, error_model="numpy")
 def add_forward(x: Any, weight: Any, kept: Any, counts: Any, firsts: Any, lasts: Any, scale: Any, out: Any) -> None:
     """``out[rows] += scale x[rows, kept] weight[kept]`` for every set."""
+    # threads own tiles of columns: each sum has one writer, and a tile of the weight stays in cache over all sets
     columns = weight.shape[1]
     for tile in numba.prange((columns + _TILE - 1) // _TILE):
         low, high = tile * _TILE, min(tile * _TILE + _TILE, columns)
@@ -74,6 +75,7 @@ def add_forward(x: Any, weight: Any, kept: Any, counts: Any, firsts: Any, lasts:
 @numba.njit(parallel=True, nogil=True, cache=True, fastmath=_SUMMED, error_model="numpy")
 def set_input(dy: Any, weight: Any, kept: Any, counts: Any, firsts: Any, lasts: Any, scale: Any, dx: Any) -> None:
     """``dx[rows, kept] = scale dy[rows] weight[kept]'`` for every set, over zeros; two units at once."""
+    # 2 units x 4 rows: 8 sums in registers per pass over the columns, so that each load serves several products
     for pair in numba.prange((kept.shape[1] + 1) // 2):
         index = 2 * pair
         for position in range(len(counts)):
@@ -181,6 +183,7 @@ def _add_1_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scale
 @numba.njit(parallel=True, nogil=True, cache=True, fastmath=_ORDERED, error_model="numpy")
 def add_weight(x: Any, dy: Any, kept: Any, counts: Any, firsts: Any, lasts: Any, scale: Any, dweight: Any) -> None:
     """``dweight[kept] += scale x[rows, kept]' dy[rows]`` for every set."""
+    # as in ``add_forward``, threads own tiles of columns; rows go in blocks of 10, 4 and 1
     columns = dweight.shape[1]
     for tile in numba.prange((columns + _TILE - 1) // _TILE):
         low, high = tile * _TILE, min(tile * _TILE + _TILE, columns)
@@ -198,7 +201,7 @@ def add_weight(x: Any, dy: Any, kept: Any, counts: Any, firsts: Any, lasts: Any,
 
 
 def pad_sets(sets: list[Any]) -> tuple[Any, Any]:
-    """Sets of any sizes as rows of one array, int64 [S, most], and how many each has."""
+    """Return sets of different sizes as rows of one array, int64 [S, max size], and their sizes [S]."""
     counts = np.array([len(indices) for indices in sets], dtype=np.int64)
     kept = np.zeros((len(sets), int(counts.max(initial=0))), dtype=np.int64)
     for row, set_ in enumerate(sets):
