@@ -24,7 +24,7 @@ def test_it_prints_layers_steps_and_how_it_goes_over_time(files):
 
     assert 0 == found.code, found.stderr
     for words in ("sparse-grid, iteration 3", "backward pass", "both, work shared", "not in the graph: first",
-                  "all 2 layers are equal", "iteration"):  # fmt: skip
+                  "all 2 layers agree", "iteration"):  # fmt: skip
         assert words in found.stdout
 
 

@@ -16,7 +16,7 @@ JOB = "mlp:batch_size=16,width=8,depth=2"
     ("options", "message"),
     [
         (("--schedule", "fast"), "no schedule is called 'fast'"),
-        (("--resume",), "there is nothing to resume from"),
+        (("--resume",), "--resume needs a checkpoint"),
         (("--ranks", "4", "--microbatches", "2"), "2 microbatches per batch on 4 ranks"),
         (("--ranks", "2", "--microbatches", "3"), "3 microbatches of a batch of 16"),
         (("--ranks", "2", "--microbatches", "4", "--width", "3"), "12 microbatches of a batch of 16"),

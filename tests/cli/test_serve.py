@@ -76,10 +76,10 @@ def test_the_picture_has_all_three(profile, tmp_path):
     [
         (["--batch-size", "9"], 1, "take 9 inputs at once"),
         (["--batch-size", "0"], 2, "no list of whole numbers"),
-        (["--batch-size", ""], 2, "no batch to plan for"),
+        (["--batch-size", ""], 2, "no batch size is given"),
         (["--batch-size", "1", "--threads", "3"], 2, "up to 2 threads, the server 3"),
         (["--batch-size", "1", "--rule", "wild"], 2, "there is no rule 'wild'"),
-        (["--batch-size", "1", "--where", "mode"], 2, "write it like mode=graph"),
+        (["--batch-size", "1", "--where", "mode"], 2, "such as mode=graph"),
         (["--batch-size", "1", "--where", "mode=graph"], 2, "no row has mode=graph"),
     ],
 )
@@ -104,8 +104,8 @@ def test_the_fewest_threads_in_time_are_chosen(profile):
     assert document["chosen"]["latency_ns"] <= 20e6
     assert (1, None) == (late.code, json.loads(late.stdout)["chosen"])
     text = windtunnel(*given[:-1], "--slo", "20ms")
-    assert "fewest threads in time: 1, as <1," in text.stdout
-    assert "no server answers" in windtunnel(*given[:-1], "--slo", "1ms").stdout
+    assert "fewest threads that meet the SLO: 1, as <1," in text.stdout
+    assert "no server meets the SLO" in windtunnel(*given[:-1], "--slo", "1ms").stdout
 
 
 @pytest.mark.skipif(len(server_cores()) < 2, reason="two instances want two cores")
@@ -132,7 +132,7 @@ def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
     given = ("--max-threads", threads, "--batch-sizes", "1,2", "--rounds", "5", "--time-limit", "1s", "-o", profile)
     measured = windtunnel("serve", "profile", job, *given)
     assert 0 == measured.code, measured.stderr
-    assert f"written: {profile}" in measured.stderr
+    assert f"wrote {profile}" in measured.stderr
     assert 2 == windtunnel("serve", "profile", job, *given).code  # it is there
 
     ledger = tmp_path / "receipts.db"
@@ -159,7 +159,7 @@ def test_where_no_instance_had_a_whole_batch_nothing_is_written(tmp_path):
                       "1s", "-o", flown, "--ledger", tmp_path / "receipts.db")  # fmt: skip
 
     assert 0 == done.code, done.stderr
-    assert "nothing is written" in done.stderr
+    assert "no file was written" in done.stderr
     assert not flown.exists()
 
 

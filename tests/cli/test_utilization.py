@@ -71,8 +71,8 @@ def test_the_answer_is_a_table_and_the_page_a_picture(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run",), "name one job"),
-        (("resnet18", "--survey"), "name one job"),
+        (("run",), "name one target"),
+        (("resnet18", "--survey"), "name one target"),
         (("resnet81",), "did you mean resnet18"),
         (("cell-7777", "--batch-sizes", "1,none"), "whole numbers above 0"),
         (("cell-7777", "--batch-sizes", "0"), "whole numbers above 0"),

@@ -137,7 +137,7 @@ def test_tune_prints_what_it_tried_and_what_to_run_next(tmp_path, capsys):
 
     assert main([*asked, "--values", "2,4,8"]) == 0
     said = capsys.readouterr()
-    assert "loss after it by tau" in said.out
+    assert "loss by tau" in said.out
     assert "next: windtunnel train run" in said.err
     assert main([*asked, "--values", "2,4,8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

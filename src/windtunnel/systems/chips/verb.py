@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _SCHEMA = "windtunnel.codesign/1"
 _TPU_V4 = "phaze:8x128x128+2x128+128MiB"
 _WORDS = {
-    "given": "given chip, its makers' plan",
+    "given": "baseline chip, published plan",
     "chip": "best chip for that plan",
     "plan": "best plan on that chip",
-    "both": "both together",
-    "smallest": "least area for that rate",
-    "frugal": "least energy for that rate",
+    "both": "best chip and plan",
+    "smallest": "smallest chip at min. throughput",
+    "frugal": "least energy at min. throughput",
 }
 
 
@@ -35,7 +35,7 @@ _WORDS = {
 def _plan_group() -> None:
     """Example: windtunnel chip plan bert-large --microbatches 1,2
 
-    Choose an accelerator: for a model and its pipeline (default), or for block-circulant layers.
+    Choose an accelerator for a model and its pipeline (default) or for block-circulant layers.
     """
 
 
@@ -116,9 +116,9 @@ def model(
 ) -> None:
     """Example: windtunnel chip plan bert-large --microbatches 1,2
 
-    Choose the accelerator together with the pipeline that trains a model on many of them.
+    Choose the accelerator together with the training pipeline of a model.
 
-    All 29,360 templates of tensor cores, vector cores and buffers are searched; the best comes with a bound on all.
+    The search covers all 29,360 templates of tensor cores, vector cores and buffers, and proves how good its best is.
     """
     from windtunnel.systems.chips.answer import GOALS, find_shared_chip
 
@@ -152,7 +152,7 @@ def model(
             _print(answer)
         _print_all(answers, shared)
     if report is not None:
-        advise(f"written: {report}")
+        advise(f"wrote {report}")
     elif not as_json and "both" in parts:
         suggest("windtunnel", "chip", "plan", *models, "--html", "chip.html")
 
@@ -262,28 +262,30 @@ def _document(answers: list[Answer], shared: Shared | None) -> dict[str, Any]:
 def _print(answer: Answer) -> None:
     from windtunnel.systems.chips.answer import chip_name
 
-    say(f"{answer.name}: samples per second, area of a chip, energy of a sample")
+    say(f"{answer.name}: throughput, chip area and energy per sample")
     rows = []
     for part, choice in answer.choices.items():
         gain = f"{answer.gain(part):.2f}x" if answer.base in answer.choices else ""
         name = chip_name(answer.templates[part], choice.chip).removeprefix("phaze:")
         numbers = f"{choice.samples_per_s:,.1f}", gain, f"{choice.area_um2 / 1e6:.1f}", f"{choice.energy_j:,.3g}"
         rows.append([_WORDS[part], *numbers, name])
-    print_table(["chosen", "per s", "gain", "mm2", "J", "chip"], rows, numbers=(1, 2, 3, 4), gives_way=0)
+    print_table(["choice", "samples/s", "speed-up", "mm2", "J/sample", "chip"], rows, numbers=(1, 2, 3, 4), gives_way=0)
     for part, reason in answer.refused.items():
         say_wrapped(f"  {_WORDS[part]}: {reason}")
     last = list(answer.choices)[-1]
-    say_wrapped(f"  plan of the last: {_plan(answer.choices[last])}")
+    say_wrapped(f"  plan of the last row: {_plan(answer.choices[last])}")
     for part, item in answer.cheapest.items():
-        less = {"smallest": "of less area", "frugal": "that takes less energy with its fastest plan"}[part]
-        say_wrapped(f"  {_WORDS[part]}: no chip {less} yields as much; {item.num_planned:,} of {item.num_possible:,} "
-                    "were planned for")  # fmt: skip
+        less = {"smallest": "smaller", "frugal": "more frugal"}[part]
+        say_wrapped(f"  {_WORDS[part]}: no {less} chip reaches it; {item.num_planned:,} of {item.num_possible:,} "
+                    "chips were planned for")  # fmt: skip
     result = answer.codesign
     if result is not None:
         above = result.bound_samples_per_s / result.best.samples_per_s - 1
-        proof = "no chip with any plan is better" if above < 1e-6 else f"no chip is more than {above:.1%} better"
-        say_wrapped(f"  {proof}: {result.num_planned:,} of {result.num_possible:,} were planned for, bounds rule out "
-                    f"the rest; {len(result.front)} chips on the front")  # fmt: skip
+        proof = (
+            "optimal: no chip with any plan is better" if above < 1e-6 else f"no chip is more than {above:.1%} better"
+        )
+        say_wrapped(f"  {proof}; {result.num_planned:,} of {result.num_possible:,} were planned for, bounds rule out "
+                    f"the rest; {len(result.front)} chips on the Pareto front")  # fmt: skip
     say()
 
 
@@ -307,15 +309,17 @@ def _print_all(answers: list[Answer], shared: Shared | None) -> None:
 
     gains = [answer.gain() for answer in answers if answer.gain() == answer.gain()]
     if len(answers) > 1 and gains:
-        say(f"geometric mean over {len(gains)} models: {geometric_mean(gains):.2f}x the given chip and plan")
+        say(f"geometric mean over {len(gains)} models: {geometric_mean(gains):.2f}x over the baseline chip and plan")
     if shared is not None:
         name = chip_name(answers[0].templates["both"], shared.chip)
-        say_wrapped(f"one chip for all: {name} yields {shared.share:.0%} of what each model's own best chip does")
+        say_wrapped(
+            f"one chip for all models: {name} reaches {shared.share:.0%} of the throughput of each model's best chip"
+        )
 
 
 @registry.verb("chip", source="PHAZE")
 def _group() -> None:
     """Example: windtunnel chip plan bert-large --microbatches 1,2
 
-    Choose an accelerator together with what runs on it, or predict one that skips zeros.
+    Choose an accelerator together with its workload, or predict one that skips zeros.
     """

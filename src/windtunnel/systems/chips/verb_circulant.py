@@ -54,7 +54,7 @@ def circulant(
 ) -> None:
     """Example: windtunnel chip plan circulant layers.json --max-accuracy-loss 0.5
 
-    Choose a size of circulant blocks for each layer and an engine for them.
+    Choose the circulant block size of each layer and a Fourier engine for them.
     """
     from windtunnel.hardware import device
     from windtunnel.hardware.accelerators import Accelerator as AcceleratorChip
@@ -72,7 +72,7 @@ def circulant(
         from windtunnel.systems.chips.page_layers import circulant_page
 
         circulant_page(answer, chip.name, report, overwrite=True)
-        advise(f"written: {report}")
+        advise(f"wrote {report}")
     if as_json:
         print_json({"schema": _SCHEMA, "chip": chip.name, **answer.to_dict()})
     else:
@@ -80,7 +80,7 @@ def circulant(
 
 
 def _print(answer: CirculantAnswer, chip: Accelerator) -> None:
-    say(f"{len(answer.layers)} layers on {chip.name}: dense {answer.dense_cycles:,.0f} cycles a sample")
+    say(f"{len(answer.layers)} layers on {chip.name}: {answer.dense_cycles:,.0f} cycles per sample for dense layers")
     rows = []
     for item in answer.front[:_SHOWN]:
         engine = f"{item.engine.num_butterflies}x{item.engine.depth}+{item.engine.num_multipliers}"
@@ -90,11 +90,11 @@ def _print(answer: CirculantAnswer, chip: Accelerator) -> None:
         rows.append(
             [*cycles, multipliers, f"{item.num_memory_blocks:,}", smaller, engine, ",".join(map(str, item.blocks))]
         )
-    headings = ["cycles", "faster", "loss", "multipliers", "memory", "smaller", "engine", "blocks"]
+    headings = ["cycles", "speed-up", "loss", "multipliers", "memory", "compression", "engine", "block sizes"]
     print_table(headings, rows, numbers=tuple(range(6)), gives_way=7)
     if len(answer.front) > _SHOWN:
-        say(f"  and {len(answer.front) - _SHOWN} more on the front (--json has all)")
+        say(f"  and {len(answer.front) - _SHOWN} more on the Pareto front (--json lists all)")
     say_wrapped(
-        f"  the quickest: {answer.energy_j:.3g} J a sample for its blocks, fixed point changes outputs by "
+        f"  fastest: {answer.energy_j:.3g} J per sample for its blocks; fixed point changes outputs by "
         f"{answer.fixed_point_error:.2%}"
     )

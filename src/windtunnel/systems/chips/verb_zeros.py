@@ -46,7 +46,7 @@ def zeros(
 ) -> None:
     """Example: windtunnel chip predict train.zeros.npz train.wt
 
-    Run the layers of a network on a chip that skips zeros, with the zeros that they had.
+    Predict the layers of a network on a zero-skipping chip from recorded zero masks.
     """
     from windtunnel.hardware import device
     from windtunnel.hardware.accelerators import Accelerator
@@ -67,7 +67,7 @@ def zeros(
         from windtunnel.systems.chips.page_layers import zeros_page
 
         zeros_page(answers, records.program, report, overwrite=True)
-        advise(f"written: {report}")
+        advise(f"wrote {report}")
     if as_json:
         shown = [answer.to_dict() for answer in answers]
         checked = {"miscounted": list(wrong)} if check else {}
@@ -75,7 +75,7 @@ def zeros(
         return
     _print(answers[-1])
     if check:
-        say_wrapped(f"computed by the rules of the chip: {_checked(answers[-1], wrong)}")
+        say_wrapped(f"cycle-level simulation: {_checked(answers[-1], wrong)}")
     if len(answers) > 1:
         _print_over_time(answers)
     if graph is not None and source is not None and _wins(graph):
@@ -95,12 +95,15 @@ def _wins(graph: Graph) -> bool:
 
 def _checked(answer: GridAnswer, wrong: Sequence[str]) -> str:
     if wrong:
-        return f"{', '.join(wrong)} disagree, which is a defect of ours"
-    return f"all {len(answer.layers)} layers are equal, number by number, with as many multiplications"
+        return f"{', '.join(wrong)} disagree, which is an internal error"
+    return f"all {len(answer.layers)} layers agree in outputs and in the number of multiplications"
 
 
 def _print(answer: GridAnswer) -> None:
-    say(f"{answer.chip}, iteration {answer.iteration}: speed-up of the backward pass over dense")
+    say(
+        f"{answer.chip}, iteration {answer.iteration}: speed-up of the backward pass by operands whose zeros "
+        f"are skipped"
+    )
     rows = []
     for layer, zeros in zip(answer.layers, answer.zeros, strict=True):
         dense = [f"{zeros.input_density:.2f}", f"{zeros.gradient_density:.2f}"]
@@ -111,12 +114,12 @@ def _print(answer: GridAnswer) -> None:
         gains = [_times(cycles["dc"], cycles[mode]) for mode in ("in", "out", "in+out", "in+out+wr")]
         whole = _times(layer.total("dc"), layer.total("in+out+wr"))
         rows.append([layer.name, *dense, f"{cycles['dc']:,}", *gains, whole])
-    headings = ["layer", "X", "dY", "dense cycles", "in", "out", "in+out", "+wr", "all passes"]
+    headings = ["layer", "density X", "density dY", "dense cycles", "in", "out", "in+out", "+wr", "all passes"]
     print_table(headings, rows, numbers=tuple(range(1, 9)), gives_way=0)
     say_wrapped(
         f"backward pass {answer.speedup('in+out+wr', ('backward',)):.2f}x, whole iteration "
         f"{answer.speedup('in+out+wr'):.2f}x, energy {answer.speedup('in+out+wr', what='energy_j'):.2f}x less; with "
-        f"memory and the looking through masks {answer.speedup('in+out+wr', what='step_cycles'):.2f}x"
+        f"memory accesses and mask scans {answer.speedup('in+out+wr', what='step_cycles'):.2f}x"
     )
     from windtunnel.systems.chips.skipping import MODE_WORDS
 

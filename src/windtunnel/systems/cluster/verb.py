@@ -44,7 +44,7 @@ Page = Annotated[Path | None, typer.Option("--html", metavar="PAGE", help="Write
 def _group() -> None:
     """Example: windtunnel cluster plan jobs.csv --cluster cluster.json
 
-    Simulate the jobs of a cluster under scheduling policies, and tune their timers.
+    Simulate and schedule the jobs of a cluster.
     """
 
 
@@ -81,7 +81,7 @@ def simulate(
 ) -> None:
     """Example: windtunnel cluster predict jobs.csv --cluster cluster.json --policy dally
 
-    Predict when every job starts and ends under one policy, and what the result hangs on.
+    Predict start and end of every job under a scheduling policy.
     """
     from windtunnel.systems.cluster.metrics import document, summarize
     from windtunnel.systems.cluster.model import simulate as simulated
@@ -122,7 +122,7 @@ def simulate(
 def _plan_group() -> None:
     """Example: windtunnel cluster plan jobs.csv --cluster cluster.json
 
-    Choose a scheduling policy (default), or the delay timers of one.
+    Choose a scheduling policy (default) or the delay timers of a policy.
     """
 
 
@@ -150,7 +150,7 @@ def compare(
 ) -> None:
     """Example: windtunnel cluster plan jobs.csv --cluster cluster.json --policies 'dally tiresias'
 
-    Predict the same jobs under several policies, the smallest mean completion time first.
+    Compare scheduling policies on the same jobs, smallest mean completion time first.
     """
     from windtunnel.systems.cluster.metrics import document
     from windtunnel.systems.cluster.policy import read_policy
@@ -205,7 +205,7 @@ def tune(
 ) -> None:
     """Example: windtunnel cluster plan timers jobs.csv --cluster cluster.json
 
-    Find the delay timers with the smallest mean completion time, and say them as Slurm takes them.
+    Find the delay timers with the smallest mean completion time, with options for Slurm.
     """
     from windtunnel.systems.cluster.policy import read_policy
     from windtunnel.systems.cluster.search import tune as tuned
@@ -239,9 +239,9 @@ def _print(given: ClusterInputs, found: list[Outcome]) -> None:
 
     say(f"{given.jobs} on {given.cluster}")
     say()
-    head = ("policy", "mean JCT", "p99 JCT", "queueing", "longest", "makespan", "comm", "use")
+    head = ("policy", "mean JCT", "p99 JCT", "mean wait", "max wait", "makespan", "comm", "utilization")
     print_table(head, [_row(entry.name, entry.summary) for entry in found], numbers=range(1, 8))
-    say("times in hours: from arrival to end, waiting, the longest wait; comm: share of running time")
+    say("times in hours; JCT: job completion time; comm: communication, as a fraction of running time")
     for text in given.notes:
         say_wrapped(f"note: {text}")
     for item in found:
@@ -264,8 +264,8 @@ def _print_tuned(found: Tuned) -> None:
         for rack, network in best
         for item in (found.pairs[rack, network],)
     ]
-    print_table(("wait for a machine", "wait for a rack", "mean JCT, h", "p99 JCT, h"), rows, numbers=(0, 1, 2, 3))
-    say(f"auto timers come to {found.auto.mean_jct_h:,.2f} h")
+    print_table(("machine timer", "rack timer", "mean JCT (h)", "p99 JCT (h)"), rows, numbers=(0, 1, 2, 3))
+    say(f"automatic timers: mean JCT {found.auto.mean_jct_h:,.2f} h")
     seconds = round(found.best[1])
     clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     say(f"for Slurm: sbatch --switches=1@{clock}, with SchedulerParameters=max_switch_wait={seconds} or more")

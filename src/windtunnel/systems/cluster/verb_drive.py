@@ -64,7 +64,7 @@ def drive(
 ) -> None:
     """Example: windtunnel cluster run jobs.csv --cluster cluster.json --local
 
-    Submit jobs to Slurm as they arrive, wait as the policy's timers say, and compare with the simulation.
+    Submit jobs to Slurm under a scheduling policy and compare with the prediction.
     """
     from windtunnel.search.speeds import FreeCommunication
     from windtunnel.systems.cluster.formats import read_jobs
@@ -156,7 +156,7 @@ def _sizes(text: str) -> dict[str, int]:
 
     pairs = [piece.partition("=") for piece in text.split()]
     if not all(sign for _, sign, _ in pairs):
-        raise InputError(f"{text!r} are no sizes", where="--gradients", fix="write 'vgg=8MB resnet=1MB'")
+        raise InputError(f"{text!r} is no list of sizes", where="--gradients", fix="write 'vgg=8MB resnet=1MB'")
     return {name: int(parse_size(size)) for name, _, size in pairs}
 
 
@@ -168,7 +168,9 @@ def _command(template: str, folder: Path = Path()) -> Callable[[Jobs, int], str]
             return template.format(**given)
         except (KeyError, IndexError, ValueError) as cause:
             raise InputError(
-                f"{template!r} cannot be filled in", where="--command", fix="use {job_id}, {gpus}, {seconds}, {state}"
+                f"{template!r} has an unknown placeholder",
+                where="--command",
+                fix="use {job_id}, {gpus}, {seconds}, {state}",
             ) from cause
 
     return of
@@ -198,7 +200,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         )
         for row in rows
     ]  # fmt: skip
-    head = ("job", "GPUs", "machines", "started", "predicted", "ended", "predicted")
+    head = ("job", "GPUs", "machines", "start", "predicted", "end", "predicted")
     print_table(head, shown, numbers=(1, 3, 4, 5, 6))
     failed = [row for row in rows if row["state"] != "COMPLETED"]
     for row in failed:

@@ -60,7 +60,9 @@ def explain(
 ) -> None:
     """Example: windtunnel cluster show jobs.csv --cluster cluster.json --policy dally --job 17
 
-    Say what a job was offered and declined, and when it would have ended had it taken it: the whole run once more each.
+    Show the offers that a job declined, and when it would have ended with each of them.
+
+    The whole run is simulated once more for each offer.
     """
     from windtunnel.systems.cluster.explain import explain_job
     from windtunnel.systems.cluster.model import simulate as simulated
@@ -88,10 +90,10 @@ def _print_why(found: Why, job: str, policy: str) -> None:
     run, row = found.run, found.job
     begun_ns = int(run.jobs.arrival_ns[row])
     gpus, waited_ns, jct_ns = int(run.jobs.gpus[row]), float(run.queueing_ns[row]), float(run.jct_ns[row])
-    say_wrapped(f"job {job} of {gpus} GPUs under {policy}: {_hours(jct_ns)} from arrival to end, {_hours(waited_ns)} "
-                "of them without GPUs")  # fmt: skip
+    say_wrapped(f"job {job} of {gpus} GPUs under {policy}: JCT {_hours(jct_ns)}, "
+                f"of which {_hours(waited_ns)} waiting")  # fmt: skip
     if not found.declined:
-        say_wrapped(f"it declined nothing: whenever it waited, {gpus} GPUs were not free, or others came first")
+        say_wrapped(f"it declined no offer: while it waited, {gpus} GPUs were not free or went to other jobs")
         return
     mean_ns = float(run.jct_ns.mean())
     rows = [
@@ -101,13 +103,13 @@ def _print_why(found: Why, job: str, policy: str) -> None:
         )
         for item in found.declined
     ]  # fmt: skip
-    head = ("after", "offered", "machines", "S", "times", "it would have ended", "all jobs on average")
+    head = ("waited", "offer", "machines", "speed", "count", "end of the job", "mean JCT")
     print_table(head, rows, numbers=(0, 2, 3, 4))
     best = found.best
-    reported = "every one would have made it end later, or as late"
+    reported = "none would have ended it sooner"
     if best is not None:
         gain = _sooner(float(run.end_ns[row] - best.end_ns))
-        reported = f"the best: {TIERS[best.tier]} {_hours(best.time_ns - begun_ns)} after it came, ending {gain}"
+        reported = f"best: {TIERS[best.tier]}, {_hours(best.time_ns - begun_ns)} after arrival, ending {gain}"
     say_wrapped(f"{found.num_offers} offers were declined; {reported}")
 
 
@@ -118,5 +120,5 @@ def _hours(time_ns: float) -> str:
 def _sooner(gain_ns: float) -> str:
     minutes = gain_ns / 6e10
     if abs(minutes) < 0.05:
-        return "as it did"
+        return "unchanged"
     return f"{abs(minutes):,.1f} min {'sooner' if minutes > 0 else 'later'}"

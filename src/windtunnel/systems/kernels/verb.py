@@ -38,7 +38,7 @@ FolderPath = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder writt
 def _group() -> None:
     """Example: windtunnel kernel plan pathfinder --time-limit 60s
 
-    Search for edits of a kernel's LLVM IR that make it faster, and explain each.
+    Search for edits of a kernel's LLVM IR that make it faster.
     """
 
 
@@ -46,7 +46,7 @@ def _group() -> None:
 def _plan_group() -> None:
     """Example: windtunnel kernel plan pathfinder --time-limit 60s
 
-    Search edits of a kernel (default), or of a training step.
+    Search for edits of a kernel (default) or of a training step.
     """
 
 
@@ -87,9 +87,9 @@ def run(
 ) -> None:
     """Example: windtunnel kernel plan pathfinder --time-limit 60s
 
-    Search, judge on inputs that the search has not seen, and explain every edit that is left.
+    Search for faster edits of a kernel, validate them on held-out inputs, and explain each.
 
-    A folder keeps each generation: the same command goes on where an ended one stopped.
+    The output folder stores each generation, so that the same command resumes an interrupted search.
     """
     from windtunnel.systems.kernels.evolving import ALLOWED, evolve_kernel, read_result
     from windtunnel.systems.kernels.search import Options
@@ -136,7 +136,7 @@ def step(
 ) -> None:
     """Example: windtunnel kernel plan step mlp --parameters batch_size=8,width=32
 
-    Search a training step for operators that its loss and gradients do not need.
+    Search a training step for operators that do not affect its loss and gradients.
     """
     from windtunnel.systems.kernels.search import Options
     from windtunnel.systems.kernels.steps.run import OPERATORS, evolve_step
@@ -150,11 +150,11 @@ def step(
         print_json(result.json())
         return
     if not result.edits:
-        say(f"{workload}: nothing that is surely faster; the step stays")
+        say(f"{workload}: no edit is significantly faster; the step is unchanged")
         return
     low, value, high = result.measured.low, result.measured.value, result.measured.high
     say(f"{workload}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), predicted {result.predicted:.3f}x")
-    say(f"{result.num_left} of {result.num_operators} operators are left")
+    say(f"{result.num_left} of {result.num_operators} operators remain")
     for words in result.words:
         say_wrapped(f"  {words}")
 
@@ -179,7 +179,7 @@ def show(
 ) -> None:
     """Example: windtunnel kernel show pathfinder.evolve
 
-    Show what a search came to, as words or as a page.
+    Show the result of a search, as text or as a page.
     """
     from windtunnel.systems.kernels.evolving import read_result
 
@@ -201,7 +201,7 @@ def apply(
 ) -> None:
     """Example: windtunnel kernel apply pathfinder.evolve pathfinder
 
-    Write the kernel's module with the edits that were found.
+    Apply the edits of a search and write the kernel's module (LLVM IR).
     """
     from windtunnel.base.outputs import whole
     from windtunnel.systems.kernels.evolving import apply_edits, edits_of, read_result
@@ -237,7 +237,7 @@ def _finish(document: dict[str, Any], folder: Path, page: Path | None, *, force:
     else:
         _print(document)
     if page is not None:
-        advise(f"written: {page}")
+        advise(f"wrote {page}")
     else:
         suggest("windtunnel", "kernel", "show", folder, "--html", f"{folder.stem}.html")
 
@@ -245,13 +245,16 @@ def _finish(document: dict[str, Any], folder: Path, page: Path | None, *, force:
 def _print(document: dict[str, Any]) -> None:
     low, value, high = (document[name] for name in ("speedup_low", "speedup", "speedup_high"))
     if not document["edits"]:
-        say(f"{document['kernel']}: nothing that is surely faster; the original stays")
+        say(f"{document['kernel']}: no edit is significantly faster; the original is unchanged")
     else:
         say(f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), {document['label']}")
         rows = [("yes" if gene["is_faithful"] else "no", gene["rests_on"], gene["words"])
                 for gene in document["genes"]]  # fmt: skip
-        print_table(("faithful", "rests on", "edit"), rows, gives_way=2)
-        say_wrapped(f"{len(document['edits'])} of {document['num_raw_edits']} edits are left; {_needs(document)}")
+        print_table(("faithful", "depends on", "edit"), rows, gives_way=2)
+        say_wrapped(
+            f"{len(document['edits'])} of {document['num_raw_edits']} edits remain after minimization; "
+            f"{_needs(document)}"
+        )
     counts = document["counts"]
     classes = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
     say_wrapped(f"candidates: {classes}")
@@ -262,16 +265,18 @@ def _print(document: dict[str, Any]) -> None:
 def _needs(document: dict[str, Any]) -> str:
     together = len(document["cluster"])
     if not together:
-        return "each helps alone"
+        return "each is faster by itself"
     stones = len(document["stepping_stones"])
-    return f"{together} work together" + (f", {stones} of which gain nothing alone" if stones else "")
+    return f"{together} are faster only together" + (
+        f", {stones} of them without any gain of their own" if stones else ""
+    )
 
 
 @registry.verb("kernel predict", source="GEVO", default="operators")
 def _predict_group() -> None:
     """Example: windtunnel kernel predict train.wt
 
-    Predict what a step gains: from a faster kernel for each operator (default), or from kernels that were found.
+    Predict the speed-up of a step by faster kernels: per operator (default), or from search results.
     """
 
 
@@ -284,7 +289,7 @@ def rank(
 ) -> None:
     """Example: windtunnel kernel predict train.wt
 
-    Say which operator a faster kernel would be worth it for: by what the whole step gains, not by its own time.
+    Rank operators by the speed-up of the whole step if their kernel were faster.
     """
     from windtunnel.cli.files import open_graph
     from windtunnel.simulate import replay
@@ -298,15 +303,15 @@ def rank(
         about = {"schema": "windtunnel.evolve-rank/1", "factor": factor}
         print_json({**about, "operators": [item.to_dict() for item in result]})
         return
-    say(f"if each operator alone were {factor:g} times as fast:")
+    say(f"speed-up of the step if one operator were {factor:g} times as fast:")
     rows = [
         (item.operator, f"{item.num_tasks:g}", format_duration(item.own_ns), f"{item.speedup:.3f}x",
          format_ratio(item.hidden), item.at_hand)
         for item in result[:top]
     ]  # fmt: skip
-    head = ("operator", "tasks", "own time", "step gains", "hidden", "kernel at hand")
+    head = ("operator", "tasks", "time", "step speed-up", "hidden", "built-in kernel")
     print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)
-    say_wrapped("hidden: share of the time saved that lies beside the critical path, and wins nothing")
+    say_wrapped("hidden: fraction of the saved time that is off the critical path")
     kernel = next((item.at_hand for item in result[:top] if item.at_hand), "")
     searched = Path(f"{kernel}.evolve")
     if kernel and (searched / "result.json").exists():
@@ -331,7 +336,7 @@ def place(
 ) -> None:
     """Example: windtunnel kernel predict step train.wt softmax.evolve -o faster.wt
 
-    Put kernels that became faster where a step computes them: what the step gains, from what was measured of each.
+    Predict the speed-up of a step that uses the kernels found by searches.
     """
     from windtunnel.cli.files import open_graph
     from windtunnel.graph import save
@@ -353,7 +358,7 @@ def place(
         print_json({**about, "placed": [item.to_dict() for item in placed]})
         return
     rows = [(item.kernel, item.operator, gain_text(item.measured), item.label, gain_text(item.step)) for item in placed]
-    print_table(("kernel", "operator", "measured", "its edits are", "step gains"), rows, numbers=(2, 4), gives_way=1)
-    say_wrapped(f"all together: {gain:.3f}x, if the step's operators are what the searches began with")
+    print_table(("kernel", "operator", "measured", "edits", "step speed-up"), rows, numbers=(2, 4), gives_way=1)
+    say_wrapped(f"all kernels together: {gain:.3f}x, if the step uses the kernels that the searches started from")
     if output is not None:
         advise(f"next: windtunnel diff {graph} {output}")

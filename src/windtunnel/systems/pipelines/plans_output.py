@@ -61,7 +61,7 @@ def print_plans(
     say_wrapped(f"{format_duration(round(best.step_ns))} per batch of {batch}: {best.row}")
     peak = format_size(round(best.row.peak_bytes))
     say_wrapped(
-        f"  {batch / best.step_ns * 1e9:,.1f} samples per s by its replay, {peak} on the worker that holds most; "
+        f"  {batch / best.step_ns * 1e9:,.1f} samples per s by replay, {peak} on the worker with the largest peak; "
         f"{len(table.feasible)} of {len(table.rows)} combinations fit"
     )
     if note:

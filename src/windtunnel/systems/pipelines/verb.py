@@ -10,5 +10,5 @@ from windtunnel.systems.pipelines import verb_plan, verb_run, verb_show  # noqa:
 def _group() -> None:
     """Example: windtunnel pipeline plan layers.json --devices 8
 
-    Pipelines of stages: plan and run them, look at their schedules.
+    Plan and run pipeline-parallel training, and show schedules.
     """

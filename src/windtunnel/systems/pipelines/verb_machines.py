@@ -94,7 +94,7 @@ def _print(found: Rental, batch: int, samples_per_s: float) -> None:
         f"{best.usd_per_h:,.2f} USD per h for {samples_per_s:,.6g} samples per s: {best.count} x {best.instance.name} "
         f"of {best.instance.num_devices} {best.instance.device.name}"
     )
-    say_wrapped(f"  {rate:,.1f} samples per s by its replay, {per_million:,.3g} USD per million: {plan.row}")
+    say_wrapped(f"  {rate:,.1f} samples per s by replay, {per_million:,.3g} USD per million samples: {plan.row}")
     instance = best.instance
     say_wrapped(f"  prices of {instance.price_date}: {instance.source}")
     if found.cheaper:
@@ -103,9 +103,9 @@ def _print(found: Rental, batch: int, samples_per_s: float) -> None:
             (f"{item.count} x {item.instance.name}", f"{item.usd_per_h:,.2f}", item.reason)
             for item in found.cheaper[-_SHOWN:]
         ]
-        print_table(("cheaper", "USD per h", "is too slow, or too small"), rows, numbers=(1,), gives_way=2)
+        print_table(("cheaper machines", "USD/h", "rejected because"), rows, numbers=(1,), gives_way=2)
         if len(found.cheaper) > _SHOWN:
-            say(f"and {len(found.cheaper) - _SHOWN} that cost even less")
+            say(f"and {len(found.cheaper) - _SHOWN} cheaper ones")
     unsure = sum(not item.is_sure for item in found.cheaper)
     if unsure:
-        advise(f"of {unsure} cheaper ones not all plans were replayed: --replay N tries more")
+        advise(f"note: not all plans of {unsure} cheaper machines were replayed; a larger --replay tries more")

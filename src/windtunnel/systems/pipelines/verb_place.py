@@ -35,9 +35,9 @@ def fly(
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel place verify mlp --devices 2 --compare
+    """Example: windtunnel place verify mlp --ranks 2 --compare
 
-    Place a workload's layers on processes of this host, really train with these stages, keep the receipts.
+    Place a workload's layers on processes of this host, train with these stages, and store receipts.
     """
     from windtunnel.flights import Ledger
     from windtunnel.search.placement.baselines import even
@@ -84,8 +84,9 @@ def _print(job: PipelineJob, plans: list[Plan], receipts: list[Receipt]) -> None
          f"{receipt.measured:.2f}x", "{:.2f}-{:.2f}".format(*receipt.measured_interval), f"{receipt.error_ratio:+.1%}")
         for plan, receipt in zip(plans, receipts, strict=True)
     ]  # fmt: skip
-    print_table(("split", "predicted", "measured", "of one process", "measured", "90 %", "error"), rows,
+    print_table(("split", "predicted", "measured", "predicted", "measured", "90 % interval", "error"), rows,
                 numbers=(1, 2, 3, 4, 5, 6), gives_way=0)  # fmt: skip
+    say("first two columns: step; the others: speed-up over one process")
     say()
     for index, names in enumerate(_stages(job, plans[0])):
         say(f"stage {index}: {len(names)} layers, {', '.join(filter(None, names[:_SHOWN_LAYERS]))} ...")

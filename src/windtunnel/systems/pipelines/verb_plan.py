@@ -140,7 +140,7 @@ def plan(
 ) -> None:
     """Example: windtunnel pipeline plan mlp:depth=9 --on 2 --memory 2GiB --batch-size 64
 
-    How deep, how wide, which microbatch, what is computed again, emptied or not: what fits, and what is quickest.
+    Choose pipeline and data-parallel degree, microbatch size, recomputation, 1F1B or 2BW.
     """
     from windtunnel.search.blocks import cut_evenly
     from windtunnel.systems.pipelines.piper_format import is_piper
@@ -156,7 +156,7 @@ def plan(
         _plan_piper(path, devices, memory, bandwidth, time_unit, most_downsets, as_json=as_json)
         return
     if batch < 1:
-        raise InputError("how many samples an update has is missing", where="--batch-size", fix="--batch-size 64")
+        raise InputError("the batch size is missing", where="--batch-size", fix="--batch-size 64")
     samples_of, widths, depths = (
         whole_numbers(text, option, least=1)
         for text, option in ((microbatches, "--microbatches"), (width, "--width"), (depth, "--depth"))
@@ -192,7 +192,7 @@ def plan(
     else:
         print_plans(result.table, result.played, stages, result.note, batch, shows_all=shows_all)
     for item in filter(None, (output, report)):
-        advise(f"written: {item}")
+        advise(f"wrote {item}")
     if is_workload:
         suggest("windtunnel", "pipeline", "run", "--plan", output)
 
@@ -229,7 +229,7 @@ def _of_graph(path: Path, devices: str, samples: int, links: Fabric, asked: _Ask
     job = _job(types[0].count, types[0].memory_bytes, links, asked)
     table = _table(profiles, job, asked)
     played = rank_by_replay(table.feasible[: asked.num_replayed], profiles, job, progress=progress)
-    note = "times of other microbatches are in proportion to samples" if chips[0] is None else ""
+    note = "times of other microbatch sizes are scaled linearly" if chips[0] is None else ""
     return _Found(table, played, next(iter(profiles.values())), note, {})
 
 
@@ -254,8 +254,9 @@ def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -
     table = _table(profiles, job, asked)
     played = profiled.rank_on_host(table.feasible[: asked.num_replayed], profiles, conditions, progress=progress)
     note = (
-        f"processes of this host share its cores: messages {format_duration(round(conditions.latency_ns))} and "
-        f"{format_rate(conditions.bandwidth_bytes_per_s)}, {conditions.slowdown[-1]:.2f} times slower all at once"
+        f"processes share the cores of this host: message latency "
+        f"{format_duration(round(conditions.latency_ns))}, bandwidth "
+        f"{format_rate(conditions.bandwidth_bytes_per_s)}, slowdown {conditions.slowdown[-1]:.2f}x with all processes"
     )
     runs = plan_fields(profiled.pipeline_of(played[0], profiles, selected.name, selected.parameters, asked.batch))
     return _Found(table, played, next(iter(profiles.values())), note, runs)

@@ -79,7 +79,7 @@ def run(
 ) -> None:
     """Example: windtunnel pipeline run mlp --ranks 2 --schedule 2bw --steps 20
 
-    Train a workload as a pipeline of processes of this host, and put its step beside the predicted one.
+    Train a workload as a pipeline of processes on this host and compare with the predicted step.
 
     Under torchrun it uses torchrun's processes: torchrun --nproc-per-node 2 -m windtunnel pipeline run mlp --ranks 2
     """
@@ -87,7 +87,7 @@ def run(
     from windtunnel.systems.pipelines.training.train import train_pipeline
 
     if resume and checkpoint is None:
-        raise InputError("there is nothing to resume from", where="--resume", fix="name its folder with --checkpoint")
+        raise InputError("--resume needs a checkpoint", where="--resume", fix="add --checkpoint DIR")
     own = {
         "--ranks": ranks, "--microbatches": microbatches, "--schedule": schedule, "--chunks": chunks,
         "--width": width, "--recompute": recompute,
@@ -216,7 +216,7 @@ def _print(document: dict[str, Any]) -> None:
             (str(rank), *(format_size(item[kind]) for kind in kinds))
             for rank, item in enumerate(document["memory_bytes"])
         ]
-        print_table(("rank", "before", "peak", *kinds[2:]), rows, numbers=tuple(range(7)))
+        print_table(("rank", "base", "peak", *kinds[2:]), rows, numbers=tuple(range(7)))
     say()
     for index, names in enumerate(document["stages"]):
         say(f"stage {index}: {len(names)} layers, {', '.join(filter(None, names[:3]))} ...")

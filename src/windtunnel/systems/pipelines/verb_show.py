@@ -66,7 +66,7 @@ def show(
 ) -> None:
     """Example: windtunnel pipeline show zbv --ranks 4 --microbatches 8
 
-    Draw a schedule, after a check that it can run, and say how long its ranks are idle.
+    Validate a pipeline schedule, draw it, and show the idle time of its ranks.
     """
     from windtunnel.systems.pipelines.page import pipeline_page
     from windtunnel.systems.pipelines.played import play
@@ -87,7 +87,7 @@ def show(
     else:
         _print(played)
         if output is None:
-            advise("next: --html page.html draws it, --csv FILE writes it for torch")
+            advise("next: --html FILE draws it as a page, --csv FILE writes it for torch")
 
 
 def _table(name: str, ranks: int, microbatches: int, batches: int, chunks: int, versions: str) -> Schedule:
@@ -132,7 +132,7 @@ def _print(played: PlayedSchedule) -> None:
     rows = [
         (str(index), format_ratio(idle), str(held), str(versions)) for index, (idle, held, versions) in enumerate(ranks)
     ]
-    print_table(("rank", "idle", "passes in flight", "versions of weights"), rows, numbers=(0, 1, 2, 3))
+    print_table(("rank", "idle", "passes in flight", "weight versions"), rows, numbers=(0, 1, 2, 3))
     say()
     batches = f"{schedule.num_batches} batches of " if schedule.num_batches > 1 else ""
     say(

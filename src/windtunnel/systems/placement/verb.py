@@ -90,7 +90,7 @@ def split(
 ) -> None:
     """Example: windtunnel place train.wt --on 4xh100,1xcpu --explain
 
-    Say which device runs which operator, how good that is, and what no other placement is below.
+    Choose which device runs which operator, and prove a bound for every placement.
     """
     from windtunnel.search.placement.search import place as best_plan
     from windtunnel.units import parse_duration
@@ -161,7 +161,7 @@ def _require_this_verb(source: Path) -> None:
     name = str(source).partition(":")[0]
     if not source.exists() and name in registry.all("workload"):
         raise InputError(
-            f"{name} is a workload, and no graph", fix=f"windtunnel place verify {quoted(source)} --ranks 2 trains it"
+            f"{name} is a workload, not a graph", fix=f"windtunnel place verify {quoted(source)} --ranks 2 trains it"
         )
 
 
@@ -224,5 +224,5 @@ def _write(plan: Plan, output: Path | None, picture: Path | None) -> None:
 def _group() -> None:
     """Example: windtunnel place train.wt --on 4xh100,1xcpu --explain
 
-    Choose which device runs which operator, with a lower bound for every placement, and run it.
+    Choose which device runs which operator, and verify it by real runs.
     """

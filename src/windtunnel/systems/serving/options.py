@@ -66,7 +66,7 @@ def profile_of(path: Path, flown: Path | None, where: Sequence[str] | None = Non
 
     pairs = [item.partition("=") for item in where or ()]
     if not all(sign for _, sign, _ in pairs):
-        raise InputError("a condition names a column and its text", where="--where", fix="write it like mode=graph")
+        raise InputError("a condition has the form COLUMN=TEXT", where="--where", fix="such as mode=graph")
     known = read_profile(path, {column: text for column, _, text in pairs})
     slowdown = slowdown_of(known, flown)
     return known if slowdown is None else slowdown.of(known)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def _group() -> None:
     """Example: windtunnel serve profile resnet50:size=tiny --batch-sizes 1,2,4,8
 
-    Split a processor's threads among instances of a served model.
+    Split the threads of a processor among instances of a served model.
     """
 
 
@@ -74,9 +74,9 @@ def profile(
 ) -> None:
     """Example: windtunnel serve profile resnet50:size=tiny --batch-sizes 1,2,4,8
 
-    Measure one instance alone, with every number of threads and every batch.
+    Measure one instance in isolation, for each number of threads and batch size.
 
-    With --max-cells, cells are measured on which the best splits rest; all others are left out of the file.
+    With --max-cells, only the cells that determine the best splits are measured and written.
     """
     from windtunnel.systems.serving.few_shot import measure_few_cells
     from windtunnel.systems.serving.instances import server_cores
@@ -87,7 +87,7 @@ def profile(
     path = require_free(output if output is not None else Path(f"{_stem(job)}.profile.csv"), force=force)
     inputs = whole_numbers(batches, "--batch-sizes", least=1)
     if not inputs:
-        raise InputError("there is no batch to measure", where="--batch-sizes", fix="write it like --batch-sizes 1,2,4")
+        raise InputError("no batch size is given", where="--batch-sizes", fix="such as --batch-sizes 1,2,4")
     counts = range(1, (threads or len(server_cores())) + 1)
     limit_s = parse_duration(time_limit) / 1e9
     with Progress("profiling") as progress:
@@ -112,7 +112,7 @@ def profile(
         print_json({"schema": "windtunnel.serve-profile/1", "job": job, "cells": rows, "written": str(path)})
         return
     _print_cells(result.cells)
-    advise(f"written: {path}")
+    advise(f"wrote {path}")
     suggest("windtunnel", "serve", "plan", path, "--batch-size", max(inputs))
 
 
@@ -134,7 +134,7 @@ def _print_cells(found: dict[tuple[int, int], float]) -> None:
 def _plan_group() -> None:
     """Example: windtunnel serve plan resnet50.profile.csv --batch-size 8
 
-    Choose how a batch is split over instances (default), or how many threads meet a latency objective.
+    Choose how instances split a batch (default), or how many threads meet a latency SLO.
     """
 
 
@@ -166,7 +166,7 @@ def plan(
 ) -> None:
     """Example: windtunnel serve plan resnet50.profile.csv --batch-size 8,16 --threads 2
 
-    Find the instances that answer a batch soonest, beside one with all threads and one per thread.
+    Find the instances with the lowest latency for a batch.
     """
     if page is not None:
         require_free(page, force=force)
@@ -174,7 +174,7 @@ def plan(
     num_threads = threads or known.max_threads
     batches = whole_numbers(batch, "--batch-size", least=1)
     if not batches:
-        raise InputError("there is no batch to plan for", where="--batch-size", fix="write it like --batch-size 8,16")
+        raise InputError("no batch size is given", where="--batch-size", fix="such as --batch-size 8,16")
     max_bytes = memory_limit(memory)
     plans = [_plan(known, num_threads, item, rule, max_bytes) for item in batches]  # type: ignore[arg-type]
     if page is not None:
@@ -187,7 +187,7 @@ def plan(
     else:
         _print_plans(known, plans)
     if page is not None:
-        advise(f"written: {page}")
+        advise(f"wrote {page}")
 
 
 def _plan(known: Profile, num_threads: int, batch: int, rule: Rule, max_bytes: float) -> dict[str, Split | None]:
@@ -224,7 +224,7 @@ def _print_plans(known: Profile, plans: Sequence[dict[str, Split | None]]) -> No
         size = known.bytes_of(best.cells)
         memory = [] if size is None else [format_size(size)]
         rows.append([f"{best.batch:,}", str(best), format_duration(best.latency_ns), *gains, *memory])
-    head = ["batch", "instances <threads,batch>", "latency", "over one instance", "over one per thread"]
+    head = ["batch", "instances <threads,batch>", "latency", "vs. one instance", "vs. one per thread"]
     head += ["memory"] * (known.own_bytes is not None)
     print_table(head, rows, numbers=(0, *range(2, len(head))), gives_way=1)
 
@@ -259,7 +259,7 @@ def fly(
 ) -> None:
     """Example: windtunnel serve verify resnet50:size=tiny resnet50.profile.csv --batch-size 8
 
-    Really answer batches with the best splits in turns, and put each beside its prediction.
+    Run the best splits interleaved and compare each with its prediction.
     """
     from windtunnel.flights import Ledger
     from windtunnel.systems.serving.flight import receipts_of_splits
@@ -299,11 +299,11 @@ def fly(
         return
     _print_flown(result)
     if whole is None:
-        advise("no receipts: the profile has no instance with all threads for that batch")
+        advise("no receipts: the profile has no instance with all threads for this batch size")
     if not busy:
-        advise("nothing is written: no server with all threads busy had whole batches")
+        advise("no file was written: no split with all threads busy had full batches")
         return
-    advise(f"written: {path}")
+    advise(f"wrote {path}")
     if flown is None:
         suggest("windtunnel", "serve", "plan", profile, "--batch-size", batch, "--measured", path)
 
@@ -322,8 +322,8 @@ def _print_flown(found: Sequence[FlownSplit]) -> None:
          f"{format_duration(item.latency.low)} to {format_duration(item.latency.high)}", f"{item.error_ratio:+.1%}"]
         for item in found
     ]  # fmt: skip
-    head = ["instances <threads,batch>", "predicted", "measured", "90 %", "error"]
+    head = ["instances <threads,batch>", "predicted", "measured", "90 % interval", "error"]
     print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)
     best = min(found, key=lambda one: one.latency.value)
     say()
-    say(f"soonest as flown: {best.split}")
+    say(f"lowest measured latency: {best.split}")

@@ -65,9 +65,9 @@ def run(
 ) -> None:
     """Example: windtunnel serve run resnet50:size=tiny resnet50.profile.csv --requests poisson:rate=20,seconds=5
 
-    Answer requests over HTTP, or such as a pattern says, with the instances that are best for the queue.
+    Serve requests over HTTP or from a pattern, with instances that adapt to the queue.
 
-    POST / answers one request, GET /status says what serves. Ctrl-C answers what waits, and ends it.
+    POST / answers one request, GET /status shows the instances. Ctrl-C answers the waiting requests and exits.
     """
     from windtunnel.systems.serving.adapt import adapt_to_queue
     from windtunnel.systems.serving.drive import send
@@ -82,7 +82,7 @@ def run(
     splits = best_splits(known, threads or known.max_threads, memory_limit(memory))
     if batch not in splits:
         raise InputError(
-            f"a server cannot begin with batches of {batch}",
+            f"no split starts with a batch size of {batch}",
             where="--batch-size",
             fix=f"choose one of {', '.join(map(str, splits))}",
         )
@@ -150,13 +150,13 @@ def _print(live: LiveServer, answered: Answered | None) -> None:
             format_duration(split.latency_ns), "" if full_ns is None else format_duration(full_ns),
             "" if full_ns is None else f"{split.latency_ns / full_ns - 1:+.1%}",
         ])  # fmt: skip
-    head = ["instances <threads,batch>", "together", "batches", "requests", "full, predicted", "measured", "error"]
+    head = ["instances <threads,batch>", "batch size", "batches", "requests", "predicted", "measured", "error"]
     print_table(head, rows, numbers=range(1, 7), gives_way=0)
     say()
     for change in live.changes:
-        words = f"{change.before} to {change.after}, {change.after.batch} together"
+        words = f"{change.before} to {change.after}, batch size {change.after.batch}"
         took = format_duration(change.ended_ns - change.begun_ns)
         say(f"failed, {words}: {change.failed}" if change.failed else f"changed in {took}: {words}")
     if answered is not None:
         half, tail = (format_duration(answered.latency_ns(part)) for part in (0.5, 0.99))
-        say(f"{len(answered.arrival_ns_R):,} requests answered, half of them in {half}, 99 % in {tail}")
+        say(f"{len(answered.arrival_ns_R):,} requests answered, p50 {half}, p99 {tail}")

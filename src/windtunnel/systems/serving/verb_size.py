@@ -68,9 +68,9 @@ def size(
 ) -> None:
     """Example: windtunnel serve plan threads resnet50.profile.csv --requests poisson:rate=20,seconds=30 --slo 500ms
 
-    Find the fewest threads with which a server answers requests in time, and with which instances and batches.
+    Find the fewest threads, their instances and batch size that meet a latency SLO.
 
-    Exit code 1: no server does.
+    The exit code is 1 if no server does.
     """
     from windtunnel.flights import Ledger
     from windtunnel.systems.serving.flight import receipt_of_requests
@@ -106,14 +106,17 @@ def size(
         _print_sized(result, limit_ns, part)
         say()
         if selected is None:
-            say(f"no server answers {part:.4g} of {len(arrivals):,} requests within {format_duration(limit_ns)}")
+            say(
+                f"no server meets the SLO: {_percentile(part)} of {len(arrivals):,} requests within "
+                f"{format_duration(limit_ns)}"
+            )
         else:
-            say(f"fewest threads in time: {selected.server.split.threads}, as {selected.server}")
+            say(f"fewest threads that meet the SLO: {selected.server.split.threads}, as {selected.server}")
         if flights:
             say()
             _print_flights(flights, part)
         else:
-            advise("to answer such requests really: --verify, with what the profile is of")
+            advise("next: --verify JOB answers such requests for real")
     if selected is None:
         raise typer.Exit(1)
 
@@ -168,8 +171,12 @@ def _print_sized(found: Sequence[Sized], limit_ns: int, part: float) -> None:
             f"{server.split.threads}", str(server.split), f"{server.split.batch}", format_duration(server.wait_ns),
             *_shown(item.answered, part), "yes" if item.latency_ns <= limit_ns else "",
         ])  # fmt: skip
-    head = ["threads", "instances <threads,batch>", "together", "waits", "half of all", f"{part:.4g} of all", "in time"]
+    head = ["threads", "instances <threads,batch>", "batch size", "max wait", "p50", _percentile(part), "meets SLO"]
     print_table(head, rows, numbers=(0, 2, 3, 4, 5), gives_way=1)
+
+
+def _percentile(part: float) -> str:
+    return f"p{100 * part:.4g}"
 
 
 def _shown(one: Answered, part: float) -> list[str]:
@@ -184,6 +191,6 @@ def _print_flights(flights: Sequence[tuple[Sized, list[Answered]]], part: float)
             str(item.server.split), *_shown(item.answered, part), format_duration(middle), format_duration(tail),
             f"{item.latency_ns / tail - 1:+.1%}",
         ])  # fmt: skip
-    head = ["instances <threads,batch>", "half of all, foretold", f"{part:.4g} of all", "half of all, measured",
-            f"{part:.4g} of all", "error"]  # fmt: skip
+    head = ["instances <threads,batch>", "p50 predicted", _percentile(part), "p50 measured",
+            _percentile(part), "error"]  # fmt: skip
     print_table(head, rows, numbers=(1, 2, 3, 4, 5), gives_way=0)

@@ -33,7 +33,7 @@ _SHOWN_LAYERS = 4
 def _group() -> None:
     """Example: windtunnel stalls relu-network:family=vgg --bandwidth 50MB/s
 
-    Measure how long a job waits for interconnects, networks and storage.
+    Measure how long a job stalls on interconnects, networks and storage.
     """
 
 
@@ -82,9 +82,9 @@ def stalls(
 ) -> None:
     """Example: windtunnel stalls relu-network:family=vgg --bandwidth 50MB/s --disk-bandwidth 20MB/s
 
-    Really run a job with and without each cause of waiting, in turns, and say what each takes.
+    Run a job with and without each cause of stalls, interleaved, and show what each costs.
 
-    Of four jobs or more it also says what a collective and a byte take.
+    With four or more jobs, it also fits the time per collective and per byte.
     """
     from windtunnel.systems.stalls.features import fit_tiers
     from windtunnel.systems.stalls.run import Surroundings, measure_stalls
@@ -99,9 +99,7 @@ def stalls(
         files,
     )
     if layers and not bandwidth:
-        raise InputError(
-            "which layers wait for a network is not known without one", where="--layers", fix="add --bandwidth 50MB/s"
-        )
+        raise InputError("--layers needs a network", where="--layers", fix="add --bandwidth 50MB/s")
     result = []
     for job in jobs:
         with Progress(f"stalls of {job}") as progress, stdout_to_stderr():
@@ -140,14 +138,14 @@ def _print_forecast(forecast: NetworkForecast, found: Stalls) -> None:
     off = forecast.iteration_ns / found.median_ns("network") - 1
     say()
     used = format_duration(forecast.iteration_ns)
-    say(f"over the network by replay: {used} an iteration ({format_ratio(off)} against the run)")
+    say(f"network run, predicted by replay: {used} per iteration (error {format_ratio(off)})")
     rows = [
         (format_duration(bucket.exposed_ns), format_size(bucket.size_bytes), _shortened(bucket.layers))
         for bucket in forecast.buckets
     ]
-    print_table(("waits", "sends", "layers"), rows, numbers=(0, 1))
+    print_table(("exposed", "size", "layers of the bucket"), rows, numbers=(0, 1))
     for remedy in forecast.remedies:
-        say(f"{format_duration(remedy.iteration_ns)} a batch with {remedy.request.partition('+')[2]}")
+        say(f"{format_duration(remedy.iteration_ns)} per iteration with {remedy.request.partition('+')[2]}")
     if forecast.remedies:
         advise(f"next: windtunnel verify {found.job} --whatif {forecast.remedies[0].request}")
 
@@ -162,8 +160,8 @@ def _print_model(tier: str, model: StallModel) -> None:
     say()
     say(
         f"{tier}: {format_duration(model.collective_ns)} for each of the {model.counts}, "
-        f"{model.bandwidth_bytes_per_s / 1e6:.1f} MB/s, {format_duration(model.rest_ns)} besides; a job that was left "
-        f"out is foretold within {format_ratio(median(model.left_out_errors))} in the median"
+        f"{model.bandwidth_bytes_per_s / 1e6:.1f} MB/s, {format_duration(model.rest_ns)} otherwise; median error for "
+        f"held-out jobs {format_ratio(median(model.left_out_errors))}"
     )
 
 
@@ -177,11 +175,11 @@ def _print(found: Stalls) -> None:
         (name, format_duration(found.median_ns(name)), f"{found.samples_per_s(name):,.0f}", RUNS[name])
         for name in found.times_ns
     ]
-    print_table(("run", "iteration", "samples/s", "what runs"), rows, numbers=(1, 2))
+    print_table(("run", "iteration", "samples/s", "description"), rows, numbers=(1, 2))
     say()
     stalled = [(stall.cause, str(stall), format_ratio(stall.share) if stall.is_detected else "", stall.what)
                for stall in found.stalls]  # fmt: skip
-    print_table(("stall", "per iteration (90 %)", "share", "why"), stalled, numbers=(2,))
+    print_table(("stall", "per iteration (90 % interval)", "fraction", "cause"), stalled, numbers=(2,))
     say()
     say(f"bottleneck: {found.bottleneck}")
     both = found.interconnect()
@@ -191,7 +189,7 @@ def _print(found: Stalls) -> None:
         say(line)
     link = found.environment.get("link")
     if link is not None:
-        say(f"the link carries {link['measured_bytes_per_s'] / 1e6:.2f} of {link['bytes_per_s'] / 1e6:g} MB/s "
+        say(f"link bandwidth: measured {link['measured_bytes_per_s'] / 1e6:.2f} of {link['bytes_per_s'] / 1e6:g} MB/s "
             f"({link['how']})")  # fmt: skip
     if "disk" in found.environment:
         say(f"the disk is {found.environment['disk']}")

@@ -29,7 +29,7 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder written b
 def _group() -> None:
     """Example: windtunnel suite run --out today
 
-    Train and measure the benchmark suite, show and compare results.
+    Run the benchmark suite, and show and compare results.
     """
 
 
@@ -68,7 +68,7 @@ def run(
 ) -> None:
     """Example: windtunnel suite run --size tiny --out today
 
-    Train each workload in a process of its own and measure throughput and utilization.
+    Train each workload in its own process and measure throughput and utilization.
     """
     from windtunnel.systems.suite.run import run_suite
     from windtunnel.units import parse_duration, parse_rate
@@ -102,7 +102,7 @@ def run(
 def _show_group() -> None:
     """Example: windtunnel suite show today
 
-    Show the results of a run (default), or the workloads of the suite.
+    Show the results of a run (default) or the workloads of the suite.
     """
 
 
@@ -110,7 +110,7 @@ def _show_group() -> None:
 def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) -> None:
     """Example: windtunnel suite show workloads
 
-    List the workloads with their domain, source, parameters and FLOP per sample.
+    List the workloads with domain, source, parameter count and FLOP per sample.
     """
     from windtunnel.systems.suite.model import list_workloads
 
@@ -164,7 +164,7 @@ def compare_runs(
 ) -> None:
     """Example: windtunnel suite verify yesterday today
 
-    Compare two runs workload by workload; with --interleave run two programs in turns.
+    Compare two runs by workload, or two program versions interleaved.
     """
     from windtunnel.systems.suite.comparison import compare
     from windtunnel.systems.suite.interleaved import compare_interleaved, side_of
@@ -173,7 +173,7 @@ def compare_runs(
         result = compare(first, second)
     else:
         names = [name for name in workloads.split(",") if name]
-        with Progress("running in turns") as progress, side_of(first) as before, side_of(second) as now:
+        with Progress("running interleaved") as progress, side_of(first) as before, side_of(second) as now:
             arguments = ("--time-limit", time_limit, "--size", size)
             result = compare_interleaved(
                 before, now, workloads=names, arguments=arguments, rounds=rounds, progress=progress
@@ -195,7 +195,7 @@ def report_suite(
 ) -> None:
     """Example: windtunnel suite show today
 
-    Write a page with the table, bars per metric and batch sweeps.
+    Write the results as a page with tables, metrics and batch sweeps.
     """
     from windtunnel.systems.suite.comparison import compare
     from windtunnel.systems.suite.page import write_suite_report
@@ -241,7 +241,7 @@ def _print_comparison(found: Comparison) -> None:
         (row.label, f"{row.first:.4g}", f"{row.second:.4g}", row.text, _verdict(row))
         for row in (*found.rows, found.overall)
     ]
-    print_table(("workload", "before", "now", "speed-up (95 %)", ""), rows, numbers=(1, 2, 3))
+    print_table(("workload", "before", "now", "speed-up (95 % interval)", "verdict"), rows, numbers=(1, 2, 3))
     for which, labels in (("before", found.only_first), ("now", found.only_second)):
         if labels:
             say_wrapped(f"only {which}: {', '.join(labels)}")
@@ -276,8 +276,7 @@ def _print_run(done: SuiteRun) -> None:
     if disturbed:
         worst = max(result.waited_ratio for result in disturbed)
         say_wrapped(
-            f"other programs had the cores for up to {worst:.0%} of the time in {len(disturbed)} cells: "
-            "measure again on a quiet machine"
+            f"other programs took up to {worst:.0%} of the cores in {len(disturbed)} cells: repeat on an idle machine"
         )
     sources = {result.energy_source for result in done.measured if result.energy_j is None}
     for source in sorted(filter(None, sources)):

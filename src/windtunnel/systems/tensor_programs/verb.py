@@ -18,7 +18,7 @@ from windtunnel.systems.tensor_programs import (  # noqa: F401 - each registers 
 def _group() -> None:
     """Example: windtunnel models show
 
-    Train, evaluate and show the models that predict the latency of operators.
+    Train, evaluate, sample and show cost models of operators.
     """
 
 
@@ -26,7 +26,7 @@ def _group() -> None:
 def _sample_group() -> None:
     """Example: windtunnel models sample --programs 8000 --out programs.npz
 
-    Measure tensor programs on this host (default), or collect the tasks that the networks of the suite consist of.
+    Measure tensor programs on this host (default), or collect the tasks of networks.
     """
 
 
@@ -34,7 +34,7 @@ def _sample_group() -> None:
 def _train() -> None:
     """Example: windtunnel models train programs programs.npz
 
-    Learn prices from measurements.
+    Train a cost model on measurements.
     """
 
 
@@ -42,5 +42,5 @@ def _train() -> None:
 def _eval() -> None:
     """Example: windtunnel models eval programs model.safetensors programs.npz
 
-    Compare a trained model's prices with measurements.
+    Evaluate a cost model on measurements.
     """

@@ -27,7 +27,7 @@ def show(
 ) -> None:
     """Example: windtunnel models show cdmpp.safetensors
 
-    Show the available cost models; or, of a file, what it was trained on and how accurate it was.
+    Show the available cost models, or the training data and accuracy of a model file.
     """
     if file is None:
         document = _of_package()
@@ -57,7 +57,7 @@ def _of_package() -> dict[str, Any]:
 
 def _print_package(document: dict[str, Any]) -> None:
     rows = [(item["name"], item["about"], item["source"]) for item in document["models"]]
-    print_table(("model", "prices", "after"), rows, gives_way=1)
+    print_table(("model", "description", "source"), rows, gives_way=1)
     say()
     for name, path in document["shipped"].items():
         say(f"shipped {name.replace('_', ' ')}: {path or 'none in this build'}")

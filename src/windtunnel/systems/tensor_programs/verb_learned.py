@@ -56,7 +56,7 @@ def train_programs(
 ) -> None:
     """Example: windtunnel models train programs --data programs.npz --out cdmpp.safetensors
 
-    Learn what tensor programs take from those that were measured, and judge it on those held out.
+    Train a cost model on measured tensor programs and evaluate it on held-out ones.
     """
     from windtunnel.errors import InputError
     from windtunnel.systems.tensor_programs.model.checkpoint import save_predictor
@@ -90,7 +90,7 @@ def train_programs(
     if as_json:
         print_json({"path": str(path), **_summary(errors, split), "validation_mape": history.best_error})
         return
-    say(f"learned from {len(split.train):,} samples in {history.training_s:.0f} s ({history.reason})")
+    say(f"trained on {len(split.train):,} samples in {history.training_s:.0f} s ({history.reason})")
     _print_errors(errors, split)
     advise(f"wrote {path}")
     advise(f"next: windtunnel models eval programs {path} --data {data} --hold-out {hold_out}")
@@ -113,16 +113,16 @@ def eval_programs(
 ) -> None:
     """Example: windtunnel models eval programs cdmpp.safetensors --data programs.npz
 
-    Compare a model's prices of held-out programs with what was measured.
+    Evaluate a cost model on held-out tensor programs.
 
-    With --profile, what the model missed on the other devices (of other hosts) is transferred to the held-out one.
+    With --profile, the residuals on the other devices (of other hosts) are transferred to the held-out device.
     """
     from windtunnel.errors import InputError
     from windtunnel.systems.tensor_programs.model.checkpoint import load_predictor
     from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
     if profile is not None and hold_out not in ("device", "host"):
-        raise InputError("tasks are profiled on a held-out device", where="--profile", fix="--hold-out device")
+        raise InputError("--profile applies to a held-out device", where="--profile", fix="--hold-out device")
     predictor = load_predictor(model)
     programs = ProgramSet.load(data)
     split = _split(programs, device, hold_out, seed)
@@ -137,7 +137,7 @@ def eval_programs(
         return
     _print_errors(errors, split)
     if known != split.digest():
-        advise("this model was trained on another split: some of these programs may be among what it learned from")
+        advise("warning: the model was trained on another split and may have seen some of these programs")
 
 
 def _measured_on(programs: ProgramSet, device: str) -> ProgramSet:
@@ -196,10 +196,10 @@ def _summary(errors: Errors, split: Split) -> dict[str, Any]:
 def _print_errors(errors: Errors, split: Split) -> None:
     say(f"{errors.num_samples:,} held-out programs, {split.kind}:")
     rows = [
-        ["mean |error|", f"{100 * errors.mape:.1f} %"],
-        ["median |error|", f"{100 * errors.median_ape:.1f} %"],
+        ["MAPE", f"{100 * errors.mape:.1f} %"],
+        ["median APE", f"{100 * errors.median_ape:.1f} %"],
         ["mean error", f"{100 * errors.signed_mean:+.1f} %"],
-        ["geometric mean", f"{errors.geometric_mean_ratio:.3f}x"],
+        ["geometric mean ratio", f"{errors.geometric_mean_ratio:.3f}x"],
         ["within 10 %", f"{100 * errors.within_10:.0f} %"],
     ]
     print_table(["measure", "value"], rows, numbers=(1,))

@@ -66,11 +66,11 @@ def sample(
 ) -> None:
     """Example: windtunnel models sample --programs 8000 --out programs.npz --time-limit 100min
 
-    Draw, build and measure tensor programs on this host's processor.
+    Sample, build and measure tensor programs on the processor of this host.
 
-    With --of, the programs of a set (also: shipped) are measured here too, and this host's devices join the set's own.
-    Needs the extra tvm and a machine on which nothing else runs. Every batch that is measured is kept beside FILE, so
-    that the same command with --resume goes on after an interruption.
+    With --of, the programs of a set are measured here too, and the devices of this host are added to the set.
+    Requires the extra tvm and an idle machine. Each measured batch is stored next to FILE, so that --resume continues
+    after an interruption.
     """
     from windtunnel.base.extras import require
     from windtunnel.systems.tensor_programs.model.sampling import rows_to_measure
@@ -114,8 +114,8 @@ def _require_sense(of: Path | None, needing: dict[str, object], excluding: dict[
     wrong = [name for name, value in (needing if of is None else excluding).items() if value is not None]
     if wrong:
         names = ", ".join(wrong)
-        reason = f"{names} chooses programs of a set" if of is None else f"{names} is for new programs"
-        raise InputError(reason, where=wrong[0], fix="name the set by --of" if of is None else "leave out --of")
+        reason = f"{names} applies to an existing set" if of is None else f"{names} applies to new programs"
+        raise InputError(reason, where=wrong[0], fix="add --of FILE" if of is None else "leave out --of")
 
 
 def _set_of(path: Path) -> ProgramSet:
@@ -142,11 +142,13 @@ def _print(sampled: Sampled, num_wanted: int, path: Path, then: str, *, as_json:
         say(f"{sampled.num_programs} of {num_wanted} programs measured, {sampled.elapsed_s:.0f} s")
         if sampled.dropped:
             rows = [(reason, str(count)) for reason, count in sampled.dropped.most_common()]
-            print_table(("not in the set", "programs"), rows, numbers=(1,))
+            print_table(("dropped because", "programs"), rows, numbers=(1,))
     if sampled.num_noisy:
-        advise(f"{sampled.num_noisy} batches were given up: the canary moved, something else runs on this machine")
+        advise(
+            f"{sampled.num_noisy} batches were dropped, because the canary program changed: other programs are running"
+        )
     if sampled.path is None:
-        advise(f"the same command with --resume goes on with {path}.parts")
+        advise(f"repeat the command with --resume to continue from {path}.parts")
     else:
         advise(f"next: {then}")
 
@@ -163,7 +165,7 @@ def harvest(
 ) -> None:
     """Example: windtunnel models sample tasks --out tasks.csv
 
-    Run the suite's networks once and collect the tasks that they are made of.
+    Run networks of the suite once and collect their tasks.
     """
     from windtunnel.systems.tensor_programs.run.harvest import NETWORKS, choose
     from windtunnel.systems.tensor_programs.run.harvest import harvest as collect
@@ -191,5 +193,5 @@ def harvest(
         f"{result.num_too_small} small"
     )
     rows = [(name, str(calls)) for name, calls in result.uncovered.most_common(8)]
-    print_table(("operator that no task covers", "calls"), rows, numbers=(1,))
+    print_table(("operator without a task", "calls"), rows, numbers=(1,))
     advise(f"next: windtunnel models sample --tasks {path} --out programs.npz")

@@ -40,10 +40,10 @@ def search(
 ) -> None:
     """Example: windtunnel models search "matmul m=128 n=256 k=64" --target avx2-1
 
-    Draw schedules of one operator, rank them with the learned model, and measure the most promising.
+    Search for a fast schedule of a tensor program with a trained cost model.
 
-    Needs the extras tvm and learn. A task is written as in the table of windtunnel models sample tasks, with its
-    extents by name and what follows it on each element.
+    Sampled schedules are ranked by the model, and the best are measured. Requires the extras tvm and learn. A task is
+    written as in the table of windtunnel models sample tasks: operator, extents by name, and elementwise epilogue.
     """
     from windtunnel.base.extras import require
     from windtunnel.systems.tensor_programs.run.build import parse_target, require_targets, targets_here
@@ -87,7 +87,7 @@ def needed_predictor(model: Path | None) -> Predictor:
     result = predictor_of(model or "")
     if result is None:
         raise InputError(
-            "no predictor comes with this build of the package",
+            "this build of the package has no trained model",
             where="--model",
             fix="train one: windtunnel models train programs",
         )

@@ -48,7 +48,7 @@ Loss = Annotated[float, typer.Option(metavar="LOSS", help="Target loss; 0: what 
 def _group() -> None:
     """Example: windtunnel train plan cluster.toml --policies 'bsp adsp'
 
-    Train on uneven machines and links: predict each synchronization strategy, run the best.
+    Choose synchronization strategies for training on uneven machines and links.
     """
 
 
@@ -56,7 +56,7 @@ def _group() -> None:
 def _plan_group() -> None:
     """Example: windtunnel train plan cluster.toml --policies 'bsp adsp'
 
-    Choose a synchronization strategy (default), or the value of its parameter.
+    Choose a synchronization strategy (default) or the value of its parameter.
     """
 
 
@@ -94,7 +94,7 @@ def compare(
 ) -> None:
     """Example: windtunnel train plan cluster.toml --policies 'bsp ssp adsp' --loss 1.0 --verify 1
 
-    Train under each strategy in virtual time, with real gradients; really run the best, throttled; keep receipts.
+    Train under each strategy in virtual time, then verify the best by throttled real runs.
     """
     from windtunnel.flights import Ledger
     from windtunnel.systems.uneven.fleet import read_fleet
@@ -151,7 +151,7 @@ def run(
 ) -> None:
     """Example: windtunnel train run cluster.toml --policy adsp:period_s=10 --duration 60s
 
-    Train under one strategy with throttled processes of this host, or in virtual time.
+    Train under a strategy with throttled processes on this host, or in virtual time.
     """
     from windtunnel.systems.uneven.fleet import read_fleet
     from windtunnel.systems.uneven.jobs import train_job
@@ -201,7 +201,7 @@ def predict(
 ) -> None:
     """Example: windtunnel train predict cluster.toml --policy local-sgd:tau=8 --weights 100MB
 
-    Price steps and waiting without gradients, for thousands of workers: a strategy as a graph, which -o keeps.
+    Predict throughput and waiting of up to thousands of workers, without gradients.
     """
     from windtunnel.graph import save
     from windtunnel.simulate import replay
@@ -237,9 +237,11 @@ def predict(
     if as_json:
         print_json(document)
         return
-    say(f"{one} on {fleet.name}: {fleet.num_workers} workers, {rate_per_s:,.1f} steps per second together")
-    say(f"{steps} steps each end after {format_duration(float(timeline.makespan_ns))}")
-    say(f"workers wait {format_ratio(float(waits.mean()))} of the time, {format_ratio(float(waits.max()))} at most")
+    say(f"{one} on {fleet.name}: {fleet.num_workers} workers, {rate_per_s:,.1f} steps per second in total")
+    say(f"{steps} steps per worker take {format_duration(float(timeline.makespan_ns))}")
+    say(
+        f"workers wait {format_ratio(float(waits.mean()))} of the time (mean), {format_ratio(float(waits.max()))} (max)"
+    )
 
 
 @registry.verb("train plan values", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
@@ -266,7 +268,7 @@ def tune(
 ) -> None:
     """Example: windtunnel train plan values cluster.toml --policy adsp:period_s=2 --values 1,2,4,8 --period 4s
 
-    Try a strategy's number (commits, threshold, local steps) on copies of one training in virtual time; keep the best.
+    Choose the value of a strategy's parameter on copies of a training in virtual time.
     """
     from windtunnel.systems.uneven.fleet import read_fleet
     from windtunnel.systems.uneven.jobs import train_job
@@ -290,7 +292,7 @@ def tune(
         )
         for item in result.periods
     ]
-    print_table(("from", f"loss after it by {result.number}", "chosen"), rows, numbers=(0, 2))
+    print_table(("start", f"loss by {result.number}", "selected"), rows, numbers=(0, 2))
     last = result.run.points[-1]
     say()
     say(f"{result.candidate} on {fleet.name}: a loss of {last.loss:.4f} after {format_duration(last.time_ns)}")
@@ -313,7 +315,7 @@ def _goal(loss: float, duration: str, every: str) -> Goal:
     every_ns = parse_duration(every) if every else max(duration_ns // 20, 1)
     if not 0 < every_ns <= duration_ns:
         raise InputError(
-            "the model is looked at within the run", where="--eval-interval", fix="make it a part of --duration"
+            "--eval-interval exceeds the duration", where="--eval-interval", fix="choose a shorter one than --duration"
         )
     return Goal(duration_ns, loss=loss or None, every_ns=every_ns)
 
@@ -343,7 +345,7 @@ def _document(found: Comparison) -> dict[str, Any]:
 def _print(found: Comparison) -> None:
     from windtunnel.units import format_duration, format_ratio, format_size
 
-    say(f"{found.job} on {found.fleet.name}, to a loss of {found.target_loss:.3f}")
+    say(f"{found.job} on {found.fleet.name}, time to a loss of {found.target_loss:.3f}")
     say()
     rows = []
     for outcome in found.outcomes:
@@ -358,7 +360,9 @@ def _print(found: Comparison) -> None:
                 format_size(sum(outcome.predicted.bytes_by_pair().values())),
             )
         )
-    print_table(("strategy", "predicted", "really", "last loss", "waiting", "sent"), rows, numbers=(1, 2, 3, 4, 5))
+    print_table(
+        ("strategy", "predicted", "measured", "final loss", "waiting", "traffic"), rows, numbers=(1, 2, 3, 4, 5)
+    )
     for text in dict.fromkeys(text for item in found.outcomes for text in item.predicted.warnings):
         say(f"note: {text}")
 

@@ -29,7 +29,7 @@ _TOP_LAYERS = 8
 def _group() -> None:
     """Example: windtunnel utilization resnet50 --batch-sizes 1,4 --predict
 
-    Measure how much of its peak a machine reaches, and where the rest is lost.
+    Measure the utilization of a model on this machine, and where the rest is lost.
     """
 
 
@@ -62,14 +62,16 @@ def utilization(
 ) -> None:
     """Example: windtunnel utilization resnet50 --batch-sizes 1,4 --predict
 
-    Say how much of its measured peak a model or a captured graph reaches, and where each lost percent goes.
+    Measure the utilization of a model or a captured graph, and attribute the losses.
 
-    A survey and a search take some minutes.
+    A survey and a search take a few minutes.
     """
     from windtunnel.measure import ProfileDatabase
 
     if (target is not None) + survey + bool(search) != 1:
-        raise InputError("name one job, or ask for the survey", fix="windtunnel utilization resnet18, or --survey")
+        raise InputError(
+            "name one target, or add --survey or --search", fix="windtunnel utilization resnet18, or --survey"
+        )
     sizes = _batch_sizes(batch_sizes)
     path = None if output is None else require_free(output, force=force)
     database = ProfileDatabase()
@@ -192,7 +194,7 @@ def _print_uses(found: list[ModelUse]) -> None:
         f"thread{'s' if peak.num_threads > 1 else ''} ({peak.isa})"
     )
     if peak.spread > 0.1:
-        say_wrapped("its runs differed much: something else was running, so the peak may be too low")
+        say_wrapped("warning: the peak varied between runs, and may be too low because other programs were running")
     head, rows = by_batch_size(found)
     print_table(head, rows, numbers=tuple(range(len(head))), gives_way=len(head) - 1)
 
@@ -234,7 +236,7 @@ def _print_advice(tried: list[FlownAdvice]) -> None:
     if rows:
         say()
         print_table(("advice", "layers", "predicted", "measured"), rows, numbers=(2, 3))
-        say_wrapped("gains are work per second: added channels are flops that the net must be trained to use")
+        say_wrapped("gains are FLOP per second: the network has to be trained with the added channels")
 
 
 def _survey(sizes: list[int], image_size: int, threads: int, database: Any, *, as_json: bool) -> None:
@@ -292,11 +294,11 @@ def _print_survey(found: Survey) -> None:
         )
         for row in sorted(found.rows, key=lambda row: -row.utilization)
     ]
-    head = ("model", "batch", "measured", "predicted", "FLOP", "used", "predicted")
+    head = ("model", "batch size", "measured", "predicted", "FLOP", "utilization", "predicted")
     print_table(head, rows, numbers=(1, 2, 3, 4, 5, 6))
     say_wrapped(
         f"images of {found.image_size} pixels, {found.num_threads} threads, peak {found.peak.flops_per_s / 1e9:.0f} "
-        "GFLOP/s measured; * helped to fix the framework's constant"
+        "GFLOP/s measured; *: used to fit the framework overhead"
     )
     for name, reason in found.failures.items():
         say_wrapped(f"{name}: {reason}")
@@ -347,8 +349,8 @@ def _print_fronts(study: CellStudy) -> None:
         (front.name, ", ".join(front.search.objectives), str(len(front.search.tried)), f"{front.area_ratio:.3f}")
         for front in study.fronts
     ]
-    print_table(("search by", "objectives", "cells tried", "area"), rows, numbers=(2, 3), gives_way=1)
-    say_wrapped("area: of parameters by measured latency that its winners cover, over that of the best search")
+    print_table(("search", "objectives", "cells tried", "hypervolume"), rows, numbers=(2, 3), gives_way=1)
+    say_wrapped("hypervolume: of parameters and measured latency, relative to the best search")
     for front in study.fronts:
         say()
         result = [
@@ -361,4 +363,8 @@ def _print_fronts(study: CellStudy) -> None:
             )
             for item, measured_ns in front.flown
         ]
-        print_table((f"by {front.name}", "parameters", "predicted", "measured", "used"), result, numbers=(1, 2, 3, 4))
+        print_table(
+            (f"best by {front.name}", "parameters", "predicted", "measured", "utilization"),
+            result,
+            numbers=(1, 2, 3, 4),
+        )
