@@ -88,7 +88,7 @@ def unlike_torch() -> tuple[int, list[str]]:
         if back.split() != text.split():
             wrong.append(f"{schedule.name} {schedule.num_ranks} x {schedule.num_microbatches}")
         again = schedule_of_csv(text, schedule.name, num_batches=schedule.num_batches, versions=schedule.versions)
-        if again != replace(schedule, most_in_flight=()):
+        if again != replace(schedule, max_in_flight=()):
             wrong.append(f"{schedule.name} {schedule.num_ranks} x {schedule.num_microbatches}: read back")
     for name in NAMES:
         for p, m in numbers():

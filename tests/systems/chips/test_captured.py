@@ -72,7 +72,7 @@ def test_a_block_has_the_products_of_its_layers(graph):
 
 def test_chips_are_chosen_for_a_captured_step(graph):
     models = models_of_graph("net", graph, ROWS, [ROWS])
-    options = Options(num_devices=4, batch_size=64, memories=(2.0**30,), area_limit_um2=8e6, least_samples_per_s=1e4)
+    options = Options(num_devices=4, batch_size=64, memories=(2.0**30,), area_limit_um2=8e6, min_samples_per_s=1e4)
     answer = codesign_models(models, options, ("plan", "both", "smallest", "frugal"))
 
     assert "plan" == answer.base

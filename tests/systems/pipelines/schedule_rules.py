@@ -113,7 +113,7 @@ def _has_weights(schedule: Schedule, done: set, one: Action) -> bool:
 
 
 def _held(schedule: Schedule, rows: list[list[Action]]) -> str:
-    for row, most in zip(rows, schedule.most_in_flight, strict=False):
+    for row, most in zip(rows, schedule.max_in_flight, strict=False):
         held = set()
         for one in row:
             if one.kind == "F":

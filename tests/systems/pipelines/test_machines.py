@@ -48,7 +48,7 @@ def test_nothing_cheaper_is_fast_enough(share):
     prices = {(one.name, count): count * one.price_usd_per_h for one in OFFERED for count in (1, 2, 3)}
     goal = share * max(rates.values()) * (1 - 1e-9)
     found = cheapest_machines(
-        block_graph(4), 4, BATCH, SIZES, goal, OFFERED, most_machines=3, num_replayed=1000, profiles=profiles
+        block_graph(4), 4, BATCH, SIZES, goal, OFFERED, max_machines=3, num_replayed=1000, profiles=profiles
     )
 
     assert min(prices[key] for key, rate in rates.items() if rate >= goal) == found.best.usd_per_h
@@ -62,7 +62,7 @@ def test_nothing_is_proven_where_plans_were_left_out():
     """One plan of each offer: the best by the cost functions may not be the best when replayed."""
     offered = [OFFERED[3], rented("dear", "a10g", 12, 50.0, network=1e12)]
     goal = 1.001 * best_rate(offered[0], 2)
-    given = {"most_machines": 2, "profiles": profiles}
+    given = {"max_machines": 2, "profiles": profiles}
     one = cheapest_machines(block_graph(4), 4, BATCH, SIZES, goal, offered, num_replayed=1, **given)
     whole = cheapest_machines(block_graph(4), 4, BATCH, SIZES, goal, offered, num_replayed=1000, **given)
 
@@ -74,7 +74,7 @@ def test_nothing_is_proven_where_plans_were_left_out():
 
 def test_a_rate_that_nothing_yields_is_infeasible():
     with pytest.raises(InfeasibleError, match="no 2 machines of a kind yield"):
-        cheapest_machines(block_graph(4), 4, BATCH, SIZES, 1e12, OFFERED, most_machines=2, profiles=profiles)
+        cheapest_machines(block_graph(4), 4, BATCH, SIZES, 1e12, OFFERED, max_machines=2, profiles=profiles)
     with pytest.raises(InputError, match="samples per s"):
         cheapest_machines(block_graph(4), 4, BATCH, SIZES, 0.0, OFFERED, profiles=profiles)
 

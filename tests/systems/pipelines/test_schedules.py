@@ -62,7 +62,7 @@ def test_every_schedule_can_run_and_holds_no_more_than_it_declares(name, num_ran
 
     assert "" == broken_rule(schedule)
     if schedule.is_training:
-        assert all(held <= most for held, most in zip(in_flight(schedule), schedule.most_in_flight, strict=True))
+        assert all(held <= most for held, most in zip(in_flight(schedule), schedule.max_in_flight, strict=True))
 
 
 def test_what_is_in_flight_is_what_the_papers_say():
@@ -125,7 +125,7 @@ def test_errors_name_rank_and_slot():
     assert "rank 0, slot 8: 0B9 does not exist" == wrong(0, stray)
     assert "rank 1, slot 8: 2F1 belongs on rank 2" == wrong(1, elsewhere)
     assert "rank 2, slot 2: 2B1 comes before 2F1 (rank 2, slot 3), which it needs" == wrong(2, swap)
-    assert "rank 0: 3 passes are in flight, 2 were declared" == wrong(0, lambda _: None, most_in_flight=(2, 2, 1))
+    assert "rank 0: 3 passes are in flight, 2 were declared" == wrong(0, lambda _: None, max_in_flight=(2, 2, 1))
     assert (
         "rank 0, slot 1: 0B0 waits for 1B0 (rank 1, slot 2); rank 1, slot 1: 1F1 waits for 0F1 (rank 0, slot 2): "
         "so that these ranks wait for each other"
@@ -195,7 +195,7 @@ def test_a_schedule_comes_back_from_its_file(name, tmp_path):
     path = tmp_path / f"{name}.csv"
     write_schedule(schedule, path)
 
-    assert replace(schedule, most_in_flight=()) == read_schedule(path, num_batches=2, versions=schedule.versions)
+    assert replace(schedule, max_in_flight=()) == read_schedule(path, num_batches=2, versions=schedule.versions)
 
 
 @pytest.mark.parametrize("name", NAMES)

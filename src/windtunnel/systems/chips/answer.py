@@ -66,7 +66,7 @@ class Options:
         Of parameters: 2 for SGD, 3 with a further state, 4 for Adam.
     tolerance : float
         Of the front.
-    least_samples_per_s : float, optional
+    min_samples_per_s : float, optional
         What the cheapest chips have to yield.
     """
 
@@ -84,7 +84,7 @@ class Options:
     copies: int = 2
     memory_model: MemoryModel = "alive"
     tolerance: float = 0.05
-    least_samples_per_s: float | None = None
+    min_samples_per_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""
@@ -285,7 +285,7 @@ def codesign_models(
             elif part == "plan":
                 choices[part] = on_given.plans_of(0)
             elif part in GOALS:
-                cheap[part] = cheapest(on_all, options.least_samples_per_s or math.nan, GOALS[part])
+                cheap[part] = cheapest(on_all, options.min_samples_per_s or math.nan, GOALS[part])
                 choices[part] = cheap[part].choice
             elif expert is None:
                 raise InputError(

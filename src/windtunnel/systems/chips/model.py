@@ -148,7 +148,7 @@ class LayerTimes:
     ----------
     forward_PUT, backward_PUT : float64 [P, U, T]
         By the best list schedule.
-    least_forward_PUT, least_backward_PUT : float64 [P, U, T]
+    min_forward_PUT, min_backward_PUT : float64 [P, U, T]
         What no schedule is below.
     forward_j_PUT, backward_j_PUT : float64 [P, U, T]
         Joules on one of the tensor ranks.
@@ -156,8 +156,8 @@ class LayerTimes:
 
     forward_PUT: Floats
     backward_PUT: Floats
-    least_forward_PUT: Floats
-    least_backward_PUT: Floats
+    min_forward_PUT: Floats
+    min_backward_PUT: Floats
     forward_j_PUT: Floats
     backward_j_PUT: Floats
 
@@ -167,9 +167,9 @@ class LayerTimes:
         return self._columns(self.forward_PUT, self.backward_PUT)
 
     @cached_property
-    def least_columns(self) -> Floats:
+    def min_columns(self) -> Floats:
         """The same of what no schedule is below."""
-        return self._columns(self.least_forward_PUT, self.least_backward_PUT)
+        return self._columns(self.min_forward_PUT, self.min_backward_PUT)
 
     @staticmethod
     def _columns(forward: Floats, backward: Floats) -> Floats:

@@ -59,16 +59,16 @@ def _picture(answer: Answer) -> str:
     """Throughput over area, both from zero: the front as steps, each search as a mark."""
     front = answer.codesign.front if answer.codesign is not None else ()
     shown = [*front, *answer.choices.values()]
-    most_x = 1.05 * max(entry.area_um2 for entry in shown)
-    most_y = 1.1 * max(entry.samples_per_s for entry in shown)
+    max_x = 1.05 * max(entry.area_um2 for entry in shown)
+    max_y = 1.1 * max(entry.samples_per_s for entry in shown)
 
     frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - 20)
 
     def position(choice: Choice) -> tuple[float, float]:
-        return frame.x(choice.area_um2 / most_x), frame.y(choice.samples_per_s / most_y)
+        return frame.x(choice.area_um2 / max_x), frame.y(choice.samples_per_s / max_y)
 
-    lines = frame.axes([f"{step / 4 * most_x / _MM2:,.0f}" for step in range(5)],
-                       [f"{step / 4 * most_y:,.0f}" for step in range(5)])  # fmt: skip
+    lines = frame.axes([f"{step / 4 * max_x / _MM2:,.0f}" for step in range(5)],
+                       [f"{step / 4 * max_y:,.0f}" for step in range(5)])  # fmt: skip
     lines.append(words(frame.right, frame.floor + 31, "area of a chip, mm2", "end"))
     lines.append(words(4, _TOP - 4, "sequences per second, all devices"))
     path = ""

@@ -160,7 +160,7 @@ class Case:
         """Return the throughput that no chip exceeds with any schedule of operators."""
         upper_P, every = np.full(len(self.upper_P), np.inf), np.arange(len(self.upper_P))
         for chip, value in self.anchors:
-            _bound(upper_P, every, self.times.least_columns, self.times.columns[chip], value)
+            _bound(upper_P, every, self.times.min_columns, self.times.columns[chip], value)
         return float(upper_P.max())
 
 

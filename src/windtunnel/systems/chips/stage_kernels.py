@@ -36,8 +36,8 @@ def load_of(forward: float, backward: float, in_s: float, out_s: float, is_recom
 
 
 @numba.njit(cache=True, nogil=True)
-def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, devices_QT: Any, sync_QT: Any,
-              forward_IT: Any, backward_IT: Any, is_recomputed: bool, most_stages: int, choices: Any, upper: float,
+def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, max_QT: Any, devices_QT: Any, sync_QT: Any,
+              forward_IT: Any, backward_IT: Any, is_recomputed: bool, max_stages: int, choices: Any, upper: float,
               best_SIK: Any) -> Any:  # fmt: skip
     """The least time of a batch below ``upper``: time, choice, then pair and degree of every stage, first to last.
 
@@ -50,13 +50,13 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
     # plan with that many stages, so they are skipped. The full downset (``last``) needs no row: it is priced by choice.
     devices_C, batches_C, factor_C = choices
     num, num_degrees = ptr_I.size - 1, forward_IT.shape[1]
-    most_devices = best_SIK.shape[2] - 1
+    max_devices = best_SIK.shape[2] - 1
     widest = 1
     for pair in range(small_Q.size):
         for degree in range(num_degrees):
             widest = max(widest, devices_QT[pair, degree])
-    cap_S = np.empty(most_stages + 1)
-    for stage in range(1, most_stages + 1):
+    cap_S = np.empty(max_stages + 1)
+    for stage in range(1, max_stages + 1):
         least = np.inf  # a plan with that many stages or more runs that many loads at least
         for choice in range(devices_C.size):
             if devices_C[choice] >= stage:
@@ -64,11 +64,11 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
         cap_S[stage] = upper / least
     result, at_choice, at_stage, at_pair, at_degree = upper, -1, 0, -1, -1
     last = num - 1
-    for stage in range(1, most_stages + 1):
+    for stage in range(1, max_stages + 1):
         cap = cap_S[stage]
         is_any = False
-        reach = min(most_devices, stage * widest)  # more devices than that bring nothing
-        reach_before = min(most_devices, (stage - 1) * widest)
+        reach = min(max_devices, stage * widest)  # more devices than that bring nothing
+        reach_before = min(max_devices, (stage - 1) * widest)
         for i in range(1, num):
             row = best_SIK[stage - 1, i]
             if i < last:
@@ -78,7 +78,7 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
                 if (j == 0) != (stage == 1):
                     continue
                 for degree in range(num_degrees):
-                    if most_QT[pair, degree] < stage:
+                    if max_QT[pair, degree] < stage:
                         continue
                     load = load_of(forward_IT[i, degree] - forward_IT[j, degree],
                                    backward_IT[i, degree] - backward_IT[j, degree], in_QT[pair, degree],
@@ -88,7 +88,7 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
                     used = devices_QT[pair, degree]
                     if i == last:
                         for choice in range(devices_C.size):
-                            left = min(devices_C[choice], most_devices) - used
+                            left = min(devices_C[choice], max_devices) - used
                             if left < 0:
                                 continue
                             value = load if stage == 1 else max(load, best_SIK[stage - 2, j, min(left, reach_before)])
@@ -110,12 +110,12 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
     stages = np.full((at_stage, 2), -1, np.int64)
     if at_choice >= 0:
         stages[0, 0], stages[0, 1] = at_pair, at_degree
-        left = min(devices_C[at_choice], most_devices) - devices_QT[at_pair, at_degree]
+        left = min(devices_C[at_choice], max_devices) - devices_QT[at_pair, at_degree]
         i, index = small_Q[at_pair], 1
         for stage in range(at_stage - 1, 0, -1):
             left = min(left, stage * widest)
             target = best_SIK[stage - 1, i, left]
-            pair, degree = _step(i, stage, left, target, ptr_I, small_Q, in_QT, out_QT, most_QT, devices_QT,
+            pair, degree = _step(i, stage, left, target, ptr_I, small_Q, in_QT, out_QT, max_QT, devices_QT,
                                  forward_IT, backward_IT, is_recomputed, (stage - 1) * widest, best_SIK)  # fmt: skip
             stages[index, 0], stages[index, 1] = pair, degree
             left -= devices_QT[pair, degree]
@@ -126,7 +126,7 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, most_QT: Any, d
 
 @numba.njit(cache=True, nogil=True)
 def _step(i: int, stage: int, left: int, target: float, ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any,
-          most_QT: Any, devices_QT: Any, forward_IT: Any, backward_IT: Any, is_recomputed: bool, reach_before: int,
+          max_QT: Any, devices_QT: Any, forward_IT: Any, backward_IT: Any, is_recomputed: bool, reach_before: int,
           best_SIK: Any) -> Any:  # fmt: skip
     """Return the stage of a downset that reaches its value with the fewest devices, as (pair, degree)."""
     result, found_degree, fewest = -1, -1, 1 << 30
@@ -136,7 +136,7 @@ def _step(i: int, stage: int, left: int, target: float, ptr_I: Any, small_Q: Any
             continue
         for degree in range(forward_IT.shape[1]):
             used = devices_QT[pair, degree]
-            if most_QT[pair, degree] < stage or used > left or used >= fewest:
+            if max_QT[pair, degree] < stage or used > left or used >= fewest:
                 continue
             load = load_of(forward_IT[i, degree] - forward_IT[j, degree],
                            backward_IT[i, degree] - backward_IT[j, degree], in_QT[pair, degree],

@@ -34,8 +34,8 @@ __all__ = ["Job", "MemoryModel", "Network", "PlannedStage", "StagePlan", "Stages
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MemoryModel = Literal["alive", "sum"]
-_MOST_PAIRS = 4_000_000
-_MOST_DOWNSETS = 40_000
+_MAX_PAIRS = 4_000_000
+_MAX_DOWNSETS = 40_000
 _SLACK = 1e-9
 
 
@@ -167,7 +167,7 @@ class Stages:
         Seconds until all that enters has come, in the forward and in the backward pass.
     param_bytes_QT, held_QT, per_flight_QT : float64 [Q, T]
         Parameters once; what one microbatch needs; what each further one in flight adds.
-    most_QT, devices_QT : int64 [Q, T]
+    max_QT, devices_QT : int64 [Q, T]
         From which stage on (counted from the last one) it no longer fits; devices that it takes.
     """
 
@@ -181,7 +181,7 @@ class Stages:
     param_bytes_QT: Floats
     held_QT: Floats
     per_flight_QT: Floats
-    most_QT: Ints
+    max_QT: Ints
     devices_QT: Ints
 
     @classmethod
@@ -195,10 +195,10 @@ class Stages:
         InputError
             There are too many stages to be enumerated.
         """
-        lattice = downsets(len(network.names), network.src, network.dst, cap=_MOST_DOWNSETS,
+        lattice = downsets(len(network.names), network.src, network.dst, cap=_MAX_DOWNSETS,
                            closed_under="successors")  # fmt: skip
-        if max(lattice.num_pairs, lattice.num_downsets**2 // 100) > _MOST_PAIRS:
-            raise InputError(f"{lattice.num_pairs:,} stages are possible, over {_MOST_PAIRS:,}", where="layers",
+        if max(lattice.num_pairs, lattice.num_downsets**2 // 100) > _MAX_PAIRS:
+            raise InputError(f"{lattice.num_pairs:,} stages are possible, over {_MAX_PAIRS:,}", where="layers",
                              fix="merge branches of the network")  # fmt: skip
         ptr_I, small_Q, large_Q, in_QT, out_QT = _pairs(network, lattice)
 
@@ -279,7 +279,7 @@ class Stages:
         devices, batches, factor, degree = self._choices
         sync_QT = self.param_bytes_QT / self.job.bandwidth_bytes_per_s
         result, choice, stages = kernels.best_plan(
-            self.ptr_I, self.small_Q, self.in_QT, self.out_QT, self.most_QT, self.devices_QT, sync_QT,
+            self.ptr_I, self.small_Q, self.in_QT, self.out_QT, self.max_QT, self.devices_QT, sync_QT,
             self.lattice.sums(forward_LT), self.lattice.sums(backward_LT), self.job.is_recomputed, self._shape[0],
             (devices, batches, factor), upper_s, self.scratch() if scratch is None else scratch,
         )  # fmt: skip
@@ -349,7 +349,7 @@ class Stages:
             )
         plan = self._plan(stages, num_pipelines, forward_LT, backward_LT)
         for index, stage in enumerate(plan.stages):
-            if self.most_QT[stages[index]] < len(cuts) - index:
+            if self.max_QT[stages[index]] < len(cuts) - index:
                 raise self._too_large(index, stage, columns[index])
         return plan
 

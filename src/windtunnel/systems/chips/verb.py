@@ -219,7 +219,7 @@ def _options(
         copies=copies,
         memory_model=memory_model,  # type: ignore[arg-type]
         tolerance=parse_ratio(tolerance),
-        least_samples_per_s=at_least or None,
+        min_samples_per_s=at_least or None,
     )
 
 

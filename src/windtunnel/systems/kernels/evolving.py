@@ -36,7 +36,7 @@ __all__ = ["ALLOWED", "Result", "apply_edits", "edits_of", "evolve_kernel", "ope
 ALLOWED = {"faithful": "crismph", "tests": "crismph", "promises": "crismpha"}
 """What a winner may rest on, and the operators that are drawn."""
 _SCHEMA = "windtunnel.evolve/1"
-_CHECK_SEED, _MOST_CHECKED_BYTES = 7, 1 << 19
+_CHECK_SEED, _MAX_CHECKED_BYTES = 7, 1 << 19
 _TOLERANCE = {"faithful": 0.0, "tests": 0.0, "promises": 0.01}
 
 
@@ -186,7 +186,7 @@ def evolve_kernel(
         require_gpu(kernel.name)
     checks: tuple[Case, ...] = ()
     if allowed == "faithful":
-        small = [case for case in kernel.cases(FITNESS) if case.size_bytes <= _MOST_CHECKED_BYTES]
+        small = [case for case in kernel.cases(FITNESS) if case.size_bytes <= _MAX_CHECKED_BYTES]
         checks = tuple(fuzz_cases(small, _CHECK_SEED))
     limits = Limits(wall_s=timeout_s, cpu_s=timeout_s)
     with Bench(kernel, tolerance=_TOLERANCE[allowed], num_workers=num_workers, limits=limits, checks=checks) as bench:

@@ -17,7 +17,7 @@ from windtunnel.reports.sections import Section, render_table
 __all__ = ["kernel_page"]
 
 _LEFT, _TOP, _BOTTOM, _HEIGHT, _ROW = 90.0, 24.0, 44.0, 300.0, 22.0
-_MOST_ROWS = 40
+_MAX_ROWS = 40
 _SOLID, _FAILED = "#0072b2", "#d55e00"
 
 
@@ -79,11 +79,11 @@ def _history(document: Mapping[str, Any]) -> str:
 def _scatter(points: Sequence[tuple[float, float]], across: str, up: str, *, is_line: bool = False) -> str:
     if not points:
         return "<p>Nothing was measured.</p>"
-    most_x = max(1e-12, 1.05 * max(x for x, _ in points))
-    most_y = max(1e-12, 1.1 * max(y for _, y in points))
+    max_x = max(1e-12, 1.05 * max(x for x, _ in points))
+    max_y = max(1e-12, 1.1 * max(y for _, y in points))
     frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - 20)
-    lines = frame.axes(*([f"{step / 4 * most:.3g}" for step in range(5)] for most in (most_x, most_y)))
-    indices = [(frame.x(x / most_x), frame.y(y / most_y)) for x, y in points]
+    lines = frame.axes(*([f"{step / 4 * most:.3g}" for step in range(5)] for most in (max_x, max_y)))
+    indices = [(frame.x(x / max_x), frame.y(y / max_y)) for x, y in points]
     if is_line:
         path = "L".join(f"{x:.1f},{y:.1f}" for x, y in indices)
         lines.append(f'<path d="M{path}" fill="none" stroke="{_SOLID}" stroke-width="1.6"/>')
@@ -107,7 +107,7 @@ def _ladder(document: Mapping[str, Any]) -> str:
     result = [entry for entry in document["ladder"] if entry["edits"] or document["ladder"]]
     if not result:
         return "<p>There is nothing to tell apart.</p>"
-    rows = sorted(result, key=lambda row: (len(row["edits"]), row["edits"]))[:_MOST_ROWS]
+    rows = sorted(result, key=lambda row: (len(row["edits"]), row["edits"]))[:_MAX_ROWS]
     speeds = [1 / row["time_ratio"] if row["time_ratio"] else 0.0 for row in rows]
     most, lines = max([1.0, *speeds]) * 1.05, []
     for index, (item, speed) in enumerate(zip(rows, speeds, strict=True)):

@@ -19,7 +19,7 @@ __all__ = ["Ladder", "ladder", "minimize_edits"]
 Again = Callable[[list[Individual]], list[Evaluation]]
 """Run sets of edits, with many timings of each."""
 _LOSS = 0.01
-_MOST_EXHAUSTIVE = 8
+_MAX_EXHAUSTIVE = 8
 
 
 def minimize_edits(edits: Individual, again: Again, loss: float = _LOSS) -> Individual:
@@ -102,7 +102,7 @@ def ladder(edits: Individual, again: Again) -> Ladder:
 
 def _subsets(independent: list[Edit], cluster: list[Edit], again: Again) -> dict[tuple[int, ...], Evaluation]:
     base, indices = frozenset(independent), range(len(cluster))
-    if len(cluster) <= _MOST_EXHAUSTIVE:
+    if len(cluster) <= _MAX_EXHAUSTIVE:
         selected = [item for size in range(len(cluster) + 1) for item in combinations(indices, size)]
         result = again([base | {cluster[index] for index in item} for item in selected])
         return dict(zip(selected, result, strict=True))

@@ -31,7 +31,7 @@ __all__ = ["Evaluate", "Found", "Options", "evolve"]
 
 Evaluate = Callable[[Sequence[Individual]], list[Evaluation]]
 _FIRST_EDITS = 3
-_MOST_REDRAWS = 20
+_MAX_REDRAWS = 20
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _first(function: Function, evaluate: Evaluate, options: Options) -> list[Can
     if origin.evaluation.kind != "ok":
         raise InfeasibleError(f"the original does not pass its own tests: {origin.evaluation.kind}",
                               where=function.name, fix=origin.evaluation.detail)  # fmt: skip
-    for _ in range(_MOST_REDRAWS):
+    for _ in range(_MAX_REDRAWS):
         open_places = [index for index, entry in enumerate(created) if entry is None]
         if not open_places:
             break

@@ -24,8 +24,8 @@ from windtunnel.systems.kernels.words import describe
 
 __all__ = ["Gene", "Verdict", "judge"]
 
-_FUZZ_SEED, _FUZZ_EACH, _MOST_FUZZED_BYTES = 104_729, 9, 1 << 20
-_PAIRS_AGAIN, _PAIRS_LAST, _MOST_JUDGED = 21, 41, 8
+_FUZZ_SEED, _FUZZ_EACH, _MAX_FUZZED_BYTES = 104_729, 9, 1 << 20
+_PAIRS_AGAIN, _PAIRS_LAST, _MAX_JUDGED = 21, 41, 8
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
     """
     held_out = list(kernel.cases(HELD_OUT))
     every = [*held_out, *kernel.cases(FITNESS)]
-    small = [case for case in every if case.size_bytes <= _MOST_FUZZED_BYTES] or every[:1]
+    small = [case for case in every if case.size_bytes <= _MAX_FUZZED_BYTES] or every[:1]
     sampled = fuzz_cases(small, _FUZZ_SEED, max(_FUZZ_EACH, 72 // len(small)))
     reasons: list[str] = []
     with ExitStack() as stack:
@@ -128,7 +128,7 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
             stack.enter_context(_bench(kernel, held_out, (), bench.tolerance)),
             stack.enter_context(_bench(kernel, small[:1], sampled, 0.0)),
         )
-        for candidate in [item for item in candidates if item.edits][:_MOST_JUDGED]:
+        for candidate in [item for item in candidates if item.edits][:_MAX_JUDGED]:
             edits = minimize_edits(candidate.edits, lambda sets: bench.again(sets, _PAIRS_AGAIN))
             if not edits:
                 continue

@@ -37,7 +37,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
         overlaps |= row.overlaps
     return Schedule(
         "dualpipev", tuple(rows), v_ranks(num_ranks), num_microbatches,
-        most_in_flight=(min(2 * num_ranks + 1, 2 * num_microbatches),) * num_ranks,
+        max_in_flight=(min(2 * num_ranks + 1, 2 * num_microbatches),) * num_ranks,
         overlaps=_together(rows, overlaps),
     )  # fmt: skip
 
@@ -75,7 +75,7 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     return Schedule(
         "dualpipe", tuple(rows), tuple(range(num_ranks)), num_microbatches,
         replicas=tuple((stage, num_ranks - 1 - stage) for stage in range(num_ranks)),
-        most_in_flight=(min(num_ranks + 1, num_microbatches),) * num_ranks,
+        max_in_flight=(min(num_ranks + 1, num_microbatches),) * num_ranks,
         overlaps=_together(rows, overlaps),
     )  # fmt: skip
 

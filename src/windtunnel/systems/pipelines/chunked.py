@@ -80,7 +80,7 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> S
         rows.append(tuple(row))
         most.append(min(ahead + 1, total))
     ranks = tuple(stage % num_ranks for stage in range(num_ranks * num_chunks))
-    return Schedule("interleaved", tuple(rows), ranks, num_microbatches, most_in_flight=tuple(most))
+    return Schedule("interleaved", tuple(rows), ranks, num_microbatches, max_in_flight=tuple(most))
 
 
 def _chunk_and_microbatch(number: int, num_ranks: int, num_chunks: int) -> tuple[int, int]:
@@ -114,7 +114,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
         row.weights(rank)
         rows.append(tuple(row.actions))
     most = (min(num_ranks, num_microbatches),) * num_ranks
-    return Schedule("zb-h1", tuple(rows), tuple(range(num_ranks)), num_microbatches, most_in_flight=most)
+    return Schedule("zb-h1", tuple(rows), tuple(range(num_ranks)), num_microbatches, max_in_flight=most)
 
 
 def zbv(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -146,7 +146,7 @@ def zbv(num_ranks: int, num_microbatches: int) -> Schedule:
         row.weights(down)
         rows.append(row.within(num_microbatches))
     most = (2 * min(num_ranks, num_microbatches),) * num_ranks
-    return Schedule("zbv", tuple(rows), v_ranks(num_ranks), num_microbatches, most_in_flight=most)
+    return Schedule("zbv", tuple(rows), v_ranks(num_ranks), num_microbatches, max_in_flight=most)
 
 
 def v_ranks(num_ranks: int) -> tuple[int, ...]:

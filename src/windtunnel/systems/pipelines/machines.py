@@ -84,7 +84,7 @@ def cheapest_machines(
     samples_per_s: float,
     instances: Iterable[Instance],
     *,
-    most_machines: int = 8,
+    max_machines: int = 8,
     num_replayed: int = 16,
     profiles: Callable[[Device], Mapping[int, Blocks]] | None = None,
     progress: Progress | None = None,
@@ -103,7 +103,7 @@ def cheapest_machines(
         Samples of a microbatch, to choose from.
     samples_per_s : float
     instances : iterable of Instance
-    most_machines : int
+    max_machines : int
         Of one kind.
     num_replayed : int
         Maximum number of replayed plans per offer, the best by the planner's cost functions.
@@ -119,7 +119,7 @@ def cheapest_machines(
     """
     if not 0 < samples_per_s < float("inf"):
         raise InputError(f"{samples_per_s} samples per s", where="--min-throughput", fix="above 0")
-    offers = [Offer(instance, count) for instance in instances for count in range(1, most_machines + 1)]
+    offers = [Offer(instance, count) for instance in instances for count in range(1, max_machines + 1)]
     offers.sort(key=lambda offer: (offer.usd_per_h, offer.num_devices, offer.instance.name))
     known: dict[str, Mapping[int, Blocks]] = {}
     cheaper: list[Offer] = []
@@ -134,16 +134,16 @@ def cheapest_machines(
             return Rental(tried, tuple(cheaper))
         cheaper.append(tried)
     raise InfeasibleError(
-        f"no {most_machines} machines of a kind yield {samples_per_s:,.6g} samples per s",
+        f"no {max_machines} machines of a kind yield {samples_per_s:,.6g} samples per s",
         where="; ".join(f"{item.count} x {item.instance.name}: {item.reason}" for item in cheaper[-3:]),
         fix="more machines (--max-machines), other ones, or a larger batch",
     )  # fmt: skip
 
 
-def _plan_offer(offer: Offer, profiles: Mapping[int, Blocks], batch: int, most_ns: float, num_replayed: int) -> Offer:
+def _plan_offer(offer: Offer, profiles: Mapping[int, Blocks], batch: int, max_ns: float, num_replayed: int) -> Offer:
     """The offer with a plan whose batch takes no longer, or with the reason why there is none."""
     busy_ns = min(_pass_ns(profile) * batch / size for size, profile in profiles.items()) / offer.num_devices
-    if busy_ns > most_ns:
+    if busy_ns > max_ns:
         return _without(offer, f"{batch / busy_ns * 1e9:,.1f} samples per s if all devices were always busy")
     links = links_between(offer.instance, offer.count)
     job = Job(offer.num_devices, float(offer.instance.device.memory_bytes), batch, links)
@@ -151,12 +151,12 @@ def _plan_offer(offer: Offer, profiles: Mapping[int, Blocks], batch: int, most_n
     if not table.feasible:
         short = [row.missing_bytes for row in table.rows if row.missing_bytes]
         return _without(offer, "no plan fits into memory" if short else "no plan is possible")
-    rows = [row for row in table.feasible if _least_ns(row, profiles[row.microbatch]) <= most_ns]
+    rows = [row for row in table.feasible if _least_ns(row, profiles[row.microbatch]) <= max_ns]
     result = [
         Played(row, batch_ns(row, stage_times(row, profiles[row.microbatch], links))) for row in rows[:num_replayed]
     ]
     best = min(result, key=lambda plan: plan.step_ns, default=None)
-    if best is not None and best.step_ns <= most_ns:
+    if best is not None and best.step_ns <= max_ns:
         return Offer(offer.instance, offer.count, best)
     if best is None:
         return _without(offer, "the busiest stage of every plan that fits takes too long")

@@ -266,10 +266,10 @@ def require_memory(problem: PiperProblem) -> None:
     ------
     InputError
     """
-    least_NTV = np.where(np.isfinite(problem.time_s_NTV), problem.kept_NTV + problem.fixed_NTV, math.inf)
-    least_N = least_NTV.min(axis=(1, 2))
-    tightest = int(least_N.argmax())
-    limit, needed = problem.memory_bytes, float(least_N[tightest])
+    min_NTV = np.where(np.isfinite(problem.time_s_NTV), problem.kept_NTV + problem.fixed_NTV, math.inf)
+    min_N = min_NTV.min(axis=(1, 2))
+    tightest = int(min_N.argmax())
+    limit, needed = problem.memory_bytes, float(min_N[tightest])
     name = f"layer {problem.names[tightest]} (row {tightest})"
     if needed > limit:
         raise InputError(
@@ -279,7 +279,7 @@ def require_memory(problem: PiperProblem) -> None:
         )  # fmt: skip
     raise InputError(
         f"no plan fits into {problem.num_devices} devices of {format_size(round(limit))}; all layers take "
-        f"{format_size(round(float(least_N.sum())))} at the least, the largest is {name} with "
+        f"{format_size(round(float(min_N.sum())))} at the least, the largest is {name} with "
         f"{format_size(round(needed))}",
         where="memory", fix="more devices, or more memory of each",
     )  # fmt: skip

@@ -161,7 +161,7 @@ def side_by_side(schedule: Schedule, width: int) -> Schedule:
         replicas=tuple(
             tuple(which * num_ranks + rank for rank in ranks) for which in replicas for ranks in schedule.replicas
         ),
-        most_in_flight=schedule.most_in_flight * width,
+        max_in_flight=schedule.max_in_flight * width,
         overlaps=frozenset(shift_stage(overlap, which) for which in replicas for overlap in schedule.overlaps),
     )
 

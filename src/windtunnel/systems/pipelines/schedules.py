@@ -79,7 +79,7 @@ class Schedule:
     replicas : tuple [S] of tuples of int
         Ranks of all replicas of each stage, where some have several: microbatch k is that of replica k modulo their
         number. Empty: one each.
-    most_in_flight : tuple of int [R]
+    max_in_flight : tuple of int [R]
         Maximum number of microbatches in flight on each rank: forward done, backward not complete. Empty: unspecified.
     overlaps : frozenset of Action
         Actions that share their slot with the next one of their rank.
@@ -92,7 +92,7 @@ class Schedule:
     num_batches: int = 1
     versions: Literal["flush", "2bw", "stash"] = "flush"
     replicas: tuple[tuple[int, ...], ...] = ()
-    most_in_flight: tuple[int, ...] = ()
+    max_in_flight: tuple[int, ...] = ()
     overlaps: frozenset[Action] = frozenset()
 
     @property
@@ -142,7 +142,7 @@ def forward_only(num_ranks: int, num_microbatches: int, replicas: Sequence[int] 
     """Inference: every rank takes what comes; arguments and errors as of ``gpipe``."""
     created = _linear("forward-only", num_ranks, num_microbatches, replicas, lambda _: num_microbatches)
     rows = tuple(tuple(item for item in row if item is not None and item.kind == "F") for row in created.actions)
-    return replace(created, actions=rows, most_in_flight=())
+    return replace(created, actions=rows, max_in_flight=())
 
 
 def gpipe(num_ranks: int, num_microbatches: int, replicas: Sequence[int] = ()) -> Schedule:
@@ -262,6 +262,6 @@ def _linear(
             rows.append(tuple(row))
             most.append(first)
     return Schedule(
-        name, tuple(rows), tuple(rank[0] for rank in ranks), num_microbatches, most_in_flight=tuple(most),
+        name, tuple(rows), tuple(rank[0] for rank in ranks), num_microbatches, max_in_flight=tuple(most),
         replicas=tuple(ranks) if max(replicas_of) > 1 else (),
     )  # fmt: skip

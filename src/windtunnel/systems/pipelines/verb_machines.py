@@ -23,7 +23,7 @@ def plan_machines(
     batch: int,
     microbatches: list[int],
     samples_per_s: float,
-    most_machines: int,
+    max_machines: int,
     samples: int,
     num_replayed: int,
     *,
@@ -44,7 +44,7 @@ def plan_machines(
         graph = open_graph(path, progress=progress, needs_times=False)
         result = cheapest_machines(
             graph, samples or batch_of(graph), batch, sizes_of(batch, microbatches), samples_per_s, requested,
-            most_machines=most_machines, num_replayed=num_replayed, progress=progress,
+            max_machines=max_machines, num_replayed=num_replayed, progress=progress,
         )  # fmt: skip
     if as_json:
         print_json(_document(result, batch, samples_per_s))

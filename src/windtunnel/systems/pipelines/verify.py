@@ -37,7 +37,7 @@ def require_valid(schedule: Schedule) -> None:
     _require_progress(table)
     _require_pairs(table)
     _require_weights(table)
-    for rank, (held, most) in enumerate(zip(in_flight(schedule), schedule.most_in_flight, strict=False)):
+    for rank, (held, most) in enumerate(zip(in_flight(schedule), schedule.max_in_flight, strict=False)):
         if held > most:
             raise table.wrong(f"rank {rank}", f"{held} passes are in flight, {most} were declared", "declare as many")
 

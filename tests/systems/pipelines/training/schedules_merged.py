@@ -8,19 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.systems.pipelines.schedules import Schedule
-from windtunnel.systems.pipelines.training.messages import Way
+from windtunnel.systems.pipelines.training.messages import Edge
 
 
 def merged(schedule: Schedule) -> Schedule:
     """One row: each rank in turn does what it can."""
     rows = [[one for one in row if one is not None] for row in schedule.actions]
-    made: set[Way] = set()
+    made: set[Edge] = set()
     order = []
     while any(rows):
         before = len(order)
         for row in rows:
-            while row and (Way.into(row[0], schedule.num_stages) in made | {None}):
-                made.add(Way.out_of(row[0], schedule.num_stages))
+            while row and (Edge.into(row[0], schedule.num_stages) in made | {None}):
+                made.add(Edge.out_of(row[0], schedule.num_stages))
                 order.append(row.pop(0))
         assert len(order) > before, "the ranks wait for each other"
     return replace(

@@ -33,7 +33,7 @@ _ACTIVE = 0.9  # share of a buffer that holds what is in use while one streams
 _COLUMNS = ("rows", "cols", "count", "lanes", "buffer_bytes", "bytes_per_cycle")
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _PARTIAL_BYTES = 4  # of a sum
-_MOST_PAIRS = 1 << 18  # at once: columns that stay in the caches
+_MAX_PAIRS = 1 << 18  # at once: columns that stay in the caches
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ def product_cycles(products: Gemms, machines: Machines, mode: str = "tiled") -> 
     if mode not in MODES:
         raise InputError(f"no mode is called {mode!r}", where="mode", fix=f"one of {', '.join(MODES)}")
     result = np.empty((len(products), len(machines)))
-    step = max(_MOST_PAIRS // max(len(products), 1), 1)
+    step = max(_MAX_PAIRS // max(len(products), 1), 1)
     for begin in range(0, len(machines), step):
         part = slice(begin, begin + step)
         result[:, part] = _cycles(products, machines.take(part), mode)

@@ -33,7 +33,7 @@ __all__ = ["OPERATORS", "StepResult", "evolve_step"]
 OPERATORS = "crismp"
 _SEEDS, _UNSEEN = (0, 1), (0, 5, 6, 7)
 _PAIRS, _PAIRS_LAST = 7, 201
-_MOST_JUDGED = 6
+_MAX_JUDGED = 6
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def evolve_step(
     # a step's operators gain less each than a few timings tell apart: the flight decides among what is predicted best
     ranked = sorted((item for item in result.population if item.edits),
                     key=lambda item: predict_time_ratio(step, apply(step.function, item.edits), costs))  # fmt: skip
-    shortened = [_drop_useless_edits(step, item.edits, costs) for item in ranked[:_MOST_JUDGED]]
+    shortened = [_drop_useless_edits(step, item.edits, costs) for item in ranked[:_MAX_JUDGED]]
     nothing = StepResult(name, frozenset(), 1.0, Estimate(1.0, 1.0, 1.0), len(costs), len(costs), (), counts)
     with _StepBench(Setup(name, given, _UNSEEN, limits), tolerance, 1) as fresh:
         for edits in filter(None, shortened):

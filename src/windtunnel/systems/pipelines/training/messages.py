@@ -17,13 +17,13 @@ import torch.distributed as dist
 from windtunnel.errors import FlightError
 from windtunnel.systems.pipelines.schedules import Action, Schedule
 
-__all__ = ["Mail", "Way"]
+__all__ = ["Edge", "P2PChannel"]
 
 _AHEAD = 2  # one forward, one backward
 _TAGS = 1 << 16  # microbatches that tags can distinguish
 
 
-class Way(NamedTuple):
+class Edge(NamedTuple):
     """What a pass gives to the next one: activations of a stage, or, backward, gradients for them."""
 
     source: int
@@ -31,13 +31,13 @@ class Way(NamedTuple):
     microbatch: int
 
     @classmethod
-    def into(cls, action: Action, num_stages: int) -> Way | None:
+    def into(cls, action: Action, num_stages: int) -> Edge | None:
         """What an action waits for; None where it needs no other stage."""
         other = action.reads(num_stages)
         return None if other is None else cls(other, action.stage, action.microbatch)
 
     @classmethod
-    def out_of(cls, action: Action, num_stages: int) -> Way | None:
+    def out_of(cls, action: Action, num_stages: int) -> Edge | None:
         """Return the edge over which an action sends its output; None if it sends none."""
         other = action.feeds(num_stages)
         return None if other is None else cls(action.stage, other, action.microbatch)
@@ -51,7 +51,7 @@ class _Sent:
     consumed_at: int  # place in the receiver's row
 
 
-class Mail:
+class P2PChannel:
     """The line of one rank to all others, for one run of a table.
 
     Parameters
@@ -74,14 +74,14 @@ class Mail:
     ) -> None:
         self._schedule, self._place, self._rank_of_place, self._shapes = schedule, position, rank_of_place, shapes
         self._made, self._used = _positions(schedule)
-        self._own: dict[Way, list[torch.Tensor]] = {}
-        self._asked: dict[Way, tuple[list[Any], list[torch.Tensor]]] = {}
+        self._own: dict[Edge, list[torch.Tensor]] = {}
+        self._asked: dict[Edge, tuple[list[Any], list[torch.Tensor]]] = {}
         self._sent: dict[int, list[_Sent]] = {}
-        ways = (Way.into(action, schedule.num_stages) for action in schedule.actions[position] if action is not None)
+        ways = (Edge.into(action, schedule.num_stages) for action in schedule.actions[position] if action is not None)
         self._coming = [item for item in ways if item is not None and self._from(item) != position]
         self._next = 0
 
-    def take(self, way: Way) -> list[torch.Tensor]:
+    def take(self, way: Edge) -> list[torch.Tensor]:
         """Wait for values.
 
         Raises
@@ -100,7 +100,7 @@ class Mail:
         self._forget(source, self._made[way])
         return values
 
-    def give(self, way: Way, values: list[torch.Tensor]) -> None:
+    def give(self, way: Edge, values: list[torch.Tensor]) -> None:
         """Hand values on; they must not change from now on."""
         target = self._schedule.rank(way.target, way.microbatch)
         if target == self._place:
@@ -115,7 +115,7 @@ class Mail:
         for index in list(self._sent):
             self._forget(index, len(self._schedule.actions[index]))
 
-    def _from(self, way: Way) -> int:
+    def _from(self, way: Edge) -> int:
         return self._schedule.rank(way.source, way.microbatch)
 
     def _ask(self, number: int) -> None:
@@ -150,22 +150,22 @@ class Mail:
             ) from error  # fmt: skip
 
 
-def _tag(way: Way, position: int) -> int:
+def _tag(way: Edge, position: int) -> int:
     """Tells apart what may be on its way between two processes at one time."""
     return ((2 * way.source + (way.source > way.target)) * 64 + position) * _TAGS + way.microbatch % _TAGS
 
 
-def _positions(schedule: Schedule) -> tuple[dict[Way, int], dict[Way, int]]:
+def _positions(schedule: Schedule) -> tuple[dict[Edge, int], dict[Edge, int]]:
     """In which slot of its rank's row each value is made, and is used."""
-    created: dict[Way, int] = {}
-    used: dict[Way, int] = {}
+    created: dict[Edge, int] = {}
+    used: dict[Edge, int] = {}
     for row in schedule.actions:
         for slot, action in enumerate(row):
             if action is None:
                 continue
             for slots, way in (
-                (created, Way.out_of(action, schedule.num_stages)),
-                (used, Way.into(action, schedule.num_stages)),
+                (created, Edge.out_of(action, schedule.num_stages)),
+                (used, Edge.into(action, schedule.num_stages)),
             ):
                 if way is not None:
                     slots[way] = slot

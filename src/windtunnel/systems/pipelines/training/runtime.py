@@ -21,20 +21,20 @@ from torch.utils.checkpoint import checkpoint
 
 from windtunnel.errors import InputError
 from windtunnel.systems.pipelines.schedules import Action, Schedule
-from windtunnel.systems.pipelines.training.messages import Mail, Way
+from windtunnel.systems.pipelines.training.messages import Edge, P2PChannel
 from windtunnel.systems.pipelines.training.reduction import Gradients, Reduction
 from windtunnel.systems.pipelines.training.weights import MakeOptimizer, StageWeights
 
 if TYPE_CHECKING:
     from windtunnel.systems.pipelines.training.stages import CutStage
 
-__all__ = ["Feed", "Loss", "MakeOptimizer", "PipelineRank", "StageRun", "microbatch_passes", "pipeline_rank"]
+__all__ = ["BatchSource", "Loss", "MakeOptimizer", "PipelineRank", "StageRun", "microbatch_passes", "pipeline_rank"]
 
 Tensors = list[torch.Tensor]
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """Source of batches."""
 
     def inputs(self, batch: int, part: int) -> tuple[torch.Tensor, ...]:
@@ -67,7 +67,7 @@ class StageRun:
     Parameters
     ----------
     weights : StageWeights
-    handed_on : tuple of int
+    output_indices : tuple of int
         Which of its outputs the next stage reads, in that stage's order; empty for the last one.
     is_first : bool
     recomputes : bool
@@ -75,7 +75,7 @@ class StageRun:
     """
 
     weights: StageWeights
-    handed_on: tuple[int, ...]
+    output_indices: tuple[int, ...]
     is_first: bool
     recomputes: bool = False
     _kept: dict[int, _Kept] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class StageRun:
                 tensor.requires_grad_()
         result = checkpoint(module, *inputs, use_reentrant=False) if self.recomputes else module(*inputs)
         values = result if isinstance(result, tuple) else (result,)
-        outputs = [values[index] for index in self.handed_on] if loss is None else [loss(values[0])]
+        outputs = [values[index] for index in self.output_indices] if loss is None else [loss(values[0])]
         self._kept[key] = _Kept(module, inputs, outputs)
         return [item.detach() for item in outputs]
 
@@ -154,7 +154,7 @@ class PipelineRank:
     replica : int
     loss : callable
         Of the last stage's output and a target; the mean over a microbatch.
-    feed : Feed
+    feed : BatchSource
     reduction : Reduction
         How gradients become those of all replicas, and are clipped.
     on_update : callable
@@ -169,7 +169,7 @@ class PipelineRank:
         num_places: int,
         replica: int,
         loss: Loss,
-        feed: Feed,
+        feed: BatchSource,
         reduction: Reduction,
         on_update: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -200,7 +200,9 @@ class PipelineRank:
         FlightError
             Another rank is gone.
         """
-        mail = Mail(schedule, self._place, lambda position: self._replica * self._num_places + position, self._shapes)
+        mail = P2PChannel(
+            schedule, self._place, lambda position: self._replica * self._num_places + position, self._shapes
+        )
         row = schedule.actions[self._place]
         left = Counter(
             (item.stage, item.microbatch // schedule.num_microbatches) for item in row if item and item.kind in "BW"
@@ -220,19 +222,19 @@ class PipelineRank:
                     self._finish(action.stage, first_batch + batch)
         mail.end()
 
-    def _act(self, action: Action, mail: Mail, schedule: Schedule, batch: int, part: int) -> None:
+    def _act(self, action: Action, mail: P2PChannel, schedule: Schedule, batch: int, part: int) -> None:
         stage, key = self._stages[action.stage], action.microbatch
-        into, out = Way.into(action, schedule.num_stages), Way.out_of(action, schedule.num_stages)
+        into, out = Edge.into(action, schedule.num_stages), Edge.out_of(action, schedule.num_stages)
         values = mail.take(into) if into is not None else None
         given: Tensors = []
         if action.kind == "F":
             loss = None
-            if not stage.handed_on:
+            if not stage.output_indices:
                 target = self._feed.target(batch, part)
                 loss = lambda output: self._loss(output, target) / schedule.num_microbatches  # noqa: E731 - one line
             inputs = values if values is not None else list(self._feed.inputs(batch, part))
             given = stage.forward(key, stage.weights.begin(batch), inputs, loss)
-            if not stage.handed_on:
+            if not stage.output_indices:
                 self.losses.setdefault(batch, []).append(given[0])
         elif action.kind == "B":
             given = stage.backward(key, values)
@@ -266,7 +268,7 @@ def pipeline_rank(
     table: Schedule,
     position: int,
     loss: Loss,
-    feed: Feed,
+    feed: BatchSource,
     make_optimizer: MakeOptimizer,
     *,
     replica: int = 0,
@@ -288,13 +290,13 @@ def pipeline_rank(
     recomputes : bool
     """
     num_copies = 2 if table.versions == "2bw" else 1
-    if table.versions == "stash" and table.most_in_flight:
-        num_copies = table.most_in_flight[position]
+    if table.versions == "stash" and table.max_in_flight:
+        num_copies = table.max_in_flight[position]
     here = {action.stage for action in table.actions[position] if action is not None}
     stages = {
         index: StageRun(
             StageWeights(item.module, make_optimizer, table.versions, num_copies),
-            item.handed_on,
+            item.output_indices,
             index == 0,
             recomputes,
         )
@@ -307,14 +309,14 @@ def pipeline_rank(
     )
 
 
-def microbatch_passes(cut: Sequence[CutStage], loss: Loss, feed: Feed) -> list[Callable[[], None]]:
+def microbatch_passes(cut: Sequence[CutStage], loss: Loss, feed: BatchSource) -> list[Callable[[], None]]:
     """A microbatch through all stages of one process: forward; and whole backward; or the first part; or both parts."""
 
     def through(kinds: str) -> None:
-        runs = [StageRun(cast("Any", None), entry.handed_on, index == 0) for index, entry in enumerate(cut)]
+        runs = [StageRun(cast("Any", None), entry.output_indices, index == 0) for index, entry in enumerate(cut)]
         values, gradients = list(feed.inputs(0, 0)), None
         for run, item in zip(runs, cut, strict=True):
-            ends = None if item.handed_on else lambda output: loss(output, feed.target(0, 0))
+            ends = None if item.output_indices else lambda output: loss(output, feed.target(0, 0))
             values = run.forward(0, item.module, values, ends)
         for run in reversed(runs) if kinds else ():
             gradients = (run.backward if kinds == "B" else run.backward_input)(0, gradients)

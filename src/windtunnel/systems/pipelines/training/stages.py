@@ -75,14 +75,14 @@ class CutStage:
     ----------
     module : Module
         Called with what the stage before hands on; the first one with the model's inputs.
-    handed_on : tuple of int
+    output_indices : tuple of int
         Which of its outputs the next stage reads, in that stage's order; empty for the last one.
     shapes : tuple of (shape, dtype)
         Of these.
     """
 
     module: torch.nn.Module
-    handed_on: tuple[int, ...]
+    output_indices: tuple[int, ...]
     shapes: tuple[tuple[torch.Size, torch.dtype], ...]
 
 

@@ -107,18 +107,18 @@ def looks_at(
     before_s, waited_s = canary(), 0.0
     one_s = (number + 1 if is_short else 1) * typical_s + before_s  # a short look has one run that is not counted
     most = min(MAX_LOOKS, max(MIN_LOOKS, math.floor(budget_s / one_s)))
-    enough, (least_s, longest_s) = (most, (0.0, math.inf)) if band_s is None else (ENOUGH, band_s)
+    enough, (min_s, longest_s) = (most, (0.0, math.inf)) if band_s is None else (ENOUGH, band_s)
     looks: list[Look] = []
     num_quiet = 0
     while len(looks) < most and num_quiet < enough and waited_s <= PATIENCE_S:
-        if not least_s <= before_s <= longest_s:
+        if not min_s <= before_s <= longest_s:
             waited_s += before_s
             before_s = canary()
             continue
         program_s = evaluate(number, 1)[0] if is_short else once()
         after_s = canary()
         looks.append(Look(program_s, (min(before_s, after_s), max(before_s, after_s))))
-        num_quiet += looks[-1].is_within((least_s, longest_s))
+        num_quiet += looks[-1].is_within((min_s, longest_s))
         before_s = after_s
     return tuple(looks)
 
