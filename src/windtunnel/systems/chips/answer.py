@@ -259,6 +259,8 @@ def codesign_models(
     InfeasibleError
         Nothing that was asked for fits into the memory; names the layer or stage and by how much.
     """
+    # "both" searches all chips and plans, "plan" only plans on the given chip, goals the cheapest chip that is fast
+    # enough; parts with the expert's plan price that plan. A part that does not fit is refused, and the others go on.
     given, space = Templates.of(*options.chip), template_space(options.area_limit_um2)
 
     def over(templates: Templates) -> Search:

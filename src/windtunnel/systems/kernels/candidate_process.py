@@ -292,7 +292,7 @@ def _answer(bench: Bench, function: Any, num_runs: int = _GOLDEN_RUNS, *, may_be
 
 
 def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_pairs: int, lock: Lock) -> bytes:
-    """What became of a candidate, pickled: kind, error, exact, detail, digest, times.
+    """Judge a candidate and return, pickled: kind, error, exact, detail, digest, times.
 
     Parameters
     ----------
@@ -307,13 +307,15 @@ def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_p
     lock : callable
         Called before the candidate runs.
     """
+    # From cheap to expensive: parse -> run an unoptimized draft -> optimize, compare with known digests -> compile ->
+    # run every case -> time pairs with the original. Each step ends most of the candidates that reach it.
     try:
         module = read_module(text)
     except InputError as error:
         return _pack("unverifiable", detail=f"{error.message} {error.where}".strip())
     limit_s = _SETTLE_S + _SLOWEST * origin.elapsed_ns / 1e9
     lock(limit_s)
-    if origin.has_draft:  # most candidates are wrong, which code tells that is made ten times as quickly
+    if origin.has_draft:  # most candidates are wrong, and unoptimized code compiles ten times as fast
         draft = origin.engine.function(read_module(text), origin.shape, is_draft=True)
         worst, _, index = _differences(origin, draft, tolerance)
         if index:

@@ -157,7 +157,7 @@ def evolve_kernel(
     num_workers: int = 0,
     timeout_s: float = 10.0,
 ) -> Result:
-    """Search, judge, explain.
+    """Search for faster variants of a kernel, judge the best and describe its edits.
 
     Parameters
     ----------
@@ -192,14 +192,14 @@ def evolve_kernel(
     with Bench(kernel, tolerance=_TOLERANCE[allowed], num_workers=num_workers, limits=limits, checks=checks) as bench:
         page = last_page(folder) if folder is not None else None
         bench.remember(page.population if page is not None else ())
-        results = evolve(kernel.function, bench.evaluate, options, folder=folder, progress=progress,
-                       counts=lambda: _counts(bench))  # fmt: skip
-        ranked = sorted({item.key: item for item in (*results.front, *results.population)}.values(),
+        evolved = evolve(kernel.function, bench.evaluate, options, folder=folder, progress=progress,
+                         counts=lambda: _counts(bench))  # fmt: skip
+        ranked = sorted({item.key: item for item in (*evolved.front, *evolved.population)}.values(),
                         key=lambda candidate: candidate.evaluation.fitness)  # fmt: skip
         verdict = judge(kernel, bench, [item for item in ranked if item.evaluation.time_ratio < 1],
                         is_faithful=allowed == "faithful")  # fmt: skip
         counts = _counts(bench)
-    result = _result(kernel, allowed, verdict, results, counts)
+    result = _result(kernel, allowed, verdict, evolved, counts)
     if folder is not None:
         with whole(folder / "result.json") as scratch:
             scratch.write_text(json_text(result.json(), indent=1), encoding="utf-8")

@@ -113,9 +113,9 @@ def evolve(
     counts: Callable[[], dict[str, Any]] = dict,
     seeds: Sequence[Individual] = (),
 ) -> Found:
-    """Search; with a folder each generation is written there, and a search that was ended goes on from the last.
+    """Run the evolutionary search; with a folder, each generation is saved and an interrupted search resumes.
 
-    ``seeds`` are sets of edits that the first population shall hold, as far as they pass.
+    ``seeds`` are sets of edits that are added to the first population if they pass.
 
     Raises
     ------
@@ -127,6 +127,7 @@ def evolve(
     settings = {
         key: value for key, value in asdict(options).items() if key not in ("generations", "time_limit_s", "enough")
     }
+    # random numbers depend on (seed, generation, index) alone, so that a resumed search equals an uninterrupted one
     page = last_page(folder) if folder is not None else None
     if page is not None and page.settings != settings:
         raise InputError("the folder belongs to a search with other settings", where=str(folder),

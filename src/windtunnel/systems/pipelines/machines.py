@@ -89,7 +89,7 @@ def cheapest_machines(
     profiles: Callable[[Device], Mapping[int, Blocks]] | None = None,
     progress: Progress | None = None,
 ) -> Rental:
-    """Try instances from the cheapest on.
+    """Return the cheapest machines that reach a throughput.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def cheapest_machines(
     Raises
     ------
     InfeasibleError
-        Nothing does.
+        No offer reaches the throughput.
     InputError
         The rate is none above zero, or the graph is no step of one process.
     """
@@ -121,7 +121,7 @@ def cheapest_machines(
         raise InputError(f"{samples_per_s} samples per s", where="--min-throughput", fix="above 0")
     offers = [Offer(instance, count) for instance in instances for count in range(1, max_machines + 1)]
     offers.sort(key=lambda offer: (offer.usd_per_h, offer.num_devices, offer.instance.name))
-    known: dict[str, Mapping[int, Blocks]] = {}
+    known: dict[str, Mapping[int, Blocks]] = {}  # by device, since capture and pricing dominate
     cheaper: list[Offer] = []
     for done, offer in enumerate(offers):
         if progress is not None:

@@ -134,6 +134,7 @@ def build_rank_graph(
             fix="plan for as many devices as the schedule has stages",
         )  # fmt: skip
     forward_ns, backward_ns = plan.loads.compute_ns[:, order] + overhead_ns / 2
+    # the recomputed forward pass is part of the input's half: the weights' half reuses its activations
     again_ns = plan.loads.compute_ns[0, order] * recomputes
     has_input = np.arange(len(order)) > 0
     times = StageTimes(

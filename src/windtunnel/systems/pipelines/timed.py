@@ -144,6 +144,7 @@ class Line:
         names: Sequence[str] | None,
         link_of: Callable[[int, int], str] | None,
     ) -> None:
+        # names end in the subscript of their keys: by stage, by rank, or by (stage, kind of pass, microbatch)
         num = schedule.num_stages
         self.schedule, self.builder = schedule, GraphBuilder()
         self.reads = [{stage - 1} if stage else set() for stage in range(num)] if reads is None else reads
@@ -170,6 +171,7 @@ class Line:
         self.tasks: dict[Action, int] = {}
         self._kept: dict[tuple[int, str, int], int] = {}  # by stage, what frees it, microbatch
         self._messages: dict[Message, int] = {}
+        # messages whose sender has no task yet; their edges are added when all passes are there
         self._late: list[tuple[Message, Action, Action]] = []
         self._agreed: dict[tuple[int, int], int] = {}
         self._exchange_ns = None if times.exchange_ns is None else _each(times.exchange_ns, num, "exchange_ns")

@@ -209,7 +209,7 @@ def _shapes(num_workers: int, widths: Sequence[int] | None, depths: Sequence[int
 
 
 def _row(row: PlanRow, blocks: Blocks, job: Job) -> PlanRow:
-    """A combination with its numbers, or why it cannot be."""
+    """Return a combination with its numbers, or with the reason why it is not possible."""
     try:
         stages = cut_evenly(blocks.num_blocks, row.depth)
     except InputError as error:
@@ -232,6 +232,7 @@ def _row(row: PlanRow, blocks: Blocks, job: Job) -> PlanRow:
     )
     memory = tuple(memory_of_stage(blocks, units, stage, how) for stage, units in enumerate(stages))
     microbatch_ns = time_per_microbatch_ns(blocks, stages, how, job)
+    # 2BW is never emptied; 1F1B fills and empties the pipeline once per batch, which takes depth - 1 microbatches more
     turns = count + row.depth - 1 if row.schedule == "1f1b" else count
     peak = max(item.total for item in memory)
     reason, missing = "", 0.0

@@ -42,7 +42,8 @@ def _remainder(low: int, high: int, base: int, modulus: int, is_compat: bool) ->
 
 @numba.njit(cache=True)
 def _interval(code: Any, low: Any, high: Any, minimum: Any, dimension: int, is_compat: bool, stack: Any) -> Any:
-    """Interval of an index when each loop variable lies in ``low .. high``."""
+    """Return the interval of an index when each loop variable lies in ``low .. high``."""
+    # ``code`` is the index in postfix form; the stack holds (low, high, value at the loops' minima) of each operand
     top = -1
     for step in range(code.shape[0]):
         operation, argument = code[step, 0], code[step, 1]
@@ -90,7 +91,8 @@ def _combine(operation: int, stack: Any, top: int, is_compat: bool) -> None:
 
 @numba.njit(cache=True)
 def _coefficient(code: Any, loop: int, stack: Any) -> Any:
-    """Factor of one loop variable in an index; divisions and remainders let the factor through."""
+    """Return the factor of a loop variable in an index; divisions and remainders let the factor through."""
+    # stack rows: (constant part, factor of the loop); only constants keep their value, which products need
     top = -1
     for step in range(code.shape[0]):
         operation, argument = code[step, 0], code[step, 1]
@@ -123,7 +125,7 @@ def _mentions(code: Any, loop: int) -> bool:
 @numba.njit(cache=True)
 def touch(access: Any, dims: int, rows: Any, code: Any, low: Any, high: Any, minimum: Any, shape: Any,
            is_compat: bool, stack: Any, extents: Any) -> float:  # fmt: skip
-    """Elements in the box hull of all index sets of one access; ``extents`` [dims] is filled."""
+    """Return the elements in the bounding box of all index sets of an access; fill ``extents`` [dims]."""
     num_elements = 1.0
     for dim in range(dims):
         first, last = 1 << 62, -(1 << 62)
@@ -137,7 +139,8 @@ def touch(access: Any, dims: int, rows: Any, code: Any, low: Any, high: Any, min
 
 @numba.njit(cache=True)
 def _stride(access: Any, dims: int, rows: Any, code: Any, shape: Any, loop: int, stack: Any) -> int:
-    """Elements between two iterations of a loop: least over the index sets that mention it, 0 where none does."""
+    """Return the stride of a loop in elements: minimum over the index sets that mention it, 0 where none does."""
+    # row-major: from the last dimension on, the first one that moves decides, since later ones stand still
     least = 0
     for begin in range(access[2], access[3], dims):
         step = 1
@@ -171,7 +174,8 @@ def _bytes_under(total: Any, loop: int, element_bytes: Any) -> float:
 @numba.njit(cache=True)
 def _reuse(access: Any, rows: Any, code: Any, around: Any, extent: Any, count: Any, total: Any, least: Any,
            element_bytes: Any, out: Any) -> None:  # fmt: skip
-    """Kind, distance in iterations, distance in bytes and count of the innermost reuse."""
+    """Fill ``out`` with kind, distance in iterations, distance in bytes and count of the innermost reuse."""
+    # kind 1: a loop that the access does not depend on repeats it; kind 2: another access reads the same buffer
     out[:] = 0.0
     inside = 1.0
     n = around.shape[0]
@@ -215,7 +219,8 @@ def _buffer_entries(kind: int, size: int, numel: float, continuous: float, min_s
 
 @numba.njit(cache=True)
 def _position(around: Any, kinds: Any, axis: Any, kind: int) -> int:
-    """Place of the annotated loops among those of their axis: 1-6, or 7 where they differ."""
+    """Return the position of the annotated loops among those of their axis: 1-6, or 7 where they differ."""
+    # (inner, middle, outer) x (spatial, reduction) axis = 1 .. 6
     result = 0
     n = around.shape[0]
     for i in range(n):
@@ -265,7 +270,8 @@ def _threads(around: Any, extent: Any, thread: Any, is_gpu: bool, row: Any) -> N
 
 @numba.njit(cache=True)
 def _intensity(float_ops: float, around: Any, extent: Any, memory: Any, row: Any) -> None:
-    """Ten samples of float operations per byte over growing loop suffixes."""
+    """Fill ten samples of float operations per byte over growing loop suffixes."""
+    # ops[j]: operations of the j + 1 innermost loops; ratios are interpolated at 10 %, 20 % ... of all operations
     n = around.shape[0]
     if n == 0 or float_ops <= 0:
         return
@@ -288,7 +294,7 @@ def _intensity(float_ops: float, around: Any, extent: Any, memory: Any, row: Any
 
 @numba.njit(cache=True)
 def _write_buffers(table: Any, accesses: Any, rank: Any, row: Any) -> None:
-    """The five most touched buffers: lines, then bytes, then name."""
+    """Write the entries of the five most accessed buffers, by lines, then bytes, then name."""
     num = table.shape[0]
     used = np.zeros(num, dtype=np.bool_)
     for slot in range(min(NUM_BUFFERS, num)):
@@ -319,6 +325,11 @@ def statement_rows(loops: Any, store_table: Any, ops: Any, outer: Any, loop_ids:
     allocation; ``accesses`` [A, 4] buffer, kind, rows begin and end; ``rows`` [R, 2] into ``code`` [K, 2]; ``buffers``
     [B, 3 + 8] element bytes, dimensions, rank of the name, extents.
     """
+    # Ansor's 164 entries of a row:
+    #   0-15 operations | 16-48 annotated loops | 49-56 GPU threads | 57-146 five buffers x 18 | 147-156 intensity
+    #   | 157-163 allocation and loops around it
+    # Loops are opened from the innermost outwards: while loop i is open, ``touch`` gives what loop i and inner ones access.
+    # ``count``, ``total`` and ``least`` go on over statements, because a loop may hold several of them.
     num_stores, num_loops, num_buffers = store_table.shape[0], loops.shape[0], buffers.shape[0]
     minimum, extent = loops[:, 0], loops[:, 1]
     low, high = minimum.copy(), minimum.copy()

@@ -193,7 +193,11 @@ def _recorder(torch: Any) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):
-        """Tasks in the order in which they were met."""
+        """Tasks in the order in which the step runs them."""
+
+        # conv2d -> batch norm -> add -> relu: the first opens a task, the others extend it, as a compiler fuses them.
+        # ``_open`` maps the id of a task's current result to the task. Only the first reader of a result can extend its
+        # task, since extending moves the entry to the new result.
 
         def __init__(self) -> None:
             super().__init__()
