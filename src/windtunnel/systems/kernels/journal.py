@@ -98,12 +98,8 @@ def last_page(folder: Path) -> Page | None:
         raise InputError(f"this is no generation of a search: {error}", where=str(files[-1])) from error
 
 
-def _number(value: Any) -> float:
-    return math.inf if value is None else float(value)
-
-
 def _candidate(row: dict[str, Any], where: str) -> Candidate:
-    ratio, error = (_number(value) for value in row["fitness"])
+    ratio, error = ((math.inf if value is None else float(value)) for value in row["fitness"])
     more = row.get("evaluation", {})
     times = tuple((float(before), float(after)) for before, after in more.get("times_ns", ()))
     result = Evaluation(

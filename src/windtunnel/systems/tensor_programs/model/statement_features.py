@@ -328,7 +328,7 @@ def statement_rows(loops: Any, store_table: Any, ops: Any, outer: Any, loop_ids:
     # Ansor's 164 entries of a row:
     #   0-15 operations | 16-48 annotated loops | 49-56 GPU threads | 57-146 five buffers x 18 | 147-156 intensity
     #   | 157-163 allocation and loops around it
-    # Loops are opened from the innermost outwards: while loop i is open, ``touch`` gives what loop i and inner ones access.
+    # Loops are opened from the innermost outwards: with loop i open, ``touch`` covers loop i and inner ones.
     # ``count``, ``total`` and ``least`` go on over statements, because a loop may hold several of them.
     num_stores, num_loops, num_buffers = store_table.shape[0], loops.shape[0], buffers.shape[0]
     minimum, extent = loops[:, 0], loops[:, 1]
