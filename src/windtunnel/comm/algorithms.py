@@ -55,8 +55,8 @@ def _ring_gather(members: Ints, cells: Ints, width: int) -> Steps:
 
 def _ring(op: str, sizes: tuple[int, ...]) -> Schedule:
     num = math.prod(sizes)
-    one = np.arange(num)[None]
-    scatter, gather = _ring_scatter(one, one, 1), _ring_gather(one, one, 1)
+    ring = np.arange(num)[None]
+    scatter, gather = _ring_scatter(ring, ring, 1), _ring_gather(ring, ring, 1)
     steps = {"all_reduce": [*scatter, *gather], "reduce_scatter": scatter, "all_gather": gather}[op]
     return Schedule.of_steps(num, num, steps)
 

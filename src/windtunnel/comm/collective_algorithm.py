@@ -23,7 +23,7 @@ from windtunnel.simulate.limits import of_kind, other_order
 __all__ = ["collective_algorithm"]
 
 _DECIDES = "collective algorithm"
-_MOST_TASKS = 20_000_000
+_MAX_TASKS = 20_000_000
 _TREE_PARTS = 16
 
 
@@ -127,21 +127,21 @@ def _within(network: Topology, members: int, algorithm: str) -> Topology:
     return Topology((members,), (network.slowest,))
 
 
-def _expand_collectives(graph: Graph, found: Instances, algorithm: str, transport: Transport) -> Graph:
-    schedule = schedule_of(algorithm, found.op, _within(transport.topology, found.num_members, algorithm).sizes)
-    count = 2 * len(found) * transport.num_parts * len(schedule)
-    if count > _MOST_TASKS:
+def _expand_collectives(graph: Graph, instances: Instances, algorithm: str, transport: Transport) -> Graph:
+    schedule = schedule_of(algorithm, instances.op, _within(transport.topology, instances.num_members, algorithm).sizes)
+    count = 2 * len(instances) * transport.num_parts * len(schedule)
+    if count > _MAX_TASKS:
         raise InputError(
-            f"{len(found)} collectives of {found.num_members} ranks are {count:,} messages",
+            f"{len(instances)} collectives of {instances.num_members} ranks are {count:,} messages",
             fix="use expanded=false, larger buckets, or fewer num_parts",
         )
-    return expand(graph, found, schedule, transport)
+    return expand(graph, instances, schedule, transport)
 
 
-def _price_collectives(graph: Graph, found: Instances, algorithm: str, transport: Transport) -> Graph:
-    network = _within(transport.topology, found.num_members, algorithm)
-    price = [closed_form_ns(found.op, algorithm, size, network) for size in found.size_bytes.tolist()]
+def _price_collectives(graph: Graph, instances: Instances, algorithm: str, transport: Transport) -> Graph:
+    network = _within(transport.topology, instances.num_members, algorithm)
+    price = [closed_form_ns(instances.op, algorithm, size, network) for size in instances.size_bytes.tolist()]
     duration = graph.duration_ns.copy()
-    duration[found.rows] = np.array(price, dtype=np.int64)[:, None]
-    mask = np.isin(np.arange(graph.num_tasks), found.rows)
+    duration[instances.rows] = np.array(price, dtype=np.int64)[:, None]
+    mask = np.isin(np.arange(graph.num_tasks), instances.rows)
     return graph.set_duration(mask, duration[mask], SOURCE)

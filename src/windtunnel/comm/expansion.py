@@ -54,7 +54,7 @@ class Transport:
         return np.rint(1e9 * size_bytes / self.sum_bytes_per_s).astype(np.int64)
 
 
-def expand(graph: Graph, found: Instances, schedule: Schedule, transport: Transport) -> Graph:
+def expand(graph: Graph, instances: Instances, schedule: Schedule, transport: Transport) -> Graph:
     """Replace collectives of one operation and one number of members by their messages.
 
     The task of each member stays as the moment at which the member is ready; a new one stands for the moment at which
@@ -64,7 +64,7 @@ def expand(graph: Graph, found: Instances, schedule: Schedule, transport: Transp
     Parameters
     ----------
     graph : Graph
-    found : Instances
+    instances : Instances
         K collectives of n members.
     schedule : Schedule
         Of n ranks.
@@ -75,21 +75,21 @@ def expand(graph: Graph, found: Instances, schedule: Schedule, transport: Transp
     InputError
         A rank has no place in the network.
     """
-    if found.ranks.max(initial=-1) >= transport.topology.num_members:
+    if instances.ranks.max(initial=-1) >= transport.topology.num_members:
         raise InputError(
-            f"rank {found.ranks.max()} has no place in {transport.topology}", fix="give sizes of as many workers"
+            f"rank {instances.ranks.max()} has no place in {transport.topology}", fix="give sizes of as many workers"
         )
     extended = graph if "rank" in graph.tasks else graph.with_columns(rank=np.zeros(graph.num_tasks, np.int32))
     extended, ports = _with_ports(extended, transport.topology, schedule.by_arrival)
     rows = _Rows(extended.num_tasks, int(extended.tasks["tag"].max(initial=0)) + 1 if "tag" in extended.tasks else 1)
-    ready, used = found.rows, np.unique(found.rows)
+    ready, used = instances.rows, np.unique(instances.rows)
     end_of = np.full(extended.num_tasks, -1, dtype=np.int64)
     end_of[used] = rows.add(_END, used, rank=extended.tasks["rank"][used], resource=extended.tasks["resource"][used])
     rows.connect(used, end_of[used], EdgeKind.DATA)
     begin = ready if schedule.by_arrival else _gates(rows, ready)
     parts = transport.num_parts
-    part_bytes = np.diff(found.size_bytes[:, None] * np.arange(parts + 1) // parts, axis=1)  # [K, P]
-    _Carrier(rows, schedule, transport, ports, found, begin, end_of[ready]).carry(part_bytes)
+    part_bytes = np.diff(instances.size_bytes[:, None] * np.arange(parts + 1) // parts, axis=1)  # [K, P]
+    _Carrier(rows, schedule, transport, ports, instances, begin, end_of[ready]).carry(part_bytes)
     return _extend_graph(extended, rows, used, end_of)
 
 
@@ -180,7 +180,7 @@ class _Carrier:
     schedule: Schedule
     transport: Transport
     ports: _Ports
-    found: Instances
+    instances: Instances
     begin: Ints  # [K, n] task behind which each member may send
     end: Ints  # [K, n]
 
@@ -191,7 +191,10 @@ class _Carrier:
             return
         shape = (*part_bytes.shape, len(schedule))  # [K, P, M]
         size = schedule.sizes(part_bytes)
-        src, dst = self._each(self.found.ranks, schedule.src, shape), self._each(self.found.ranks, schedule.dst, shape)
+        src, dst = (
+            self._each(self.instances.ranks, schedule.src, shape),
+            self._each(self.instances.ranks, schedule.dst, shape),
+        )
         dimension = _dimension(src, dst, topology.sizes)
         rate = np.array([wire.bandwidth_bytes_per_s for wire in topology.links])[dimension]
         lag_ns = np.array([wire.latency_ns for wire in topology.links])[dimension]
@@ -201,7 +204,10 @@ class _Carrier:
             "tag": self.rows.tags(shape),
             "part": np.broadcast_to(np.arange(shape[1])[:, None], shape),
         }
-        ready = self._each(self.found.rows, schedule.src, shape), self._each(self.found.rows, schedule.dst, shape)
+        ready = (
+            self._each(self.instances.rows, schedule.src, shape),
+            self._each(self.instances.rows, schedule.dst, shape),
+        )
         send = self.rows.add(_SEND, ready[0], rank=src, peer=dst, resource=self.ports.out[dimension, src], **message)
         recv = self.rows.add(_RECV, ready[1], rank=dst, peer=src, resource=self.ports.into[dimension, dst], **message)
         self.rows.connect(send, recv, EdgeKind.MESSAGE, lag_ns, from_start=True)
@@ -251,7 +257,9 @@ class _Carrier:
         (push, pull), (pushed, pulled) = (np.moveaxis(item.reshape(apart), 2, 0) for item in (send, recv))
         requested = np.moveaxis(lag_ns.reshape(apart), 2, 0)[0]
         shape = (*apart[:2], num, num)
-        like, rank = (np.broadcast_to(item[:, None, :, None], shape) for item in (self.found.rows, self.found.ranks))
+        like, rank = (
+            np.broadcast_to(item[:, None, :, None], shape) for item in (self.instances.rows, self.instances.ranks)
+        )
         join = self.rows.add(_JOIN, like[..., :1], rank=rank[..., :1])
         used = self.transport.sum_ns(np.broadcast_to(size.reshape(apart)[:, :, 0, :, :1], shape))
         total = self.rows.add(_SUM, like, rank=rank, duration_ns=used, resource=self.ports.server[rank])

@@ -21,19 +21,19 @@ _WARMUP = 3
 _LARGE_BYTES, _MANY, _FEW = 1 << 20, 21, 7
 
 
-def main(place: Place) -> None:
+def main(worker: Place) -> None:
     """Time every job, all ranks in step."""
     torch.set_num_threads(1)
     hold_heap()
-    place.join()
+    worker.join()
     result = []
-    jobs, before_bytes = place.config
+    jobs, before_bytes = worker.config
     for op, size_bytes in jobs:
         result.append(_time_collective(op, size_bytes, before_bytes))
-        if place.rank == 0:
-            place.tell((op, size_bytes))
+        if worker.rank == 0:
+            worker.tell((op, size_bytes))
     dist.destroy_process_group()
-    place.tell(result)
+    worker.tell(result)
 
 
 def _time_collective(op: str, size_bytes: int, before_bytes: int) -> tuple[float, float, int]:

@@ -27,9 +27,9 @@ __all__ = ["LinkFit", "LinkSample", "fit_link", "samples_of"]
 
 Floats = NDArray[np.float64]
 _ROUNDS, _SAME = 30, 1e-9
-_HUBER, _LEAST_SCALE, _LONGEST_STEP = 1.345, 0.01, 0.7
-_LEAST_RANGE = 4
-_LEAST_SPREAD = 0.03
+_HUBER, _MIN_SCALE, _LONGEST_STEP = 1.345, 0.01, 0.7
+_MIN_RANGE = 4
+_MIN_SPREAD = 0.03
 _MANY_BYTES = 10**12
 
 
@@ -114,14 +114,14 @@ def fit_link(samples: Sequence[LinkSample], name: str, source: str = "") -> Link
     (5000, 1.0)
     """
     sizes = [sample.size_bytes for sample in samples]
-    if not sizes or max(sizes) < _LEAST_RANGE * max(1, min(sizes)):
+    if not sizes or max(sizes) < _MIN_RANGE * max(1, min(sizes)):
         raise InputError(
             f"{len(set(sizes))} sizes of messages do not tell latency from bandwidth",
             where=name,
-            fix=f"measure sizes that differ {_LEAST_RANGE} times or more",
+            fix=f"measure sizes that differ {_MIN_RANGE} times or more",
         )
     terms, used = _terms(samples), np.array([sample.duration_ns for sample in samples], dtype=np.float64)
-    trust = _LEAST_SPREAD / np.maximum([sample.spread_ratio for sample in samples], _LEAST_SPREAD)
+    trust = _MIN_SPREAD / np.maximum([sample.spread_ratio for sample in samples], _MIN_SPREAD)
     alpha, beta, gamma = _fit_coefficients(terms, used, trust).tolist()
     if beta <= 0:
         raise InputError("larger messages do not take longer here", where=name, fix="measure larger ones")
@@ -135,14 +135,14 @@ def _terms(samples: Iterable[LinkSample]) -> Floats:
     return np.array([_terms_of(sample) for sample in samples], dtype=np.float64)
 
 
-def _terms_of(one: LinkSample) -> tuple[float, float, float]:
-    latencies = collective_ns(one.op, 0, one.num_ranks, Link("latency", 1e9, latency_ns=1))
-    sent_ns = collective_ns(one.op, _MANY_BYTES, one.num_ranks, Link("wire", 1e9))
-    taken_ns = collective_ns(one.op, _MANY_BYTES, one.num_ranks, Link("wire", 1e9, sum_bytes_per_s=1e9))
-    return latencies, sent_ns / _MANY_BYTES * one.size_bytes, (taken_ns - sent_ns) / _MANY_BYTES * one.size_bytes
+def _terms_of(sample: LinkSample) -> tuple[float, float, float]:
+    latencies = collective_ns(sample.op, 0, sample.num_ranks, Link("latency", 1e9, latency_ns=1))
+    sent_ns = collective_ns(sample.op, _MANY_BYTES, sample.num_ranks, Link("wire", 1e9))
+    taken_ns = collective_ns(sample.op, _MANY_BYTES, sample.num_ranks, Link("wire", 1e9, sum_bytes_per_s=1e9))
+    return latencies, sent_ns / _MANY_BYTES * sample.size_bytes, (taken_ns - sent_ns) / _MANY_BYTES * sample.size_bytes
 
 
-def _fit_coefficients(terms: Floats, taken: Floats, trust: Floats) -> Floats:
+def _fit_coefficients(terms: Floats, measured_ns: Floats, trust: Floats) -> Floats:
     """α, β, γ by least squares of log(measured / predicted), in which twice and half are equally wrong (Gauss-Newton).
 
     Samples count as they are trusted; those that fit badly count less and less (Huber).
@@ -151,52 +151,52 @@ def _fit_coefficients(terms: Floats, taken: Floats, trust: Floats) -> Floats:
     ratio = terms[:, 2] / np.maximum(terms[:, 1], 1e-9)
     columns = [0, 1, 2] if np.ptp(ratio) > 0.1 else [0, 1]
     largest = int(np.argmax(terms[:, 1]))
-    result: Floats = np.array([(taken / terms[:, 0]).min(), taken[largest] / terms[largest, 1], 0.0])
+    result: Floats = np.array([(measured_ns / terms[:, 0]).min(), measured_ns[largest] / terms[largest, 1], 0.0])
     for _ in range(_ROUNDS):
-        predicted = np.maximum(terms @ result, 1e-3 * taken)
-        off = np.log(taken / predicted)
-        scale = max(1.4826 * float(np.median(np.abs(off))), _LEAST_SCALE)
+        predicted = np.maximum(terms @ result, 1e-3 * measured_ns)
+        off = np.log(measured_ns / predicted)
+        scale = max(1.4826 * float(np.median(np.abs(off))), _MIN_SCALE)
         weight = trust * np.sqrt(np.minimum(1, _HUBER * scale / np.maximum(np.abs(off), 1e-12)))
         requested = 1 + np.clip(off, -_LONGEST_STEP, _LONGEST_STEP)
         before = result.copy()
         result[columns] = _not_negative(terms[:, columns] / predicted[:, None], requested, weight)
         if np.allclose(result, before, rtol=_SAME, atol=0):
             break
-    return _with_latency(result, terms, taken)
+    return _with_latency(result, terms, measured_ns)
 
 
-def _with_latency(found: Floats, terms: Floats, taken: Floats) -> Floats:
+def _with_latency(coefficients: Floats, terms: Floats, measured_ns: Floats) -> Floats:
     """The latency that small messages show by themselves: what varies little are the large ones, which hide it."""
-    rest = taken - terms[:, 1:] @ found[1:]
-    is_small = rest > taken / 2
+    rest = measured_ns - terms[:, 1:] @ coefficients[1:]
+    is_small = rest > measured_ns / 2
     shown = float(np.median(rest[is_small] / terms[is_small, 0])) if is_small.any() else 0.0
-    return np.array([max(shown, found[0]), *found[1:]])
+    return np.array([max(shown, coefficients[0]), *coefficients[1:]])
 
 
-def _not_negative(terms: Floats, wanted: Floats, weight: Floats) -> Floats:
+def _not_negative(terms: Floats, target: Floats, weight: Floats) -> Floats:
     """Least squares with no negative number: the best over all sets of numbers that are not 0."""
     num = terms.shape[1]
     best: tuple[float, Any] = (np.inf, np.zeros(num))
     for kept in itertools.chain.from_iterable(itertools.combinations(range(num), size) for size in range(1, num + 1)):
         scaled = terms[:, kept] * weight[:, None]
         norm = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
-        solved = np.linalg.lstsq(scaled / norm, wanted * weight, rcond=None)[0] / norm
+        solved = np.linalg.lstsq(scaled / norm, target * weight, rcond=None)[0] / norm
         result = np.zeros(num)
         result[list(kept)] = solved
-        cost = float((((terms @ result - wanted) * weight) ** 2).sum())
+        cost = float((((terms @ result - target) * weight) ** 2).sum())
         if (solved >= 0).all() and cost < best[0] - 1e-15:
             best = (cost, result)
     selected: Floats = best[1]
     return selected
 
 
-def _unseen_error(terms: Floats, taken: Floats, trust: Floats) -> float:
+def _unseen_error(terms: Floats, measured_ns: Floats, trust: Floats) -> float:
     """Median relative error of each sample from a fit of all others."""
-    if len(taken) < 3:
+    if len(measured_ns) < 3:
         return 0.0
     errors = []
-    for left_out in range(len(taken)):
-        others = np.arange(len(taken)) != left_out
-        result = _fit_coefficients(terms[others], taken[others], trust[others])
-        errors.append(abs(float(terms[left_out] @ result) / taken[left_out] - 1))
+    for left_out in range(len(measured_ns)):
+        others = np.arange(len(measured_ns)) != left_out
+        result = _fit_coefficients(terms[others], measured_ns[others], trust[others])
+        errors.append(abs(float(terms[left_out] @ result) / measured_ns[left_out] - 1))
     return float(np.median(errors))

@@ -30,7 +30,7 @@ _OPERATIONS = ("p2p", "all_reduce")
 _PATIENCE_S = 300
 _LARGE_BYTES = 1 << 24
 # a link of the kernel lets the bytes of its first moments pass at once; these are spent before each message
-_BEFORE_S, _LEAST_BEFORE_BYTES = 0.008, 1 << 16
+_BEFORE_S, _MIN_BEFORE_BYTES = 0.008, 1 << 16
 _Key = tuple[str, str, str, str, int, str, str]
 
 
@@ -124,7 +124,7 @@ def _measure_jobs(
                 shaped_link(num_ranks, bandwidth_bytes_per_s, latency_ns, is_in_kernel=True)
             )
             started = {"prefixes": link.prefixes, "environment": link.environment}
-            before_bytes = _LEAST_BEFORE_BYTES + round(_BEFORE_S * bandwidth_bytes_per_s)
+            before_bytes = _MIN_BEFORE_BYTES + round(_BEFORE_S * bandwidth_bytes_per_s)
         workers = stack.enter_context(
             Workers(
                 "windtunnel.comm.gloo_worker",

@@ -36,8 +36,8 @@ __all__ = ["Calibrated", "Round", "calibrate", "forecast_gain"]
 MIN_GAIN = 0.005
 _PER_CLASS, _FIRST_PER_CLASS = 4, 8
 _FEWEST_ROUNDS = 6
-_FEWEST_TURNS, _MOST_TURNS, _ROUND_S = 5, 25, 0.02
-_LEAST_SHARE = 0.1  # of what was measured: a call is not known to the nanosecond
+_FEWEST_TURNS, _MAX_TURNS, _ROUND_S = 5, 25, 0.02
+_MIN_SHARE = 0.1  # of what was measured: a call is not known to the nanosecond
 
 Floats = NDArray[np.float64]
 
@@ -165,15 +165,15 @@ def _fit(database: ProfileDatabase, device: Device) -> Calibration:
     return calibration_of(_samples(database, device), device)
 
 
-def _next_samples(found: Calibration, rng: np.random.Generator) -> list[Sample]:
+def _next_samples(calibration: Calibration, rng: np.random.Generator) -> list[Sample]:
     """Classes that have too few samples first, then all alike."""
-    missing = [name for name in CLASSES if name not in found.processes]
+    missing = [name for name in CLASSES if name not in calibration.processes]
     count = _FIRST_PER_CLASS if missing else _PER_CLASS
     return [draw(name, rng) for name in missing or CLASSES for _ in range(count)]
 
 
-def _measure_samples(wanted: Sequence[Sample], num_threads: int) -> list[Measurement]:
-    times = _times([item.kernel for item in wanted], num_threads)
+def _measure_samples(samples: Sequence[Sample], num_threads: int) -> list[Measurement]:
+    times = _times([item.kernel for item in samples], num_threads)
     return [
         Measurement(
             item.kernel.operator,
@@ -188,7 +188,7 @@ def _measure_samples(wanted: Sequence[Sample], num_threads: int) -> list[Measure
             flops=float(item.flops),
             bytes_moved=float(item.bytes_moved),
         )
-        for item in wanted
+        for item in samples
         if times.get(item.kernel, 0.0) > 0
     ]
 
@@ -203,10 +203,10 @@ def _times(kernels: Sequence[Kernel], num_threads: int) -> Table:
         clock = time.thread_time_ns if num_threads == 1 else time.perf_counter_ns
         stand = Stand([call, *kernels], clock, is_warm=True)
         stand.rehearse()
-        for _ in rounds(_FEWEST_TURNS, _MOST_TURNS, _ROUND_S * len(kernels)):
+        for _ in rounds(_FEWEST_TURNS, _MAX_TURNS, _ROUND_S * len(kernels)):
             stand.round()
     table = stand.table()
-    return {kernel: max(table[kernel] - table[call], _LEAST_SHARE * table[kernel]) for kernel in kernels}
+    return {kernel: max(table[kernel] - table[call], _MIN_SHARE * table[kernel]) for kernel in kernels}
 
 
 def _call() -> Kernel:

@@ -14,9 +14,9 @@ from windtunnel.measure.workers import Place
 __all__ = ["main"]
 
 
-def main(place: Place) -> None:
+def main(worker: Place) -> None:
     """Work from one moment to another, and tell the rate."""
-    what, begin_ns, end_ns, size_bytes = place.config
+    what, begin_ns, end_ns, size_bytes = worker.config
     if what == "memory":
         import numpy as np
 
@@ -32,4 +32,4 @@ def main(place: Place) -> None:
             hashlib.sha256(chunk).digest()
 
     work()
-    place.tell(rate_between(begin_ns, end_ns, work))
+    worker.tell(rate_between(begin_ns, end_ns, work))

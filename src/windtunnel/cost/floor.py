@@ -47,13 +47,13 @@ def raise_to_floor(prices: Prices, floor: Bounds, is_seen: NDArray[np.bool_]) ->
     Efficiencies are then at most 1: a bound of the model's own that its price beats gives way.
     """
     seen_ns = np.fmin(prices.duration_ns, prices.duration_low_ns)
-    least_ns = np.where(is_seen, np.minimum(floor.bound_ns, seen_ns), floor.bound_ns)
-    duration = np.maximum(prices.duration_ns, least_ns)
-    mixed = replace(prices.bounds, bound_ns=np.clip(prices.bounds.bound_ns, least_ns, duration))
+    min_ns = np.where(is_seen, np.minimum(floor.bound_ns, seen_ns), floor.bound_ns)
+    duration = np.maximum(prices.duration_ns, min_ns)
+    mixed = replace(prices.bounds, bound_ns=np.clip(prices.bounds.bound_ns, min_ns, duration))
     ends = (prices.duration_high_ns, prices.duration_low_ns)
     low, high = (mixed.efficiency(np.maximum(end, mixed.bound_ns)) for end in ends)
     efficiency = np.fmin(mixed.efficiency(duration), 1.0)  # 1 also where bound and time are nothing
-    return Prices(mixed, efficiency, low, high, prices.level), prices.duration_ns < least_ns - _ROUNDING_NS
+    return Prices(mixed, efficiency, low, high, prices.level), prices.duration_ns < min_ns - _ROUNDING_NS
 
 
 def require_possible(graph: Graph, tasks: NDArray[np.int64], floor_ns: NDArray[np.float64], device: Device) -> None:

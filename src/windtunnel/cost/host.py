@@ -102,8 +102,8 @@ def usable_dtypes(dtypes: Iterable[str] = _DTYPES) -> list[str]:
 def dispatch_ns(*, database: ProfileDatabase | None = None) -> float:
     """What calling the cheapest operator takes: an addition of one element, without Python's own time."""
     torch = require("torch", extra="torch")
-    one = TensorShape((1,), (1,), torch.float32)
-    kernel = Kernel("aten::neg.default", (one,))
+    scalar = TensorShape((1,), (1,), torch.float32)
+    kernel = Kernel("aten::neg.default", (scalar,))
     key = (kernel.operator, kernel.signature, "forward", f"dispatch (method {_METHOD})", 1, machine(), libraries())
     known = database.find(key) if database is not None else None
     if known is None:
@@ -114,10 +114,10 @@ def dispatch_ns(*, database: ProfileDatabase | None = None) -> float:
     return known.new_ns
 
 
-def _threads(asked: int, available: int) -> int:
-    if asked < 0 or asked > max(available, os.cpu_count() or 1):
-        raise InputError(f"this host has {available} threads, not {asked}", where="threads", fix="0 takes all")
-    return asked or available
+def _threads(requested: int, available: int) -> int:
+    if requested < 0 or requested > max(available, os.cpu_count() or 1):
+        raise InputError(f"this host has {available} threads, not {requested}", where="threads", fix="0 takes all")
+    return requested or available
 
 
 def _multiplies(torch: object, dtype: str) -> bool:

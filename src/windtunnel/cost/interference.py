@@ -109,13 +109,13 @@ def fit_slowdown(ratios: Sequence[float]) -> list[float]:
     return [1.0, *smooth[1:]]
 
 
-def share_resource(graph: Graph, found: Interference, tasks: NDArray[np.bool_], name: str = "") -> Graph:
+def share_resource(graph: Graph, interference: Interference, tasks: NDArray[np.bool_], name: str = "") -> Graph:
     """The graph with the tasks on a resource that all of them use at once, and are slowed by each other.
 
     Parameters
     ----------
     graph : Graph
-    found : Interference
+    interference : Interference
     tasks : bool [T]
     name : str
         Of the resource; that of what is shared by default.
@@ -125,7 +125,7 @@ def share_resource(graph: Graph, found: Interference, tasks: NDArray[np.bool_], 
     InputError
         The graph has slow-down curves of another length already.
     """
-    curve = np.array(found.slowdown)
+    curve = np.array(interference.slowdown)
     curves = graph.resources.get("slowdown")
     rows = np.ones((graph.num_resources, len(curve))) if curves is None else np.asarray(curves)
     if rows.shape[1:] != curve.shape:
@@ -134,7 +134,9 @@ def share_resource(graph: Graph, found: Interference, tasks: NDArray[np.bool_], 
         )
     columns: dict[str, Any] = {"slots": max(len(curve), 1)}
     plain = graph.with_resources(_without(graph, "slowdown"))
-    extended, row = plain.add_resource(name or found.what, ResourceKind.POOL, discipline=Discipline.SHARED, **columns)
+    extended, row = plain.add_resource(
+        name or interference.what, ResourceKind.POOL, discipline=Discipline.SHARED, **columns
+    )
     placed = extended.move(tasks, row)
     return placed.with_resources(placed.resources.replace(slowdown=np.vstack([rows, curve])))
 

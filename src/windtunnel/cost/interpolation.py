@@ -17,9 +17,9 @@ __all__ = ["Process", "coordinates"]
 # N samples, P rows to predict, D coordinates
 Floats = NDArray[np.float64]
 Names = NDArray[np.object_]
-_LEAST_SPREAD = 0.02
+_MIN_SPREAD = 0.02
 _STEP_BYTES = (2.0**18, 2.0**28)  # a step below fits into the caches, one above into none
-_MOST_TO_CHOOSE = 120  # samples by which the form is chosen: time goes with their cube
+_MAX_TO_CHOOSE = 120  # samples by which the form is chosen: time goes with their cube
 _CLIMBS, _FIRST_CLIMB, _CLIMB_RANGE = 50, 0.2, (1e-3, 0.7)
 _USUAL_LENGTH, _LENGTH_SPREAD, _SIZE_SPREAD = 4.0, 1.0, 1.5  # octaves; spreads of natural logarithms
 _LENGTH_RANGE, _SIZE_RANGE = (0.5, 64.0), (0.01, 5.0)
@@ -86,7 +86,7 @@ class Process:
         """Choose the form by the likelihood of the samples, then solve for all of them."""
         mean = float(np.median(log_efficiency))
         values = log_efficiency - mean
-        few = np.linspace(0, len(points) - 1, min(len(points), _MOST_TO_CHOOSE)).astype(np.int64)
+        few = np.linspace(0, len(points) - 1, min(len(points), _MAX_TO_CHOOSE)).astype(np.int64)
         form = _likely_form(points[few], names[few], values[few])
         solved = _solve(points, names, values, form)
         # a sample that is more efficient than predicted took less time
@@ -138,8 +138,8 @@ def _likely_form(points: Floats, names: Names, values: Floats) -> _Form:
     Source: Riedmiller and Braun 1993 (Rprop); Blum and Riedmiller 2013 for processes.
     """
     varies = np.ptp(points, axis=0) > 0
-    spread = max(float(np.std(values)), _LEAST_SPREAD)
-    usual = np.log([spread, spread / 3, spread / 2, max(spread / 10, _LEAST_SPREAD)])
+    spread = max(float(np.std(values)), _MIN_SPREAD)
+    usual = np.log([spread, spread / 3, spread / 2, max(spread / 10, _MIN_SPREAD)])
     prior = np.concatenate([usual, np.full(varies.sum(), np.log(_USUAL_LENGTH))])
     spreads = np.concatenate([np.full(4, _SIZE_SPREAD), np.full(varies.sum(), _LENGTH_SPREAD)])
     limits = np.log(np.array([_SIZE_RANGE] * 4 + [_LENGTH_RANGE] * int(varies.sum())))
@@ -161,10 +161,10 @@ def _likely_form(points: Floats, names: Names, values: Floats) -> _Form:
     return _Form(common, own, offset, noise, lengths)
 
 
-def _surprise(at: Floats, squared: Floats, alike: Floats, values: Floats) -> tuple[float, Floats]:
+def _surprise(log_parameters: Floats, squared: Floats, alike: Floats, values: Floats) -> tuple[float, Floats]:
     """Minus the logarithm of the likelihood, and its slope by the logarithms of sizes and lengths (section 5.4.1)."""
-    common, own, offset, noise = np.exp(2 * at[:4])
-    weights = np.exp(-2 * at[4:])
+    common, own, offset, noise = np.exp(2 * log_parameters[:4])
+    weights = np.exp(-2 * log_parameters[4:])
     fades = np.exp(-0.5 * (squared @ weights))
     smooth = (common + own * alike) * fades
     matrix = smooth + offset * alike + noise * np.eye(len(values))

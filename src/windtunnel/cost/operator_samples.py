@@ -18,7 +18,7 @@ from windtunnel.graph.flops import operator_flops
 __all__ = ["CLASSES", "Sample", "draw"]
 
 _BYTES = 4
-_MOST_FLOPS, _MOST_BYTES = 4e9, 64e6
+_MAX_FLOPS, _MAX_BYTES = 4e9, 64e6
 
 
 class Sample(NamedTuple):
@@ -35,9 +35,9 @@ Maker = Callable[[np.random.Generator], Sample]
 def draw(name: str, rng: np.random.Generator) -> Sample:
     """One operator of a class; none that takes far longer than the others."""
     while True:
-        one = CLASSES[name](rng)
-        if one.flops <= _MOST_FLOPS and one.bytes_moved <= _MOST_BYTES:
-            return one
+        sample = CLASSES[name](rng)
+        if sample.flops <= _MAX_FLOPS and sample.bytes_moved <= _MAX_BYTES:
+            return sample
 
 
 def _size(rng: np.random.Generator, low: int, high: int) -> int:
@@ -140,17 +140,17 @@ def _conv(rng: np.random.Generator) -> _Conv:
 
 
 def _convolution(rng: np.random.Generator) -> Sample:
-    one = _conv(rng)
-    others = (None, one.stride, one.padding, (1, 1), one.groups)
-    return _sample("aten::conv2d.default", [one.inputs, one.weight, *others], one.outputs.shape, flops=one.flops)
+    conv = _conv(rng)
+    others = (None, conv.stride, conv.padding, (1, 1), conv.groups)
+    return _sample("aten::conv2d.default", [conv.inputs, conv.weight, *others], conv.outputs.shape, flops=conv.flops)
 
 
 def _convolution_backward(rng: np.random.Generator) -> Sample:
-    one = _conv(rng)
-    others = (None, one.stride, one.padding, (1, 1), False, (0, 0), one.groups, (True, True, False))
-    ends = [one.outputs, one.inputs, one.weight]
-    return _sample("aten::convolution_backward.default", [*ends, *others], one.inputs.shape, one.weight.shape,
-                   flops=2 * one.flops)  # fmt: skip
+    conv = _conv(rng)
+    others = (None, conv.stride, conv.padding, (1, 1), False, (0, 0), conv.groups, (True, True, False))
+    ends = [conv.outputs, conv.inputs, conv.weight]
+    return _sample("aten::convolution_backward.default", [*ends, *others], conv.inputs.shape, conv.weight.shape,
+                   flops=2 * conv.flops)  # fmt: skip
 
 
 def _attention_shape(rng: np.random.Generator) -> tuple[int, int, int, int]:
@@ -158,16 +158,16 @@ def _attention_shape(rng: np.random.Generator) -> tuple[int, int, int, int]:
 
 
 def _attention(rng: np.random.Generator) -> Sample:
-    one = _Tensor(_attention_shape(rng))
+    query = _Tensor(_attention_shape(rng))
     name = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
-    return _sample(name, [one, one, one, 0.0, bool(rng.integers(2))], one.shape, one.shape[:3])
+    return _sample(name, [query, query, query, 0.0, bool(rng.integers(2))], query.shape, query.shape[:3])
 
 
 def _attention_backward(rng: np.random.Generator) -> Sample:
-    one = _Tensor(_attention_shape(rng))
+    query = _Tensor(_attention_shape(rng))
     name = "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default"
-    arguments = [*[one] * 5, _Tensor(one.shape[:3]), 0.0, bool(rng.integers(2))]
-    return _sample(name, arguments, one.shape, one.shape, one.shape)
+    arguments = [*[query] * 5, _Tensor(query.shape[:3]), 0.0, bool(rng.integers(2))]
+    return _sample(name, arguments, query.shape, query.shape, query.shape)
 
 
 _ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
@@ -180,10 +180,10 @@ _ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
 
 
 def _elementwise(rng: np.random.Generator) -> Sample:
-    one = _Tensor((_size(rng, 1, 4096), _width(rng, 8, 8192)))
+    tensor = _Tensor((_size(rng, 1, 4096), _width(rng, 8, 8192)))
     operator = str(rng.choice(list(_ELEMENTWISE)))
     num_tensors, others = _ELEMENTWISE[operator]
-    return _sample(f"aten::{operator}", [*[one] * num_tensors, *others], one.shape)
+    return _sample(f"aten::{operator}", [*[tensor] * num_tensors, *others], tensor.shape)
 
 
 def _normalization(rng: np.random.Generator) -> Sample:
@@ -197,19 +197,19 @@ def _rows(rng: np.random.Generator) -> tuple[_Tensor, _Tensor, _Tensor]:
 
 
 def _softmax(rng: np.random.Generator) -> Sample:
-    one, _, _ = _rows(rng)
-    return _sample("aten::_softmax.default", [one, -1, False], one.shape)
+    matrix, _, _ = _rows(rng)
+    return _sample("aten::_softmax.default", [matrix, -1, False], matrix.shape)
 
 
 def _layer_norm(rng: np.random.Generator) -> Sample:
-    one, row, each = _rows(rng)
-    return _sample("aten::native_layer_norm.default", [one, row.shape, row, row, 1e-5], one.shape, each.shape)
+    matrix, row, per_row = _rows(rng)
+    return _sample("aten::native_layer_norm.default", [matrix, row.shape, row, row, 1e-5], matrix.shape, per_row.shape)
 
 
 def _layer_norm_backward(rng: np.random.Generator) -> Sample:
-    one, row, each = _rows(rng)
-    arguments = [one, one, row.shape, each, each, row, row, (True, True, True)]
-    return _sample("aten::native_layer_norm_backward.default", arguments, one.shape, row.shape, row.shape)
+    matrix, row, per_row = _rows(rng)
+    arguments = [matrix, matrix, row.shape, per_row, per_row, row, row, (True, True, True)]
+    return _sample("aten::native_layer_norm_backward.default", arguments, matrix.shape, row.shape, row.shape)
 
 
 def _images(rng: np.random.Generator) -> tuple[_Tensor, _Tensor]:
@@ -219,31 +219,33 @@ def _images(rng: np.random.Generator) -> tuple[_Tensor, _Tensor]:
 
 
 def _batch_norm(rng: np.random.Generator) -> Sample:
-    one, each = _images(rng)
-    return _sample("aten::native_batch_norm.default", [one, *[each] * 4, True, 0.1, 1e-5], one.shape)
+    images, per_channel = _images(rng)
+    return _sample("aten::native_batch_norm.default", [images, *[per_channel] * 4, True, 0.1, 1e-5], images.shape)
 
 
 def _batch_norm_backward(rng: np.random.Generator) -> Sample:
-    one, each = _images(rng)
-    arguments = [one, one, *[each] * 5, True, 1e-5, (True, True, True)]
-    return _sample("aten::native_batch_norm_backward.default", arguments, one.shape, each.shape, each.shape)
+    images, per_channel = _images(rng)
+    arguments = [images, images, *[per_channel] * 5, True, 1e-5, (True, True, True)]
+    return _sample(
+        "aten::native_batch_norm_backward.default", arguments, images.shape, per_channel.shape, per_channel.shape
+    )
 
 
 _NORMS: tuple[Maker, ...] = (_softmax, _layer_norm, _layer_norm_backward, _batch_norm, _batch_norm_backward)
 
 
 def _reduction(rng: np.random.Generator) -> Sample:
-    one, row, each = _rows(rng)
+    matrix, row, per_row = _rows(rng)
     dim = int(rng.integers(2))
-    return _sample("aten::sum.dim_IntList", [one, (dim,)], (row if dim == 0 else each).shape)
+    return _sample("aten::sum.dim_IntList", [matrix, (dim,)], (row if dim == 0 else per_row).shape)
 
 
 def _moving(rng: np.random.Generator) -> Sample:
     if rng.random() < 0.5:  # heads of attention, one after the other
         heads = _attention_shape(rng)
         return _sample("aten::copy_.default", [_Tensor(heads), _Tensor(heads, swaps=(1, 2))])
-    one = _Tensor((_size(rng, 4, 4096), _size(rng, 16, 4096)))
-    return _sample("aten::clone.default", [one], one.shape)
+    matrix = _Tensor((_size(rng, 4, 4096), _size(rng, 16, 4096)))
+    return _sample("aten::clone.default", [matrix], matrix.shape)
 
 
 def _indexing(rng: np.random.Generator) -> Sample:
@@ -255,21 +257,21 @@ def _indexing(rng: np.random.Generator) -> Sample:
 
 
 def _drawing(rng: np.random.Generator) -> Sample:
-    one = _Tensor((_size(rng, 4, 2048), _size(rng, 16, 2048)))
+    matrix = _Tensor((_size(rng, 4, 2048), _size(rng, 16, 2048)))
     # a coin that mostly falls one way is quicker: what dropout keeps
     kept = (0.5, 0.8, 0.9, 0.9)[int(rng.integers(4))]
     name, *others = (("normal_", 0.0, 1.0), ("uniform_", 0.0, 1.0), ("bernoulli_.float", kept))[int(rng.integers(3))]
-    return _sample(f"aten::{name if '.' in name else name + '.default'}", [one, *others], one.shape)
+    return _sample(f"aten::{name if '.' in name else name + '.default'}", [matrix, *others], matrix.shape)
 
 
 def _sorting(rng: np.random.Generator) -> Sample:
-    one = _Tensor((_size(rng, 1, 256), _size(rng, 16, 8192)))
-    return _sample("aten::sort.default", [one, -1, False], one.shape, one.shape)
+    matrix = _Tensor((_size(rng, 1, 256), _size(rng, 16, 8192)))
+    return _sample("aten::sort.default", [matrix, -1, False], matrix.shape, matrix.shape)
 
 
 def _pooling(rng: np.random.Generator) -> Sample:
-    one, _ = _images(rng)
-    batch, channels, side, _ = one.shape
+    images, _ = _images(rng)
+    batch, channels, side, _ = images.shape
     half, double = (side // 2,) * 2, (2 * side,) * 2
     name, after, *others = (
         ("max_pool2d_with_indices", half, (2, 2)),
@@ -277,7 +279,7 @@ def _pooling(rng: np.random.Generator) -> Sample:
         ("upsample_nearest2d", double, double),
         ("upsample_bilinear2d", double, double, False),
     )[int(rng.integers(4))]
-    return _sample(f"aten::{name}.default", [one, *others], (batch, channels, *after))
+    return _sample(f"aten::{name}.default", [images, *others], (batch, channels, *after))
 
 
 CLASSES: dict[str, Maker] = {

@@ -155,9 +155,9 @@ def _is_slow(known: Mapping[Any, Measurement]) -> bool:
     return any(item.new_ns > _SLOW_NS for item in known.values())
 
 
-def _is_enough(known: Mapping[Any, Measurement], wanted: Iterable[Any]) -> bool:
+def _is_enough(known: Mapping[Any, Measurement], keys: Iterable[Any]) -> bool:
     """Whether all are known and none was disturbed; of what is slow, one shape is enough."""
-    is_whole = _is_slow(known) or all(key in known for key in wanted)
+    is_whole = _is_slow(known) or all(key in known for key in keys)
     return is_whole and all(item.is_trusted for item in known.values())
 
 

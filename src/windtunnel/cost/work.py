@@ -158,20 +158,20 @@ def _columns(graph: Graph) -> dict[str, str]:
     return {"operator": "op" if "op" in graph.tasks else "name", **_TEXTS}
 
 
-def _codes(graph: Graph, column: str, chosen: NDArray[np.int64]) -> Strings:
+def _codes(graph: Graph, column: str, rows: NDArray[np.int64]) -> Strings:
     if column not in graph.tasks:
-        return Strings.repeat("", len(chosen))
-    return graph.tasks.strings(column).take(chosen)
+        return Strings.repeat("", len(rows))
+    return graph.tasks.strings(column).take(rows)
 
 
-def _numbers(graph: Graph, name: str, chosen: NDArray[np.int64]) -> Floats:
+def _numbers(graph: Graph, name: str, rows: NDArray[np.int64]) -> Floats:
     column = graph.tasks.get(name)
-    return np.zeros(len(chosen)) if column is None else column[chosen].astype(np.float64)
+    return np.zeros(len(rows)) if column is None else column[rows].astype(np.float64)
 
 
-def _map_dtypes(operators: Texts, texts: Texts) -> Texts:
+def _map_dtypes(operators: Texts, dtypes: Texts) -> Texts:
     """Type that each operator computes in [P]: of a sum with a product, that of the factors."""
-    pairs = list(zip(operators.tolist(), texts.tolist(), strict=True))
+    pairs = list(zip(operators.tolist(), dtypes.tolist(), strict=True))
     known = {(name, text): dtype_of(_factors(name, text)) or dtype_of(text) or "fp32" for name, text in set(pairs)}
     return np.array([known[pair] for pair in pairs], dtype=object)
 

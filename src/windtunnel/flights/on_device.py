@@ -17,7 +17,7 @@ from windtunnel.sources.torch.live import LiveProgram, at_start, swap
 if TYPE_CHECKING:
     import torch
 
-_MOST_PLACED = 2  # Tensor.to(device, dtype, non_blocking)
+_MAX_PLACED = 2  # Tensor.to(device, dtype, non_blocking)
 
 
 @registry.flight("tf32", source="NVIDIA A100 whitepaper, 2020")
@@ -60,7 +60,7 @@ def pinned_memory(program: LiveProgram) -> Iterator[None]:
     to = torch.Tensor.to
 
     def without_waiting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if len(args) <= _MOST_PLACED and tensor.device.type == "cpu" and tensor.is_pinned():
+        if len(args) <= _MAX_PLACED and tensor.device.type == "cpu" and tensor.is_pinned():
             kwargs.setdefault("non_blocking", True)
         return to(tensor, *args, **kwargs)
 

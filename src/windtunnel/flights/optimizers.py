@@ -50,15 +50,15 @@ def foreach_optimizer(program: LiveProgram) -> Iterator[None]:
         yield
 
 
-def _choose(optimizer: torch.optim.Optimizer, chosen: str, other: str) -> Undo:
-    if chosen not in inspect.signature(type(optimizer).__init__).parameters:
+def _choose(optimizer: torch.optim.Optimizer, flag: str, other: str) -> Undo:
+    if flag not in inspect.signature(type(optimizer).__init__).parameters:
         raise FlightError(
-            f"{type(optimizer).__name__} has no {chosen} implementation",
-            fix=f"{chosen} implementations exist for Adam, AdamW, SGD and a few others",
+            f"{type(optimizer).__name__} has no {flag} implementation",
+            fix=f"{flag} implementations exist for Adam, AdamW, SGD and a few others",
         )
-    before = [{name: group.get(name) for name in (chosen, other)} for group in optimizer.param_groups]
+    before = [{name: group.get(name) for name in (flag, other)} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group.update({chosen: True, other: False})
+        group.update({flag: True, other: False})
     _place_step_counts(optimizer)
 
     def restore() -> None:

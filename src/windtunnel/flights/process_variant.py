@@ -39,9 +39,9 @@ _BOUNDARIES_BEFORE_READY = 4
 class _Timer:
     """Counts the iterations of a turn and waits for the next one at its end."""
 
-    def __init__(self, place: Place, program: LiveProgram, *, sees_operators: bool) -> None:
+    def __init__(self, worker: Place, program: LiveProgram, *, sees_operators: bool) -> None:
         self._program = program
-        self._place = place
+        self._worker = worker
         self._clock = IterationClock()
         self._num_wanted = -1  # -1: not asked yet
         self._num_settling = 0
@@ -53,7 +53,7 @@ class _Timer:
 
     def boundary(self, *, is_regular: bool = True, num_settling: int = 1, loaders: Sequence[Any] = ()) -> None:
         """An iteration lies behind."""
-        if self._place.rank:
+        if self._worker.rank:
             return
         if self._num_wanted < 0:
             self.tell({"ready": True, "iterations_per_sample": self._program.iterations_per_sample})
@@ -73,8 +73,8 @@ class _Timer:
 
     def tell(self, answer: dict[str, Any]) -> None:
         """Answer whoever gives the turns."""
-        if not self._place.rank:
-            self._place.tell(answer)
+        if not self._worker.rank:
+            self._worker.tell(answer)
 
     def _watch(self, loaders: Sequence[Any]) -> None:
         """The iterations before the first that is timed are watched."""
@@ -84,20 +84,20 @@ class _Timer:
 
     def _await_order(self, num_settling: int) -> None:
         try:
-            self._num_wanted, self._clock = self._place.order(), IterationClock()
+            self._num_wanted, self._clock = self._worker.order(), IterationClock()
         except EOFError:
             raise EndOfScript from None
         self._num_settling = max(num_settling, self._program.iterations_per_sample)
 
 
-def main(place: Place) -> int:
+def main(worker: Place) -> int:
     """Run the lane that the parent describes."""
-    config: LaneConfig = place.config
-    program = LiveProgram(rank=place.rank, num_ranks=place.num_ranks, is_hooked=bool(config.script))
-    program.kept["rendezvous"] = place.rendezvous
+    config: LaneConfig = worker.config
+    program = LiveProgram(rank=worker.rank, num_ranks=worker.num_ranks, is_hooked=bool(config.script))
+    program.kept["rendezvous"] = worker.rendezvous
     if config.meeting is not None:
-        join_job(place.rank, place.num_ranks, config.meeting)
-    timer = _Timer(place, program, sees_operators=config.sees_operators)
+        join_job(worker.rank, worker.num_ranks, config.meeting)
+    timer = _Timer(worker, program, sees_operators=config.sees_operators)
     _seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)

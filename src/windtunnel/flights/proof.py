@@ -37,7 +37,7 @@ Claim = Callable[[Counts, Counts, Mapping[str, Any]], str]
 Flight = TypeVar("Flight", bound=Callable[..., Any])
 DISTRIBUTED = "distributed models"  # where a flight keeps what it wrapped
 _COPIES = ("_to_copy", "copy_")
-_LEAST_SHARE = 0.5  # of what was promised: sizes are rounded, and some inputs do not depend on the batch
+_MIN_SHARE = 0.5  # of what was promised: sizes are rounded, and some inputs do not depend on the batch
 
 
 class Witness:
@@ -119,7 +119,7 @@ def _tensors(value: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _operators(found: Counter[str]) -> Any:
+def _operators(counts: Counter[str]) -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -133,15 +133,15 @@ def _operators(found: Counter[str]) -> Any:
             name = func._opname
             seen = _tensors((args, kwargs))
             created = _tensors(result)
-            found["operators"] += 1
-            found["elements"] += sum(item.numel() for item in created)
-            found["low-precision operators"] += any(item.dtype in low for item in (*seen, *created))
-            found["channels-last operators"] += any(_is_channels_last(item) for item in seen)
-            found["fused updates"] += name.startswith("_fused_")
-            found["updates of many tensors"] += name.startswith("_foreach_")
-            found["TF32 products"] += _rounds_inputs(name, seen)
-            found["copies from pinned memory"] += name in _COPIES and any(item.is_pinned() for item in seen)
-            found["averaged messages"] += name == "allreduce_"
+            counts["operators"] += 1
+            counts["elements"] += sum(item.numel() for item in created)
+            counts["low-precision operators"] += any(item.dtype in low for item in (*seen, *created))
+            counts["channels-last operators"] += any(_is_channels_last(item) for item in seen)
+            counts["fused updates"] += name.startswith("_fused_")
+            counts["updates of many tensors"] += name.startswith("_foreach_")
+            counts["TF32 products"] += _rounds_inputs(name, seen)
+            counts["copies from pinned memory"] += name in _COPIES and any(item.is_pinned() for item in seen)
+            counts["averaged messages"] += name == "allreduce_"
             return result
 
     return Operators()
@@ -196,11 +196,11 @@ def differs(key: str) -> Claim:
     return lambda before, after, _: _unless(after.get(key, 0) != before.get(key, 0), key, before, after)
 
 
-def becomes(key: str, wanted: str | float) -> Claim:
+def becomes(key: str, expected: str | float) -> Claim:
     """It is as a parameter of the flight says, or as given, and was not before."""
 
     def claim(before: Counts, after: Counts, given: Mapping[str, Any]) -> str:
-        value = float(given[wanted] if isinstance(wanted, str) else wanted)
+        value = float(given[expected] if isinstance(expected, str) else expected)
         return _unless(after.get(key, 0) == value != before.get(key, 0), key, before, after)
 
     return claim
@@ -214,7 +214,7 @@ def scales(key: str, factor_of: Callable[[Mapping[str, Any]], float], *, instead
         old, new = before.get(name, 0.0), after.get(name, 0.0)
         factor = factor_of(given)
         moved = (new / old - 1) / (factor - 1) if old and factor != 1 else 0.0
-        return _unless(_LEAST_SHARE <= moved <= 1 / _LEAST_SHARE, name, before, after)
+        return _unless(_MIN_SHARE <= moved <= 1 / _MIN_SHARE, name, before, after)
 
     return claim
 

@@ -109,29 +109,29 @@ def _fed(grid: SparseGrid, chip: Accelerator) -> SparseGrid:
 
 
 def _require_fields(
-    found: Mapping[str, Any], what: str, where: str, needed: tuple[str, ...], more: tuple[str, ...] = ()
+    fields: Mapping[str, Any], what: str, where: str, needed: tuple[str, ...], more: tuple[str, ...] = ()
 ) -> None:
-    missing = [name for name in needed if name not in found]
+    missing = [name for name in needed if name not in fields]
     if missing:
         raise InputError(f"{what} lacks {', '.join(missing)}", where=where, fix=f"give {', '.join(needed)}")
-    unknown = [name for name in found if name not in needed + more]
+    unknown = [name for name in fields if name not in needed + more]
     if unknown:
         raise InputError(f"{what} has unknown fields: {', '.join(unknown)}", where=where)
 
 
-def _part(kind: type[Part], found: Any, name: str, where: str) -> Part:
+def _part(kind: type[Part], value: Any, name: str, where: str) -> Part:
     """One of the parts that are dataclasses: its fields by name, those without a default needed."""
-    if not isinstance(found, dict):
-        raise InputError(f"{name} is {shown(found)}", where=where, fix="write {field: value, ...}")
+    if not isinstance(value, dict):
+        raise InputError(f"{name} is {shown(value)}", where=where, fix="write {field: value, ...}")
     names = tuple(field.name for field in fields(kind))
-    _require_fields(found, name, where, _NEEDED_OF.get(kind, ()), names)
-    return kind(**{field: _value(found, field, name, where) for field in found})
+    _require_fields(value, name, where, _NEEDED_OF.get(kind, ()), names)
+    return kind(**{field: _value(value, field, name, where) for field in value})
 
 
-def _value(found: Mapping[str, Any], field: str, name: str, where: str) -> Any:
-    value = found[field]
+def _value(fields: Mapping[str, Any], field: str, name: str, where: str) -> Any:
+    value = fields[field]
     if field == "dataflow":
-        return _text(found, field, where)
+        return _text(fields, field, where)
     if field == "is_overlapped":
         if not isinstance(value, bool):
             raise InputError(f"{name}.{field} is {shown(value)}", where=where, fix="write true or false")
@@ -140,7 +140,7 @@ def _value(found: Mapping[str, Any], field: str, name: str, where: str) -> Any:
         if not isinstance(value, list) or not all(isinstance(item, int) and item is not True for item in value):
             raise InputError(f"{name}.{field} is {shown(value)}", where=where, fix="write [64, 128]")
         return tuple(value)
-    return _whole(found, field, where) if field in _WHOLE else _number(found, field, where)
+    return _whole(fields, field, where) if field in _WHOLE else _number(fields, field, where)
 
 
 def _object(sheet: Mapping[str, Any], field: str, where: str) -> dict[str, Any]:
@@ -156,18 +156,18 @@ def _text(sheet: Mapping[str, Any], field: str, where: str) -> str:
     return str(sheet[field])
 
 
-def _number(found: Mapping[str, Any], field: str, where: str) -> float:
-    if isinstance(found[field], bool) or not isinstance(found[field], int | float):
-        raise InputError(f"{field} is {shown(found[field])}", where=where, fix="write a number")
-    return float(found[field])
+def _number(fields: Mapping[str, Any], field: str, where: str) -> float:
+    if isinstance(fields[field], bool) or not isinstance(fields[field], int | float):
+        raise InputError(f"{field} is {shown(fields[field])}", where=where, fix="write a number")
+    return float(fields[field])
 
 
-def _whole(found: Mapping[str, Any], field: str, where: str) -> int:
-    value = _number(found, field, where)
+def _whole(fields: Mapping[str, Any], field: str, where: str) -> int:
+    value = _number(fields, field, where)
     if not value.is_integer():
-        raise InputError(f"{field} is {shown(found[field])}", where=where, fix="write a whole number above zero")
+        raise InputError(f"{field} is {shown(fields[field])}", where=where, fix="write a whole number above zero")
     return int(value)
 
 
-def _size(found: Mapping[str, Any], field: str, where: str) -> int:
-    return parse_size(found[field]) if isinstance(found[field], str) else _whole(found, field, where)
+def _size(fields: Mapping[str, Any], field: str, where: str) -> int:
+    return parse_size(fields[field]) if isinstance(fields[field], str) else _whole(fields, field, where)

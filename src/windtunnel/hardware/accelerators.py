@@ -205,14 +205,14 @@ class Accelerator(Device):
     @property
     def template(self) -> Templates | None:
         """As a template of the space; None where it is none, so that its area is not known."""
-        one = self.arrays[0]
-        if len(self.arrays) > 1 or one.per_core > 1:
+        array = self.arrays[0]
+        if len(self.arrays) > 1 or array.per_core > 1:
             return None
         try:
             return Templates.of(
-                one.count,
-                one.cols,
-                one.rows,
+                array.count,
+                array.cols,
+                array.rows,
                 self.num_vector_units,
                 self.vector_width,
                 self.sram_bytes.get("global", 0),

@@ -280,8 +280,8 @@ def topology(sizes: str, wires: tuple[Link, ...], sharers: str = "") -> Topology
     '8 over nvlink4 x 4 over infiniband-ndr'
     """
     members = _numbers(sizes)
-    each = wires * len(members) if len(wires) == 1 else wires
-    return Topology(members, each, _numbers(sharers) if sharers else ())
+    wires_by_dimension = wires * len(members) if len(wires) == 1 else wires
+    return Topology(members, wires_by_dimension, _numbers(sharers) if sharers else ())
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
 """Least and greatest value by field: powers of two only."""
 LARGEST = (8, 128, 128, 2, 128, 128 * _MIB)
 """Whose area no template of the space exceeds: what a TPU v4 has."""
-_LEAST_SHARE = 0.3
+_MIN_SHARE = 0.3
 _MULTIPLIERS_PER_KIB = 64
 
 
@@ -129,15 +129,15 @@ def _areas() -> Mapping[str, Mapping[int, float]]:
 def _of_buffer(part: str, sizes_bytes: Ints) -> Floats:
     table = _areas()[part]
     known = np.array(sorted(table), dtype=np.int64)
-    place = np.clip(np.searchsorted(known, sizes_bytes), 0, len(known) - 1)
-    wrong = known[place] != sizes_bytes
+    index = np.clip(np.searchsorted(known, sizes_bytes), 0, len(known) - 1)
+    wrong = known[index] != sizes_bytes
     if wrong.any():
         raise InputError(
             f"the area of a {part} of {int(sizes_bytes[wrong][0])} bytes is not known",
             where=f"{part} of a template",
             fix=f"known: powers of two from {format_size(int(known[0]))} to {format_size(int(known[-1]))}",
         )
-    area: Floats = np.array([table[int(size)] for size in known])[place]
+    area: Floats = np.array([table[int(size)] for size in known])[index]
     return area
 
 
@@ -207,7 +207,7 @@ def template_space(limit_um2: float | None = None) -> Templates:
     every = _every_template()
     area = every.area_um2
     is_single = (every.num_tensor_cores == 1) | (every.num_vector_cores == 1)
-    result = every.take((area <= limit) & ((area >= _LEAST_SHARE * limit) | is_single))
+    result = every.take((area <= limit) & ((area >= _MIN_SHARE * limit) | is_single))
     if not len(result):
         raise InputError(
             f"no template is as small as {limit:,.0f} square micrometers",

@@ -200,11 +200,12 @@ def areas(
         points = _steps(xs, top + height * (1 - above / ticks[-1]), top + height * (1 - below / ticks[-1]))
         body.append(f'<path d="{points}" fill="{color}"><title>{escape(name)}</title></path>')
         below = above
-    at = left + (WIDTH - left) * (peak_ns - int(time_ns[0])) / span
+    peak_x = left + (WIDTH - left) * (peak_ns - int(time_ns[0])) / span
     body.append(
-        f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{top + height}" stroke="#111827" stroke-dasharray="4 3"/>'
+        f'<line x1="{peak_x:.1f}" x2="{peak_x:.1f}" y1="{top}" y2="{top + height}" stroke="#111827" '
+        'stroke-dasharray="4 3"/>'
     )
-    body.append(_text(at, 11, "peak", anchor="end" if at > WIDTH - 60 else "middle"))
+    body.append(_text(peak_x, 11, "peak", anchor="end" if peak_x > WIDTH - 60 else "middle"))
     for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
         anchor = "end" if fraction == 1.0 else "start" if fraction == 0.0 else "middle"
         x = left + (WIDTH - left) * fraction

@@ -16,7 +16,7 @@ __all__ = ["Bar", "Curve", "bars", "curves"]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#332288", "#8c939b")
 _DASHES = ("", "6 3", "2 3")
-_MOST_MARKS = 20
+_MAX_MARKS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ def bars(rows: Sequence[Bar], label: str, *, top: float = 0.0, show: Callable[[f
 def curves(lines: Sequence[Curve], label: str, *, x_label: str, y_label: str, is_log: bool = True) -> str:
     """Lines over an x axis, logarithmic or not, whose marks are the points' own places; y starts at zero."""
     left, right, top, height = 76.0, 250.0, 20.0, 260.0
-    places = sorted({x for line in lines for x, _ in line.points})
+    xs = sorted({x for line in lines for x, _ in line.points})
     ticks = _ticks(max([y for line in lines for _, y in line.points] + [1e-9]))
     scale: Callable[[float], float] = math.log if is_log else float
-    low, high = scale(places[0]), scale(places[-1])
+    low, high = scale(xs[0]), scale(xs[-1])
 
     def point(x: float, y: float) -> tuple[float, float]:
         across = (scale(x) - low) / ((high - low) or 1.0)
@@ -80,10 +80,10 @@ def curves(lines: Sequence[Curve], label: str, *, x_label: str, y_label: str, is
 
     body = [_text(left - 8, 12, y_label, anchor="start", style=' class="soft"')]
     for tick in ticks:
-        y = point(places[0], tick)[1]
+        y = point(xs[0], tick)[1]
         body.append(f'<line class="axis" x1="{left}" x2="{WIDTH - right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(_text(left - 8, y + 4, f"{tick:g}", anchor="end", style=' class="soft"'))
-    for position in places[:: -(-len(places) // _MOST_MARKS)]:
+    for position in xs[:: -(-len(xs) // _MAX_MARKS)]:
         x = point(position, 0)[0]
         body.append(_text(x, top + height + 17, f"{position:g}", anchor="middle", style=' class="soft"'))
     body.append(_text(WIDTH - right, top + height + 34, x_label, anchor="end", style=' class="soft"'))

@@ -92,7 +92,7 @@ def _section_of_capture(seen: Mapping[str, Any]) -> Section:
 
 
 def by_category(
-    place: NDArray[np.int64],
+    position: NDArray[np.int64],
     held: Mapping[str, NDArray[np.int64]],
     at_peak: Mapping[str, int],
     *,
@@ -102,7 +102,7 @@ def by_category(
 
     Parameters
     ----------
-    place : int64 [N]
+    position : int64 [N]
         Where on the axis, ascending.
     held : mapping of category to int64 [N]
     at_peak : mapping of category to bytes
@@ -114,8 +114,8 @@ def by_category(
         f'<span><i style="background:{color}"></i>{name}: {format_size(at_peak[name])} at the peak</span>'
         for name, _, color in series
     )
-    peak = place[int(np.argmax(np.sum([values for _, values, _ in series], axis=0)))]
-    chart = areas(place, series, "bytes held over the step, by category", peak_ns=int(peak), show=show)
+    peak = position[int(np.argmax(np.sum([values for _, values, _ in series], axis=0)))]
+    chart = areas(position, series, "bytes held over the step, by category", peak_ns=int(peak), show=show)
     return f'<figure>{chart}</figure><div class="legend">{legend}</div>'
 
 
@@ -131,8 +131,8 @@ def _series(timeline: Timeline, curve: MemoryCurve, times: NDArray[np.int64]) ->
         part = timeline.memory(where=codes == int(phase))
         if not len(part.time_ns):
             continue
-        at = np.searchsorted(part.time_ns, times, side="right") - 1
-        values = np.where(at >= 0, part.size_bytes[np.maximum(at, 0)] - part.base_bytes, 0)
+        index = np.searchsorted(part.time_ns, times, side="right") - 1
+        values = np.where(index >= 0, part.size_bytes[np.maximum(index, 0)] - part.base_bytes, 0)
         if values.any():
             result.append((name, values, PHASE_COLORS[phase]))
     return result

@@ -88,8 +88,8 @@ def _over_time(profile: MemoryProfile) -> Section:
     return Section("time", "over the step", title, f'{chart}<p class="note">{note}</p>')
 
 
-def _event_number(place: float) -> str:
-    return f"event {place:,.0f}"
+def _event_number(event: float) -> str:
+    return f"event {event:,.0f}"
 
 
 def _at_peak(profile: MemoryProfile) -> Section:

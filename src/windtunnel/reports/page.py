@@ -93,17 +93,17 @@ def report(
     return write_text(Path(path), _page(name, head, [section for section in result if section]), overwrite=overwrite)
 
 
-def _page(title: str, head: str, found: Sequence[Section]) -> str:
-    is_drawn = any("timeline-data" in section.body for section in found)
+def _page(title: str, head: str, sections: Sequence[Section]) -> str:
+    is_drawn = any("timeline-data" in section.body for section in sections)
     scripts = [_asset(name) for name in _SCRIPTS] if is_drawn else []
     values = {
         "title": escape(title),
         "style": _asset("report.css"),
-        "links": "".join(f'<a href="#{section.anchor}">{section.menu}</a>' for section in found),
+        "links": "".join(f'<a href="#{section.anchor}">{section.menu}</a>' for section in sections),
         "header": head,
         "sections": "\n".join(
             f'<section id="{section.anchor}"><h2>{escape(section.title)}</h2>{section.body}</section>'
-            for section in found
+            for section in sections
         ),
         "footer": "Written by windtunnel. Predicted is hollow, measured is solid, intervals are drawn where known.",
         "script_hashes": " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'",

@@ -85,14 +85,18 @@ def squarify(sizes: Sequence[float], box: Box) -> list[Box]:
             end += 1
         row = sizes[start:end]
         share = sum(row) / total
-        at = 0.0
+        offset = 0.0
         for size in row:
             part = size / sum(row)
             if width >= height:
-                result.append((x, y + at * height if at else y, width * share, height * part if part < 1 else height))
+                result.append(
+                    (x, y + offset * height if offset else y, width * share, height * part if part < 1 else height)
+                )
             else:
-                result.append((x + at * width if at else x, y, width * part if part < 1 else width, height * share))
-            at += part
+                result.append(
+                    (x + offset * width if offset else x, y, width * part if part < 1 else width, height * share)
+                )
+            offset += part
         if width >= height:
             x, width = x + width * share, width * (1 - share)
         else:

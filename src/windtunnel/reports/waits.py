@@ -89,7 +89,7 @@ def wait_lines(timeline: Timeline) -> list[str]:
     lines = [f"ranks wait for their peers {ratio} of the time, {format_duration(total_ns)} in all"]
     blamed = [f"rank {wait.rank} {format_duration(wait.held_up_ns)}" for wait in waits if wait.held_up_ns]
     lines.append(f"held up by {', '.join(blamed[:_MOST])}{', ...' if len(blamed) > _MOST else ''}")
-    most = max(waits, key=lambda one: one.waited_ns)
+    most = max(waits, key=lambda entry: entry.waited_ns)
     lines.append(
         f"rank {most.rank} waits longest, {format_duration(most.waited_ns)}: "
         f"{format_duration(most.for_rank_ns)} for rank {most.for_rank}"

@@ -106,14 +106,14 @@ def options_of(types: Sequence[DeviceType], link_scale: Floats | None, *, is_sum
 
 
 def _scales(
-    one: DeviceType, kind: int, last: int, following: int, link_scale: Floats | None, *, is_summed: bool
+    device_type: DeviceType, kind: int, last: int, following: int, link_scale: Floats | None, *, is_summed: bool
 ) -> list[float]:
     """By channel: forward comes from the stage before and goes to the one behind, backward the other way."""
     if link_scale is None:
-        return [one.comm_scale] * (1 if is_summed else NUM_CHANNELS)
+        return [device_type.comm_scale] * (1 if is_summed else NUM_CHANNELS)
     result: list[Any] = [0.0] * NUM_CHANNELS
-    result[kernels.IN_FORWARD] = one.comm_scale * link_scale[last, kind]
-    result[kernels.OUT_FORWARD] = one.comm_scale * link_scale[kind, following]
-    result[kernels.IN_BACKWARD] = one.comm_scale * link_scale[following, kind]
-    result[kernels.OUT_BACKWARD] = one.comm_scale * link_scale[kind, last]
+    result[kernels.IN_FORWARD] = device_type.comm_scale * link_scale[last, kind]
+    result[kernels.OUT_FORWARD] = device_type.comm_scale * link_scale[kind, following]
+    result[kernels.IN_BACKWARD] = device_type.comm_scale * link_scale[following, kind]
+    result[kernels.OUT_BACKWARD] = device_type.comm_scale * link_scale[kind, last]
     return result

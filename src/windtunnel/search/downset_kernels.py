@@ -125,10 +125,10 @@ def longer(old: Any, capacity: int) -> Any:
 
 
 @numba.njit(cache=True)
-def _rehash(found: Any, count: int, size: int) -> Any:
+def _rehash(downsets: Any, count: int, size: int) -> Any:
     table = np.full(size, -1, np.int32)
     for index in range(count):
-        position = np.int64(_hash(found[index]) & np.uint64(size - 1))
+        position = np.int64(_hash(downsets[index]) & np.uint64(size - 1))
         while table[position] >= 0:
             position = (position + 1) & (size - 1)
         table[position] = index

@@ -23,12 +23,12 @@ __all__ = ["document_of", "ends_of", "has_text", "number_of", "rows_of", "unique
 _MOST = 1e300  # a sum of such numbers is a number still
 
 
-def has_text(path: str | os.PathLike[str], *texts: str) -> bool:
+def has_text(path: str | os.PathLike[str], *strings: str) -> bool:
     """Whether a file is named as JSON and one of its lines holds each of the texts."""
     source = Path(path)
     if source.suffix != ".json" or not source.is_file():
         return False
-    missing = set(texts)
+    missing = set(strings)
     with source.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             missing = {text for text in missing if text not in line}

@@ -106,9 +106,9 @@ class Table:
             index = before
         return result
 
-    def _step(self, at: int, vector: int) -> tuple[int, int, int]:
+    def _step(self, downset: int, vector: int) -> tuple[int, int, int]:
         """The smaller downset, option and vector that this value comes from."""
-        inside_J, loads_JO = self.loads(at)
+        inside_J, loads_JO = self.loads(downset)
         options = self.options
         best: tuple[float, int, int, int] = (math.inf, 0, 0, 0)
         for option in range(len(options.kind_O)):
@@ -117,19 +117,19 @@ class Table:
             if not reached.size:
                 continue
             source = int(options.move_from[rows][reached[0]])
-            values_J = np.where(inside_J, np.maximum(self.best_IV[:at, source], loads_JO[:, option]), math.inf)
+            values_J = np.where(inside_J, np.maximum(self.best_IV[:downset, source], loads_JO[:, option]), math.inf)
             index = int(values_J.argmin())
             best = min(best, (float(values_J[index]), index, option, source))
         return best[1:]
 
-    def loads(self, at: int) -> tuple[NDArray[np.bool_], Floats]:
+    def loads(self, downset: int) -> tuple[NDArray[np.bool_], Floats]:
         """Which smaller downsets lie within one, bool [J], and what the difference loads each option with [J, O]."""
         lattice, work, options = self.lattice, self.work, self.options
         groups = _pack_groups(work.groups, is_merged=options.num_channels == 1)
-        inside_J, comm_JC = np.zeros(at + 1, np.bool_), np.zeros((at + 1, options.num_channels))
+        inside_J, comm_JC = np.zeros(downset + 1, np.bool_), np.zeros((downset + 1, options.num_channels))
         num_groups = len(work.groups.own_G)
         kernels.row(
-            at,
+            downset,
             lattice.words_IW,
             lattice.parent_I,
             lattice.added_I,
@@ -141,17 +141,19 @@ class Table:
             np.zeros(num_groups, np.bool_),
         )
         sums = _sums(lattice, work)
-        loads_JO = np.empty((at, len(options.kind_O)))
+        loads_JO = np.empty((downset, len(options.kind_O)))
         for option, (kind, replicas, sync) in enumerate(
             zip(options.kind_O, options.replicas_O, options.sync_O, strict=True)
         ):
-            compute_J = sums["compute_IT"][at, kind] - sums["compute_IT"][:at, kind]
-            loads = _combine_costs(compute_J, comm_JC[:at] * options.scale_OC[option], self.combine) / replicas
-            loads += sync * (sums["weights_I"][at] - sums["weights_I"][:at])
-            is_out = sums["memory_I"][at] - sums["memory_I"][:at] > work.types[kind].memory_bytes * (1 + _SLACK)
-            is_out |= sums["barred_IT"][at, kind] != sums["barred_IT"][:at, kind]
+            compute_J = sums["compute_IT"][downset, kind] - sums["compute_IT"][:downset, kind]
+            loads = _combine_costs(compute_J, comm_JC[:downset] * options.scale_OC[option], self.combine) / replicas
+            loads += sync * (sums["weights_I"][downset] - sums["weights_I"][:downset])
+            is_out = sums["memory_I"][downset] - sums["memory_I"][:downset] > work.types[kind].memory_bytes * (
+                1 + _SLACK
+            )
+            is_out |= sums["barred_IT"][downset, kind] != sums["barred_IT"][:downset, kind]
             loads_JO[:, option] = np.where(is_out, math.inf, loads)
-        return inside_J[:at], loads_JO
+        return inside_J[:downset], loads_JO
 
 
 def _combine_costs(compute: Floats, comm_JC: Floats, combine: Combine) -> Any:

@@ -73,7 +73,7 @@ def passes_per_update(graph: Graph) -> int:
         return passes_of_operators(graph)
 
 
-def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
+def with_batch(graph: Graph, captured: int, requested: int) -> Graph:
     """The graph with the work of another batch: what handles samples grows, parameters and updates do not.
 
     Shapes and strides change as flops and bytes do, so that whatever a cost model reads is of the new batch. Where the
@@ -84,10 +84,10 @@ def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
     InputError
         A size is not positive, or the captured one is not known.
     """
-    if wanted < 1:
-        raise InputError(f"a batch cannot have {wanted} samples", fix="use 1 or more")
+    if requested < 1:
+        raise InputError(f"a batch cannot have {requested} samples", fix="use 1 or more")
     is_traced = not can_change_batch(graph)
-    if captured < 1 or (is_traced and captured != wanted):
+    if captured < 1 or (is_traced and captured != requested):
         raise InputError(
             "a job that was traced without being run cannot get another batch"
             if is_traced
@@ -97,7 +97,7 @@ def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
             else "capture it with windtunnel, name the dimension with --batch-dim, or leave out --batch-size",
         )
     loads = graph.select(phase=Phase.DATA) & ~graph.select(kind=Kind.COMPUTE)
-    return _at_batch(graph, captured, wanted).scale(loads, wanted / captured)
+    return _at_batch(graph, captured, requested).scale(loads, requested / captured)
 
 
 def can_change_batch(graph: Graph) -> bool:
@@ -105,7 +105,7 @@ def can_change_batch(graph: Graph) -> bool:
     return bool(graph.meta.program) or not bool(select_unpriced(graph).any())
 
 
-def sizes_between(captured: int, wanted: int) -> list[int]:
+def sizes_between(captured: int, requested: int) -> list[int]:
     """The captured size and its doubles (or halves) on the way to the wanted one, which is the last.
 
     Examples
@@ -114,20 +114,20 @@ def sizes_between(captured: int, wanted: int) -> list[int]:
     ([8, 16, 32, 40], [8, 4, 3], [8])
     """
     result = [captured]
-    while captured and (result[-1] * 2 <= wanted or result[-1] // 2 >= wanted > 0):
-        result.append(result[-1] * 2 if wanted > captured else result[-1] // 2)
-    return result if result[-1] == wanted or not wanted else [*result, wanted]
+    while captured and (result[-1] * 2 <= requested or result[-1] // 2 >= requested > 0):
+        result.append(result[-1] * 2 if requested > captured else result[-1] // 2)
+    return result if result[-1] == requested or not requested else [*result, requested]
 
 
-def _at_batch(graph: Graph, captured: int, wanted: int) -> Graph:
+def _at_batch(graph: Graph, captured: int, requested: int) -> Graph:
     """Change what computes outside of the update."""
     selected = np.flatnonzero(_handles_samples(graph))
     inputs, row_N = _distinct(graph, selected)
     sizes = carriers(inputs, captured)
     extended = [
-        resize_operator(tensor, sizes, captured, wanted)
+        resize_operator(tensor, sizes, captured, requested)
         if tensor.shapes
-        else _of_unknown_shapes(tensor, wanted / captured)
+        else _of_unknown_shapes(tensor, requested / captured)
         for tensor in inputs
     ]
     columns: dict[str, Any] = {
@@ -151,11 +151,11 @@ def _handles_samples(graph: Graph) -> NDArray[np.bool_]:
     return computes & ~graph.select(phase=Phase.UPDATE) if "phase" in graph.tasks else computes
 
 
-def _distinct(graph: Graph, chosen: Ints) -> tuple[list[Inputs], Ints]:
+def _distinct(graph: Graph, rows: Ints) -> tuple[list[Inputs], Ints]:
     """Distinct inputs, and the row of each chosen task in them [N]."""
-    strings = [_text(graph, name, chosen) for name in ("op", "input_shapes", "input_dtypes", "input_strides")]
-    params = graph.tasks["param_bytes"][chosen] if "param_bytes" in graph.tasks else np.zeros(len(chosen), np.int64)
-    phase = graph.tasks["phase"][chosen] if "phase" in graph.tasks else np.zeros(len(chosen), np.int64)
+    strings = [_text(graph, name, rows) for name in ("op", "input_shapes", "input_dtypes", "input_strides")]
+    params = graph.tasks["param_bytes"][rows] if "param_bytes" in graph.tasks else np.zeros(len(rows), np.int64)
+    phase = graph.tasks["phase"][rows] if "phase" in graph.tasks else np.zeros(len(rows), np.int64)
     keys = np.stack([*(text.codes.astype(np.int64) for text in strings), params, phase == Phase.BACKWARD], axis=1)
     result, row_N = np.unique(keys, axis=0, return_inverse=True)
     inputs = [
@@ -172,32 +172,32 @@ def _distinct(graph: Graph, chosen: Ints) -> tuple[list[Inputs], Ints]:
     return inputs, row_N.reshape(-1).astype(np.int64)
 
 
-def _text(graph: Graph, name: str, chosen: Ints) -> Strings:
+def _text(graph: Graph, name: str, rows: Ints) -> Strings:
     result = name if name in graph.tasks else "name" if name == "op" else ""
-    return graph.tasks.strings(result).take(chosen) if result else Strings.repeat("", len(chosen))
+    return graph.tasks.strings(result).take(rows) if result else Strings.repeat("", len(rows))
 
 
 def _of_unknown_shapes(captured: Inputs, factor: float) -> Growth:
     return Growth(captured, factor, factor, factor)
 
 
-def _scale_bytes(graph: Graph, name: str, chosen: Ints, ratio: Any) -> Ints:
+def _scale_bytes(graph: Graph, name: str, rows: Ints, ratio: Any) -> Ints:
     """Where shapes are not known, bytes of parameters stay: they are what is read again and again."""
     values: Ints = graph.tasks[name].copy()
-    known = values[chosen].astype(np.float64)
-    fixed = np.zeros(len(chosen))
+    known = values[rows].astype(np.float64)
+    fixed = np.zeros(len(rows))
     if name == "bytes_read" and "param_bytes" in graph.tasks and "input_shapes" not in graph.tasks:
-        fixed = np.minimum(graph.tasks["param_bytes"][chosen].astype(np.float64), known)
-    values[chosen] = np.rint(fixed + ratio * (known - fixed)).astype(np.int64)
+        fixed = np.minimum(graph.tasks["param_bytes"][rows].astype(np.float64), known)
+    values[rows] = np.rint(fixed + ratio * (known - fixed)).astype(np.int64)
     return values
 
 
-def _replace_strings(column: Strings, chosen: Ints, texts: list[str], row_N: Ints) -> Strings:
+def _replace_strings(column: Strings, rows: Ints, strings: list[str], row_N: Ints) -> Strings:
     """The column with the texts of the chosen rows."""
-    new = Strings.of(texts)
+    new = Strings.of(strings)
     values = tuple(dict.fromkeys((*column.values, *new.values)))
     index = {text: code for code, text in enumerate(values)}
     codes = column.codes.copy()
-    if len(chosen):
-        codes[chosen] = np.array([index[text] for text in texts], dtype=np.int32)[row_N]
+    if len(rows):
+        codes[rows] = np.array([index[text] for text in strings], dtype=np.int32)[row_N]
     return Strings(codes, values)

@@ -22,7 +22,7 @@ __all__ = ["Growth", "Inputs", "carriers", "resize_operator"]
 Path = tuple[int, ...]
 
 _ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "bool": 1}
-_MOST_TENSORS = 12  # among which parameters are looked for
+_MAX_TENSORS = 12  # among which parameters are looked for
 _TABLES = ("embedding_dense_backward", "embedding_backward")  # whose result is as large as a parameter
 
 
@@ -68,7 +68,7 @@ class Inputs:
 
     def parameters(self, tensors: Sequence[_Tensor]) -> frozenset[Path]:
         """Those tensors whose bytes add up to those of the parameters, later arguments first."""
-        if not self.param_bytes or len(tensors) > _MOST_TENSORS:
+        if not self.param_bytes or len(tensors) > _MAX_TENSORS:
             return frozenset()
         for count in range(1, len(tensors) + 1):
             for some in itertools.combinations(reversed(tensors), count):
@@ -99,7 +99,7 @@ def carriers(captured: Iterable[Inputs], batch_size: int) -> frozenset[int]:
             if len(tensor.shape) > 2 and tensor.shape[0] == batch_size
         }
         for symbol, size in _symbols(item, tensors).items():
-            is_free = not any(path in known for path, _ in symbol.places)
+            is_free = not any(path in known for path, _ in symbol.dims)
             if is_free and (symbol.name == "batch" or (symbol.name == "rows" and known)):
                 result.add(size)
     return frozenset(size for size in result if size and size % batch_size == 0)
@@ -128,17 +128,17 @@ def resize_operator(captured: Inputs, sizes: frozenset[int], old: int, new: int)
     symbols = _symbols(captured, tensors)
     if symbols:
         selected = _find_batch_symbol(captured, symbols, known, sizes, old)
-        places = dict(selected.places) if selected else {}
+        scaled_dims = dict(selected.dims) if selected else {}
         writes = bool(selected) and selected.name != "inner"  # type: ignore[union-attr]
     else:
-        places = _places(tensors, known, sizes, old, has_parameters=captured.param_bytes > 0)
-        writes = bool(places) and captured.name not in _TABLES
-    if not places:
+        scaled_dims = _places(tensors, known, sizes, old, has_parameters=captured.param_bytes > 0)
+        writes = bool(scaled_dims) and captured.name not in _TABLES
+    if not scaled_dims:
         return Growth(captured)
     before = sum(tensor.num_bytes for tensor in tensors)
-    after = sum(tensor.num_bytes * (new / old if tensor.path in places else 1.0) for tensor in tensors)
+    after = sum(tensor.num_bytes * (new / old if tensor.path in scaled_dims else 1.0) for tensor in tensors)
     shapes, strides = json.loads(captured.shapes), json.loads(captured.strides) if captured.strides else []
-    for path, dim in places.items():
+    for path, dim in scaled_dims.items():
         _scale_shape(shapes, strides, path, dim, (old, new))
     extended = replace(captured, shapes=_text(shapes), strides=_text(strides) if captured.strides else "")
     return Growth(extended, new / old, after / before if before else new / old, new / old if writes else 1.0)
@@ -151,7 +151,7 @@ class _Symbol(NamedTuple):
     """One size of a product, and every (tensor, dimension) that has it."""
 
     name: str
-    places: tuple[tuple[Path, int], ...]
+    dims: tuple[tuple[Path, int], ...]
 
 
 def _symbols(captured: Inputs, tensors: Sequence[_Tensor]) -> dict[_Symbol, int]:
@@ -185,8 +185,8 @@ def _find_batch_symbol(
 ) -> _Symbol | None:
     """The size that holds the samples: none of a parameter; a gradient of a weight sums over them."""
     first = ("batch", "inner", "rows", "columns") if captured.is_backward else ("batch", "rows", "inner", "columns")
-    free = [symbol for symbol in symbols if not any(path in known for path, _ in symbol.places)]
-    ordered = sorted(free, key=lambda one: first.index(one.name))
+    free = [symbol for symbol in symbols if not any(path in known for path, _ in symbol.dims)]
+    ordered = sorted(free, key=lambda item: first.index(item.name))
     for holds in (lambda size: size in sizes, lambda size: size and size % old == 0):
         for item in ordered:
             if holds(symbols[item]):

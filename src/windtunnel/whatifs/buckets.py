@@ -166,8 +166,8 @@ def averaging_of(
     )
 
 
-def _sort_by_position(rows: Rows, place: Rows) -> list[int]:
-    result: list[int] = rows[np.argsort(place[rows], kind="stable")].tolist()
+def _sort_by_position(rows: Rows, order_T: Rows) -> list[int]:
+    result: list[int] = rows[np.argsort(order_T[rows], kind="stable")].tolist()
     return result
 
 
@@ -178,15 +178,15 @@ def _layer_bytes(graph: Graph) -> dict[str, int]:
     return sizes
 
 
-def _ready(graph: Graph, mine: NDArray[np.bool_], place: Rows, sizes: dict[str, int]) -> dict[str, int]:
+def _ready(graph: Graph, on_rank: NDArray[np.bool_], order_T: Rows, sizes: dict[str, int]) -> dict[str, int]:
     """The last backward task of each layer with parameters, in order."""
     names, layers = graph.tasks.strings("name"), graph.tasks.strings("layer")
     issues = names.where({text: text.startswith(_ISSUE) for text in names.values})
     works = np.isin(graph.tasks["kind"], (Kind.HOST, Kind.COMPUTE, Kind.COPY))
-    rows = np.flatnonzero(mine & graph.select(phase=Phase.BACKWARD) & works & ~issues)
-    last = last_per_group(place, rows, layers.codes[rows])
+    rows = np.flatnonzero(on_rank & graph.select(phase=Phase.BACKWARD) & works & ~issues)
+    last = last_per_group(order_T, rows, layers.codes[rows])
     result = {layers.values[code]: row for code, row in last.items() if layers.values[code] in sizes}
-    return dict(sorted(result.items(), key=lambda one: place[one[1]]))
+    return dict(sorted(result.items(), key=lambda item: order_T[item[1]]))
 
 
 def _fit_link(graph: Graph, rows: Rows) -> tuple[float, float]:

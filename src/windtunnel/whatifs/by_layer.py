@@ -82,7 +82,7 @@ def by_layer(answer: Answer) -> list[LayerGain]:
         )
         for code, mask, end_ns in zip(codes, masks, ends_ns, strict=True)
     ]
-    return sorted(result, key=lambda one: -one.speedup)
+    return sorted(result, key=lambda gain: -gain.speedup)
 
 
 def _is_replaced(graph: Graph) -> Any:
@@ -92,9 +92,9 @@ def _is_replaced(graph: Graph) -> Any:
     return sources.where({text: text == REPLACED for text in sources.values})
 
 
-def worth_it(found: Sequence[LayerGain]) -> str:
+def worth_it(gains: Sequence[LayerGain]) -> str:
     """The value of ``layer=`` that names the layers which pay; empty where all do, or none."""
-    paying = sorted(item.layer for item in found if item.pays)
-    if not paying or len(paying) == len(found):
+    paying = sorted(item.layer for item in gains if item.pays)
+    if not paying or len(paying) == len(gains):
         return ""
     return "|".join(name.replace(".", r"\.") for name in paying)

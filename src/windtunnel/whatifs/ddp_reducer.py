@@ -27,7 +27,7 @@ __all__ = ["OWN_WORK", "describe_buckets", "reducing_needs", "split_by_bytes", "
 Ints = NDArray[np.int64]
 # note of the buckets of one iteration, in the order of its messages
 OWN_WORK = "reduce gradients"
-_MOST_PROCESSES = 32  # more are started only for prices="measured"
+_MAX_PROCESSES = 32  # more are started only for prices="measured"
 
 
 def describe_buckets(buckets: list[Bucket], bucket_bytes: int, first_bucket_bytes: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def reducing_needs(
 
 def way_between(graph: Graph, num_processes: int) -> str:
     """How ``prices="auto"`` finds what so many processes do together: not by starting a thousand of them."""
-    return MEASURE if has_program(graph) and num_processes <= _MOST_PROCESSES else PUBLISHED
+    return MEASURE if has_program(graph) and num_processes <= _MAX_PROCESSES else PUBLISHED
 
 
 def split_by_bytes(graph: Graph, messages: Ints, total_ns: Sequence[int]) -> Ints:

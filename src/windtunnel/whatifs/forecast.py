@@ -28,7 +28,7 @@ from windtunnel.whatifs.placing import LAUNCH_NS, place_on
 __all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "rank_forecasts"]
 
 _LEVEL, _NUM_DRAWS, _FEWEST_DRAWS = 0.9, 128, 16
-_MOST_VALUES = 1 << 25  # durations drawn at once: 256 MiB
+_MAX_VALUES = 1 << 25  # durations drawn at once: 256 MiB
 _ALTERNATIVES = ("tf32", "bf16", "fp16", "fp8")
 _ALIKE = 0.02  # of a step: less tells no devices apart
 
@@ -225,7 +225,7 @@ def _replay_forecast(
     bound_ns = _bound(priced, computes, least_T)
     # streams of one device share it, whatever their graph says
     makespan_ns = max(timeline.makespan_ns, bound_ns)
-    num_draws = int(np.clip(_MOST_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
+    num_draws = int(np.clip(_MAX_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
     drawn_KT = np.maximum(draw_durations(priced, num_draws), least_T)
     low, high = _interval(replay_many(priced, drawn_KT).makespan_ns, makespan_ns)
     whole_ns = int(priced.duration_ns[computes].sum())
@@ -257,8 +257,8 @@ def _replay_forecast(
     )
 
 
-def _interval(drawn: Ints, middle: int) -> tuple[int, int]:
-    low, high = np.quantile(drawn, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+def _interval(samples: Ints, middle: int) -> tuple[int, int]:
+    low, high = np.quantile(samples, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return int(min(low, middle)), int(max(high, middle))
 
 
@@ -290,7 +290,7 @@ def _ranks(graph: Graph) -> NDArray[np.int32]:
 def changes(
     graph: Graph,
     machine: Machine | Device,
-    found: Forecast,
+    baseline: Forecast,
     *,
     batch_dim: int | None = None,
     model: Model = AUTO,
@@ -299,10 +299,12 @@ def changes(
 ) -> list[Forecast]:
     """The same in other types that the device has a peak for, and at twice and four times the batch."""
     device, tiers = device_of(machine), tiers_of(model)
-    dtype = "" if found.dtype == "as captured" else found.dtype
+    dtype = "" if baseline.dtype == "as captured" else baseline.dtype
     types = [item for item in _ALTERNATIVES if item in device.peak_flops_per_s and item != dtype]
-    batches = [found.batch_size * factor for factor in (2, 4)] if found.batch_size and can_change_batch(graph) else []
-    requested = [(type_, found.batch_size) for type_ in types] + [(dtype, batch) for batch in batches]
+    batches = (
+        [baseline.batch_size * factor for factor in (2, 4)] if baseline.batch_size and can_change_batch(graph) else []
+    )
+    requested = [(type_, baseline.batch_size) for type_ in types] + [(dtype, batch) for batch in batches]
     return [
         forecast(
             graph,
@@ -312,14 +314,14 @@ def changes(
             batch_dim=batch_dim,
             model=tiers,
             launch_ns=launch_ns,
-            host_factor=found.host_factor,
+            host_factor=baseline.host_factor,
             fabric=fabric,
         )
         for name, size in requested
     ]
 
 
-def rank_forecasts(found: Sequence[Forecast]) -> tuple[list[Forecast], str]:
+def rank_forecasts(forecasts: Sequence[Forecast]) -> tuple[list[Forecast], str]:
     """Forecasts of several devices, the quickest first, by what tells them apart.
 
     Returns
@@ -328,9 +330,9 @@ def rank_forecasts(found: Sequence[Forecast]) -> tuple[list[Forecast], str]:
     str
         ``makespan_ns``; or ``device_ns``, where the host makes all steps alike.
     """
-    steps = [item.makespan_ns for item in found]
+    steps = [item.makespan_ns for item in forecasts]
     key = "makespan_ns" if steps and max(steps) > (1 + _ALIKE) * min(steps) else "device_ns"
-    return sorted(found, key=lambda one: (getattr(one, key), one.device_ns)), key
+    return sorted(forecasts, key=lambda item: (getattr(item, key), item.device_ns)), key
 
 
 def _shares(
@@ -345,7 +347,7 @@ def _shares(
         for code, value in enumerate(column.values)
         if counts[code]
     ]
-    return tuple(sorted(result, key=lambda one: -one.duration_ns))
+    return tuple(sorted(result, key=lambda share: -share.duration_ns))
 
 
 def _classes(graph: Graph, tasks: NDArray[np.int32], whole_ns: int) -> tuple[ClassUse, ...]:
@@ -367,7 +369,7 @@ def _classes(graph: Graph, tasks: NDArray[np.int32], whole_ns: int) -> tuple[Cla
         )
         for row, name in enumerate(names)
     ]
-    return tuple(sorted(result, key=lambda one: -one.duration_ns))
+    return tuple(sorted(result, key=lambda share: -share.duration_ns))
 
 
 def _unsure(graph: Graph, computes: NDArray[np.int32]) -> float:

@@ -115,43 +115,43 @@ def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Ga
         result += _schedule_gathers(index, turned, Phase.BACKWARD, forward[-1].last if forward else (), prefetch)
         rows = np.flatnonzero(local & graph.select(phase=Phase.UPDATE) & works(graph))
         updated = tuple(last_per_group(index, rows, graph.tasks["resource"][rows]).values())
-    return sorted(result, key=lambda one: index[list(one.before)].min())
+    return sorted(result, key=lambda gather: index[list(gather.before)].min())
 
 
-def _passes(graph: Graph, unit_T: Ints, place: Ints, phase: Phase) -> list[_Pass]:
+def _passes(graph: Graph, unit_T: Ints, order_T: Ints, phase: Phase) -> list[_Pass]:
     """The units of one iteration in the order in which a pass meets them."""
     rows = np.flatnonzero((unit_T >= 0) & graph.select(phase=phase))
     key = unit_T[rows] * (graph.num_resources + 1) + graph.tasks["resource"][rows] + 1
     ends: list[dict[int, list[int]]] = []
     for is_first in (True, False):
         result: dict[int, list[int]] = {}
-        for group, row in last_per_group(place, rows, key, first=is_first).items():
+        for group, row in last_per_group(order_T, rows, key, first=is_first).items():
             result.setdefault(group // (graph.num_resources + 1), []).append(row)
         ends.append(result)
     passes = [_Pass(message, tuple(first), tuple(ends[1][message])) for message, first in ends[0].items()]
-    return sorted(passes, key=lambda one: place[list(one.first)].min())
+    return sorted(passes, key=lambda entry: order_T[list(entry.first)].min())
 
 
 def _schedule_gathers(
-    place: Ints, passes: Sequence[_Pass], phase: Phase, begin: tuple[int, ...], prefetch: int
+    order_T: Ints, passes: Sequence[_Pass], phase: Phase, begin: tuple[int, ...], prefetch: int
 ) -> Iterator[_Gather]:
     """Gather for each pass once an earlier one gave up its place; a task that comes later is not waited for."""
     for index, step_pass in enumerate(passes):
         freed = passes[index - prefetch - 1].last if index > prefetch else begin
-        needed = place[list(step_pass.first)].min()
-        yield _Gather(step_pass.message, phase, tuple(row for row in freed if place[row] < needed), step_pass.first)
+        needed = order_T[list(step_pass.first)].min()
+        yield _Gather(step_pass.message, phase, tuple(row for row in freed if order_T[row] < needed), step_pass.first)
 
 
-def _units(graph: Graph, messages: Ints, mine: Mask, iteration: int, rank: int) -> Ints:
+def _units(graph: Graph, messages: Ints, on_rank: Mask, iteration: int, rank: int) -> Ints:
     """The message that brings the gradients of each computing task's layer, -1 where none does, int64 [T]."""
-    feeds = _feeds(graph, messages, mine)
+    feeds = _feeds(graph, messages, on_rank)
     of_layer = {item.layer: int(feeds[item.ready]) for item in gradients_of(graph, iteration, rank)}
     layers = graph.tasks.strings("layer")
     unit = np.array([of_layer.get(text, -1) for text in layers.values] or [-1], dtype=np.int64)
-    return np.where(mine & works(graph), unit[layers.codes], -1)
+    return np.where(on_rank & works(graph), unit[layers.codes], -1)
 
 
-def _feeds(graph: Graph, messages: Ints, mine: Mask) -> Ints:
+def _feeds(graph: Graph, messages: Ints, on_rank: Mask) -> Ints:
     """The first of these messages, in their order, that waits for each task of a rank, -1 for none, int64 [T]."""
     indptr, rows = graph.predecessors_csr()
     src = graph.edges["src"]
@@ -162,7 +162,7 @@ def _feeds(graph: Graph, messages: Ints, mine: Mask) -> Ints:
         while front:
             row = front.pop()
             before = [src[edge] for edge in rows[indptr[row] : indptr[row + 1]]]
-            new = [item for item in before if result[item] < 0 and mine[item]]
+            new = [item for item in before if result[item] < 0 and on_rank[item]]
             result[new] = message
             front += new
     return result

@@ -83,10 +83,10 @@ def fuse_chains(graph: Graph, mask: Mask | None = None) -> Graph:
     return _merge_chains(graph, selected, inner)
 
 
-def _inner_edges(graph: Graph, chosen: Mask) -> Mask:
+def _inner_edges(graph: Graph, selected: Mask) -> Mask:
     """Data edges between chosen tasks that are the only reader and the only chosen neighbor of each other."""
     edges = graph.edges
-    inner: Mask = (edges["kind"] == EdgeKind.DATA) & chosen[edges["src"]] & chosen[edges["dst"]]
+    inner: Mask = (edges["kind"] == EdgeKind.DATA) & selected[edges["src"]] & selected[edges["dst"]]
     same = graph.tasks["resource"][edges["src"]] == graph.tasks["resource"][edges["dst"]]
     if "phase" in graph.tasks:
         same &= graph.tasks["phase"][edges["src"]] == graph.tasks["phase"][edges["dst"]]
@@ -122,28 +122,28 @@ def _without_rises(graph: Graph, inner: Mask) -> Mask:
     return is_kept
 
 
-def _inputs(graph: Graph, place: NDArray[np.int64]) -> tuple[dict[int, set[int]], NDArray[np.int64]]:
+def _inputs(graph: Graph, order_T: NDArray[np.int64]) -> tuple[dict[int, set[int]], NDArray[np.int64]]:
     """The tasks whose results each task reads, where they hold memory, and the place of the last reader of each one."""
     edges = graph.edges
     rows = np.flatnonzero((edges["kind"] == EdgeKind.DATA) & (graph.tasks["output_bytes"][edges["src"]] > 0))
     inputs = defaultdict[int, set[int]](set)
     for source, reader in zip(edges["src"][rows].tolist(), edges["dst"][rows].tolist(), strict=True):
         inputs[reader].add(source)
-    last_read = place.copy()
-    np.maximum.at(last_read, edges["src"][rows], place[edges["dst"][rows]])
+    last_read = order_T.copy()
+    np.maximum.at(last_read, edges["src"][rows], order_T[edges["dst"][rows]])
     return inputs, last_read
 
 
-def _allocations_before(graph: Graph, place: NDArray[np.int64]) -> NDArray[np.int64]:
+def _allocations_before(graph: Graph, order_T: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many tasks before each one on its resource allocate memory, int64 [T]; only differences have a meaning."""
-    order = np.lexsort((place, graph.tasks["resource"]))
+    order = np.lexsort((order_T, graph.tasks["resource"]))
     allocates = sum(graph.tasks[name] for name in ("output_bytes", "workspace_bytes") if name in graph.tasks) > 0
     result = np.empty(graph.num_tasks, dtype=np.int64)
     result[order] = np.cumsum(allocates[order]) - allocates[order]
     return result
 
 
-def _merge_chains(graph: Graph, chosen: Mask, inner: Mask) -> Graph:
+def _merge_chains(graph: Graph, selected: Mask, inner: Mask) -> Graph:
     """Move the work of every task to the last one of its chain; what is removed leaves its dependencies there."""
     heir = _heirs(graph, inner)
     followers = heir != np.arange(graph.num_tasks)
@@ -152,7 +152,7 @@ def _merge_chains(graph: Graph, chosen: Mask, inner: Mask) -> Graph:
     np.add.at(total, heir[followers], left[followers])
     touched = np.zeros(graph.num_tasks, dtype=bool)
     touched[heir[followers]] = True
-    merged = graph.set_duration(touched & chosen, total[touched & chosen], cost_source="memory traffic")
+    merged = graph.set_duration(touched & selected, total[touched & selected], cost_source="memory traffic")
     return _with_memory(merged, heir, followers).remove(followers | _launches_of(graph, followers))
 
 

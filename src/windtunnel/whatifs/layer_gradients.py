@@ -119,9 +119,9 @@ def positions(graph: Graph) -> Rows:
     return index
 
 
-def last_per_group(place: Rows, rows: Rows, group: NDArray[Any], *, first: bool = False) -> dict[Any, int]:
+def last_per_group(order_T: Rows, rows: Rows, group: NDArray[Any], *, first: bool = False) -> dict[Any, int]:
     """Of the given rows the last (or first) one of each group in topological order, by group."""
-    order = np.argsort(place[rows], kind="stable")
+    order = np.argsort(order_T[rows], kind="stable")
     if first:
         order = order[::-1]
     return dict(zip(group[order].tolist(), rows[order].tolist(), strict=True))
@@ -203,13 +203,13 @@ def _parameters(graph: Graph, mask: NDArray[np.bool_]) -> dict[str, tuple[int, .
 
 
 def _first_forward(
-    graph: Graph, mask: NDArray[np.bool_], place: Rows, layer_codes: NDArray[np.int32]
+    graph: Graph, mask: NDArray[np.bool_], order_T: Rows, layer_codes: NDArray[np.int32]
 ) -> dict[int, list[int]]:
     """First working forward task of each layer on each resource."""
     rows = np.flatnonzero(mask & graph.select(phase=Phase.FORWARD) & works(graph))
     group = layer_codes[rows].astype(np.int64) * (graph.num_resources + 1) + graph.tasks["resource"][rows] + 1
     first: dict[int, list[int]] = {}
-    for key, row in last_per_group(place, rows, group, first=True).items():
+    for key, row in last_per_group(order_T, rows, group, first=True).items():
         first.setdefault(key // (graph.num_resources + 1), []).append(row)
     return first
 

@@ -76,14 +76,14 @@ def _limits_of_step(step: Step, timeline: Timeline, num_iterations: int) -> Limi
     return limits
 
 
-def _together(found: list[Limits], num_steps: int) -> Limits | None:
+def _together(step_limits: list[Limits], num_steps: int) -> Limits | None:
     """Limits of the peak of memory after all steps: of several only that it never falls, or never rises, holds."""
-    if len(found) < num_steps:
+    if len(step_limits) < num_steps:
         return None
     if num_steps == 1:
-        return found[0]
+        return step_limits[0]
     signs = {
-        name: 0.0 if all(getattr(limits, name) == 0 for limits in found) else math.inf
+        name: 0.0 if all(getattr(limits, name) == 0 for limits in step_limits) else math.inf
         for name in ("max_saved_bytes", "max_added_bytes")
     }
-    return Limits("; ".join(limits.reason for limits in found), **signs)
+    return Limits("; ".join(limits.reason for limits in step_limits), **signs)

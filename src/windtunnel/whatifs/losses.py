@@ -29,8 +29,8 @@ __all__ = ["Loss", "find_losses"]
 
 Mask = NDArray[np.bool_]
 GONE = 1e6  # times as fast
-_LEAST_SHARE = 0.005
-_MOST_RANKS = 16  # asked one by one
+_MIN_SHARE = 0.005
+_MAX_RANKS = 16  # asked one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def find_losses(graph: Graph, timeline: Timeline | None = None) -> tuple[Loss, .
         if changed is not None:
             result.append(_loss(cause, _first_applicable(whatifs, graph), before_ns, changed))
     result += _stragglers(graph, before_ns)
-    worth = [loss for loss in result if loss.ratio >= _LEAST_SHARE]
+    worth = [loss for loss in result if loss.ratio >= _MIN_SHARE]
     return tuple(sorted(worth, key=lambda loss: (-loss.cost_ns, loss.cause, loss.rank)))
 
 
@@ -110,7 +110,7 @@ def _stragglers(graph: Graph, before_ns: float) -> Iterator[Loss]:
     """Each of the slowest ranks made as the median one."""
     if graph.num_ranks < 2:
         return
-    for rank in _latest_ranks(graph)[:_MOST_RANKS]:
+    for rank in _latest_ranks(graph)[:_MAX_RANKS]:
         changed = _try_edit(partial(balance_ranks, rank=rank), graph)
         if changed is not None:
             yield _loss("straggler", f"balance-ranks:rank={rank}", before_ns, changed, rank)

@@ -126,8 +126,8 @@ def _beside(graph: Graph, norms: Mask) -> Mask:
     return near if near.any() else _select_neighbors(graph, norms, (edges["kind"] == EdgeKind.ORDER) & ~is_data)
 
 
-def _select_neighbors(graph: Graph, norms: Mask, chosen: Mask) -> Mask:
-    src, dst = graph.edges["src"][chosen], graph.edges["dst"][chosen]
+def _select_neighbors(graph: Graph, norms: Mask, edges: Mask) -> Mask:
+    src, dst = graph.edges["src"][edges], graph.edges["dst"][edges]
     near = np.zeros(graph.num_tasks, dtype=bool)
     near[dst[norms[src]]] = True
     near[src[norms[dst]]] = True

@@ -98,10 +98,12 @@ def optimizer_in_backward(graph: Graph) -> Graph:
     return _reorder_tasks(_without_reuse(apart, index, target), index, target)
 
 
-def _check_not_yet(graph: Graph, place: Rows, updates: Rows, backward: Rows) -> None:
+def _check_not_yet(graph: Graph, order_T: Rows, updates: Rows, backward: Rows) -> None:
     """Refuse where most updates already run between backward tasks."""
     computes = updates[(graph.duration_ns[updates] > 0) & graph.select(kind=Kind.COMPUTE)[updates]]
-    between = (place[computes] < place[backward].max(initial=-1)) & (place[computes] > place[backward].min(initial=0))
+    between = (order_T[computes] < order_T[backward].max(initial=-1)) & (
+        order_T[computes] > order_T[backward].min(initial=0)
+    )
     if len(computes) and 2 * int(between.sum()) >= len(computes):
         raise InEffectError(
             f"{int(between.sum())} of {len(computes)} updates run within the backward pass", where="phase UPDATE"
@@ -125,10 +127,10 @@ def _layers(graph: Graph) -> Rows:
     return layer
 
 
-def _with_preparations(graph: Graph, layer: Rows, place: Rows) -> Rows:
+def _with_preparations(graph: Graph, layer: Rows, order_T: Rows) -> Rows:
     """Update tasks without a layer (Python, scalars) belong to the next one on their resource that has one."""
     rows = np.flatnonzero(graph.select(phase=Phase.UPDATE))
-    rows = rows[np.lexsort((place[rows], graph.tasks["resource"][rows]))]
+    rows = rows[np.lexsort((order_T[rows], graph.tasks["resource"][rows]))]
     labeled = np.flatnonzero(layer[rows] >= 0)
     following = np.searchsorted(labeled, np.arange(len(rows)))
     known = following < len(labeled)
@@ -139,7 +141,7 @@ def _with_preparations(graph: Graph, layer: Rows, place: Rows) -> Rows:
     return filled
 
 
-def _with_gradients_apart(graph: Graph, place: Rows, target: Rows) -> Graph:
+def _with_gradients_apart(graph: Graph, order_T: Rows, target: Rows) -> Graph:
     """Release gradients alone where an operator makes them together with other results.
 
     Such a gradient is counted while its operator and its updates run; the other results are held for as long as now.
@@ -162,7 +164,7 @@ def _with_gradients_apart(graph: Graph, place: Rows, target: Rows) -> Graph:
     workspace_bytes = tasks.get("workspace_bytes", np.zeros(graph.num_tasks, dtype=np.int64)) + part_bytes
     np.add.at(workspace_bytes, edges["dst"][rows], np.floor(edges["size_bytes"][rows] * share).astype(np.int64))
     apart = graph.with_columns(output_bytes=tasks["output_bytes"] - part_bytes, workspace_bytes=workspace_bytes)
-    return apart.connect(edges["src"][rows], _next_staying_task(graph, place, target)[edges["dst"][rows]])
+    return apart.connect(edges["src"][rows], _next_staying_task(graph, order_T, target)[edges["dst"][rows]])
 
 
 def _read_bytes(graph: Graph, rows: Rows) -> Rows:
@@ -177,33 +179,33 @@ def _read_bytes(graph: Graph, rows: Rows) -> Rows:
     return most
 
 
-def _next_staying_task(graph: Graph, place: Rows, target: Rows) -> Rows:
+def _next_staying_task(graph: Graph, order_T: Rows, target: Rows) -> Rows:
     """The next task on the resource of each one that keeps its place; where there is none, the one that is last now."""
     resource, moved = graph.tasks["resource"], target >= 0
-    order = np.lexsort((place, resource))
+    order = np.lexsort((order_T, resource))
     turns = np.where(moved[order], graph.num_tasks, np.arange(graph.num_tasks))
     following = np.minimum.accumulate(turns[::-1])[::-1]
     behind = order[np.minimum(following, graph.num_tasks - 1)]
     is_known = (following < graph.num_tasks) & (resource[behind] == resource[order])
-    later = np.lexsort((place, np.where(moved, target + 0.5, place), resource))
+    later = np.lexsort((order_T, np.where(moved, target + 0.5, order_T), resource))
     last = later[np.searchsorted(resource[later], resource[order], side="right") - 1]
     result = np.empty(graph.num_tasks, dtype=np.int64)
     result[order] = np.where(is_known, behind, last)
     return result
 
 
-def _without_reuse(graph: Graph, place: Rows, target: Rows) -> Graph:
+def _without_reuse(graph: Graph, order_T: Rows, target: Rows) -> Graph:
     """Drop what ties an update to work on other layers that now comes later.
 
     An update reads its own gradient only: what else looks like a dependency is memory that other work left to it.
     """
-    edges, now = graph.edges, np.where(target >= 0, target, place)
+    edges, now = graph.edges, np.where(target >= 0, target, order_T)
     other = np.isin(edges["kind"], (EdgeKind.DATA, EdgeKind.CONTROL))
     backwards = other & (target[edges["dst"]] >= 0) & (now[edges["src"]] > now[edges["dst"]])
     return graph.disconnect(backwards) if backwards.any() else graph
 
 
-def _reorder_tasks(graph: Graph, place: Rows, target: Rows) -> Graph:
+def _reorder_tasks(graph: Graph, order_T: Rows, target: Rows) -> Graph:
     """Take the tasks that have a target out of their chains and put them behind what has that place."""
     edges, resource = graph.edges, graph.tasks["resource"]
     moved = target >= 0
@@ -213,10 +215,10 @@ def _reorder_tasks(graph: Graph, place: Rows, target: Rows) -> Graph:
     gap_ns = np.zeros(graph.num_tasks, dtype=np.int64)
     gap_ns[edges["dst"][inner]] = lags(edges)[inner]
     # a moved task takes the place of its anchor, behind it, in its old turn
-    where = place.astype(np.float64)
+    where = order_T.astype(np.float64)
     where[moved] = target[moved] + 0.5
     rows = np.flatnonzero(touched)
-    rows = rows[np.lexsort((place[rows], where[rows], resource[rows]))]
+    rows = rows[np.lexsort((order_T[rows], where[rows], resource[rows]))]
     together = resource[rows[:-1]] == resource[rows[1:]]
     src, dst = rows[:-1][together], rows[1:][together]
     if int(inner.sum()) < len(src):

@@ -21,7 +21,7 @@ _MAY_BE_NONE_AT_ALL = ("_ns", "_bytes")
 _COUNTS_FROM_ZERO = ("num_workers", "rank", "seed")
 # the most by the end of a name: a day, an EiB, an EiB per second; sums over a graph then still fit into 64 bits
 _MOST = {"_ns": 86_400 * 10**9, "_bytes": 2**60, "_bytes_per_s": 2**60}
-_MOST_COUNT, _MOST_FACTOR, _LEAST_FACTOR = 2**31 - 1, 1e6, 1e-6
+_MAX_COUNT, _MAX_FACTOR, _MIN_FACTOR = 2**31 - 1, 1e6, 1e-6
 
 
 def format_value(value: Any) -> str:
@@ -90,7 +90,7 @@ def _with_unit(key: str, text: str, *, is_whole: bool) -> int | float:
 
 
 def _in_range(key: str, parameter: inspect.Parameter, value: int | float) -> int | float:
-    least, most = (_LEAST_FACTOR, _MOST_FACTOR) if isinstance(value, float) else (1, _MOST_COUNT)
+    least, most = (_MIN_FACTOR, _MAX_FACTOR) if isinstance(value, float) else (1, _MAX_COUNT)
     most = next((limit for end, limit in _MOST.items() if key.endswith(end)), most)
     may_be_zero = parameter.default == 0 or key.endswith(_MAY_BE_NONE_AT_ALL) or key in _COUNTS_FROM_ZERO
     if (value == 0 and may_be_zero) or least <= value <= most:

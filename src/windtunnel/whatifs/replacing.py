@@ -40,9 +40,9 @@ def calls_in(program: Program, operators: tuple[str, ...], layer: str, what: str
     return matching
 
 
-def weights_of(program: Program, place: int) -> dict[int, str]:
+def weights_of(program: Program, index: int) -> dict[int, str]:
     """Names of the trained parameters that a call reads, by identity."""
-    return {item: program.parameters[item] for item in _read_by(program.calls[place]) if item in program.parameters}
+    return {item: program.parameters[item] for item in _read_by(program.calls[index]) if item in program.parameters}
 
 
 def readers(program: Program, identity: int) -> list[int]:
@@ -54,6 +54,6 @@ def _read_by(call: Call) -> Iterator[int]:
     return (spec.identity for spec in tensors_of(call.inputs, call.shapes, call.types, call.strides))
 
 
-def replacing(places: list[int], layer: str, **settings: Any) -> Form:
+def replacing(indices: list[int], layer: str, **settings: Any) -> Form:
     """The form in which a registered layer runs these calls."""
-    return Form(replaced=tuple((index, layer, tuple(sorted(settings.items()))) for index in places))
+    return Form(replaced=tuple((index, layer, tuple(sorted(settings.items()))) for index in indices))

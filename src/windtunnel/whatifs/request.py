@@ -50,7 +50,7 @@ class Request:
         return "+".join(str(step) for step in self.steps)
 
 
-def parse_requests(texts: str | Iterable[str | Request]) -> list[Request]:
+def parse_requests(requests: str | Iterable[str | Request]) -> list[Request]:
     """Read several requests: a text with commas between them, or one text each.
 
     A comma is also what separates the parameters of one what-if; a piece ``key=value`` belongs to the name before it.
@@ -60,9 +60,9 @@ def parse_requests(texts: str | Iterable[str | Request]) -> list[Request]:
     InputError
         A name or a parameter is not known, or a value does not fit.
     """
-    if isinstance(texts, str):
-        return [parse_request(text) for text in _split_parameters(texts)]
-    return [text if isinstance(text, Request) else parse_request(text) for text in texts]
+    if isinstance(requests, str):
+        return [parse_request(text) for text in _split_parameters(requests)]
+    return [text if isinstance(text, Request) else parse_request(text) for text in requests]
 
 
 def _split_parameters(text: str) -> Iterator[str]:

@@ -263,13 +263,13 @@ def _table(header: list[str], rows: list[list[str]], path: Path) -> OpTable:
     return OpTable(device, op, latency, **sizes)
 
 
-def _numbers(texts: Sequence[str], name: str, path: Path, *, empty: float = math.nan) -> Floats:
+def _numbers(strings: Sequence[str], name: str, path: Path, *, empty: float = math.nan) -> Floats:
     try:
-        return np.array([float(text) if text else empty for text in texts])
+        return np.array([float(text) if text else empty for text in strings])
     except ValueError:
-        line = next(line for line, text in enumerate(texts, start=2) if text and not _is_number(text))
+        line = next(line for line, text in enumerate(strings, start=2) if text and not _is_number(text))
         raise InputError(
-            f"{name} is no number: {texts[line - 2]!r}", where=f"{path}, line {line}", fix="write a number"
+            f"{name} is no number: {strings[line - 2]!r}", where=f"{path}, line {line}", fix="write a number"
         ) from None
 
 

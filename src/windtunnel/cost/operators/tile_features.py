@@ -54,7 +54,7 @@ VECTOR_FEATURES = (
 )
 
 
-def product_features(table: OpTable, chips: Chips, found: Bounds, tile: tuple[ArrayLike, ArrayLike]) -> Floats:
+def product_features(table: OpTable, chips: Chips, bounds: Bounds, tile: tuple[ArrayLike, ArrayLike]) -> Floats:
     """Features of matrix products with a tile along K and M, float32 [P, ``PRODUCT_FEATURES``]."""
     k, m = (np.broadcast_to(np.asarray(side, dtype=np.float64), len(table)) for side in tile)
     num_tiles, padding = grid_of(table, k, m)
@@ -78,12 +78,12 @@ def product_features(table: OpTable, chips: Chips, found: Bounds, tile: tuple[Ar
         1 / padding,
         _log(panel * chips.num_units / chips.cache_bytes, -10, 6),
         _log(4 * (table.M * table.N + table.N * table.K) / chips.cache_bytes, -8, 6),
-        _overhead(found),
+        _overhead(bounds),
     )
     return np.stack(columns, axis=1).astype(np.float32)
 
 
-def vector_features(table: OpTable, chips: Chips, found: Bounds) -> Floats:
+def vector_features(table: OpTable, chips: Chips, bounds: Bounds) -> Floats:
     """Features of elementwise operators, layer normalization and softmax, float32 [P, ``VECTOR_FEATURES``]."""
     moved = bytes_of(table)
     columns = (
@@ -94,7 +94,7 @@ def vector_features(table: OpTable, chips: Chips, found: Bounds) -> Floats:
         _log(table.H, 0, 12),
         _alignment(table.H, table.H),
         _log(table.B / chips.num_units, -6, 6),
-        _overhead(found),
+        _overhead(bounds),
     )
     return np.stack(columns, axis=1).astype(np.float32)
 
@@ -115,8 +115,8 @@ def _log(values: Floats, low: float, high: float) -> Floats:
     return np.clip(np.log2(values), low, high)
 
 
-def _overhead(found: Bounds) -> Floats:
-    return np.maximum(found.overhead_ns / found.bound_ns, 0.002)
+def _overhead(bounds: Bounds) -> Floats:
+    return np.maximum(bounds.overhead_ns / bounds.bound_ns, 0.002)
 
 
 def _alignment(first: Floats, second: Floats) -> Floats:

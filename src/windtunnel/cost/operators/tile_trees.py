@@ -137,9 +137,9 @@ def _price(trees: Trees, table: OpTable, chips: Chips, dtype: str) -> TilePrices
     return _fastest(options)
 
 
-def _prices(found: Bounds, efficiency: Floats, tile: Floats) -> TilePrices:
-    unknown = np.full(len(found), np.nan)
-    return TilePrices(found.duration_ns(efficiency) / 1e6, found, tile, unknown, unknown, unknown)
+def _prices(bounds: Bounds, efficiency: Floats, tile: Floats) -> TilePrices:
+    unknown = np.full(len(bounds), np.nan)
+    return TilePrices(bounds.duration_ns(efficiency) / 1e6, bounds, tile, unknown, unknown, unknown)
 
 
 def _fastest(options: list[TilePrices]) -> TilePrices:

@@ -102,18 +102,18 @@ def fill(spec: TensorSpec, shape: tuple[int, ...], *, positive: bool = True, bou
     return created
 
 
-def _is_usual(made: torch.Tensor, stride: tuple[int, ...]) -> bool:
-    return made.numel() == 0 or tuple(made.stride()) == stride
+def _is_usual(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
+    return tensor.numel() == 0 or tuple(tensor.stride()) == stride
 
 
-def _with_stride(made: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    reach = 1 + sum((size - 1) * step for size, step in zip(made.shape, stride, strict=True))
-    if min(stride, default=0) < 0 or reach > 4 * made.numel() + 64:
-        return made
+def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride, strict=True))
+    if min(stride, default=0) < 0 or reach > 4 * tensor.numel() + 64:
+        return tensor
     if 0 in stride:
-        flat = torch.zeros(reach, dtype=made.dtype)
-        return flat.as_strided(made.shape, stride)
-    return torch.empty_strided(made.shape, stride, dtype=made.dtype).copy_(made)
+        flat = torch.zeros(reach, dtype=tensor.dtype)
+        return flat.as_strided(tensor.shape, stride)
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
 
 
 def prepare(program: Program, form: Form) -> list[Prepared]:

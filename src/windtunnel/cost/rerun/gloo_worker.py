@@ -49,17 +49,17 @@ class _Model(torch.nn.Module):
         return _Gradients.apply(x, *self.parts)
 
 
-def main(place: Place) -> None:
+def main(worker: Place) -> None:
     """Time both forms of every job in turns."""
-    jobs, rounds = place.config
+    jobs, rounds = worker.config
     torch.set_num_threads(1)
     torch.manual_seed(0)
     hold_heap()
-    place.join()
+    worker.join()
     dist.all_reduce = in_order(dist.all_reduce)  # only hooks send through it; DDP's own reducer does not
     result = [_time_forms(job, rounds) for job in jobs]
     dist.destroy_process_group()
-    place.tell(result)
+    worker.tell(result)
 
 
 def _ddp_model(job: dict[str, Any]) -> torch.nn.Module:

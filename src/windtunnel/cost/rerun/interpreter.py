@@ -151,7 +151,7 @@ class Interpreter:
     def _pass(self, lap: Lap, watch: _NodeWatch | None, learn: bool, *, is_last: bool) -> None:
         self._values, self._roots = dict(self._inputs), []
         calls = self.program.calls
-        for is_model, indices in groupby(range(len(calls)), key=lambda place: self._is_model[place]):
+        for is_model, indices in groupby(range(len(calls)), key=lambda i: self._is_model[i]):
             with self._autocast() if is_model else nullcontext():
                 for index in indices:
                     if calls[index].mark:
@@ -181,25 +181,25 @@ class Interpreter:
         if watch is not None:
             watch.settle(lap.backward_ns, ended)
 
-    def _call(self, place: int, lap: Lap, watch: _NodeWatch | None, learn: bool) -> None:
-        prepared = self._prepared[place]
-        if place in self.opaque:
+    def _call(self, index: int, lap: Lap, watch: _NodeWatch | None, learn: bool) -> None:
+        prepared = self._prepared[index]
+        if index in self.opaque:
             self._stand_in(prepared)
             return
         try:
             if learn:
-                self._fit(place, prepared)
-            result = self._time_call(place, prepared, lap)
+                self._fit(index, prepared)
+            result = self._time_call(index, prepared, lap)
             if learn:
-                self._require_as_captured(place, prepared, result)
+                self._require_as_captured(index, prepared, result)
         except CANNOT_RUN as error:
-            self._give_up(place, prepared, error)
+            self._give_up(index, prepared, error)
             return
         self._keep(prepared, result)
         if learn:
-            self.output_bytes[place] = _bytes_of(result)
+            self.output_bytes[index] = _bytes_of(result)
         if watch is not None and prepared.grad:
-            watch.see(place, result)
+            watch.see(index, result)
 
     def _segment(self, segment: Segment, lap: Lap, watch: _NodeWatch | None) -> None:
         started = time.perf_counter_ns()
@@ -214,16 +214,16 @@ class Interpreter:
         if watch is not None:
             watch.see(segment.first, results)
 
-    def _time_call(self, place: int, prepared: Prepared, lap: Lap) -> Any:
+    def _time_call(self, index: int, prepared: Prepared, lap: Lap) -> Any:
         with nullcontext() if prepared.grad else torch.no_grad():
-            casts_ns = 0 if self._is_model[place] or not self.form.autocast else self._full_precision(prepared)
+            casts_ns = 0 if self._is_model[index] or not self.form.autocast else self._full_precision(prepared)
             arguments, keywords = prepared.arguments(self._values)
             started = time.perf_counter_ns()
             result = prepared.function(*arguments, **keywords)
             del arguments, keywords
             for version in prepared.dies:
                 self._values.pop(version, None)
-            lap.forward_ns[place] += time.perf_counter_ns() - started + casts_ns
+            lap.forward_ns[index] += time.perf_counter_ns() - started + casts_ns
         return result
 
     def _full_precision(self, prepared: Prepared) -> int:
@@ -235,17 +235,17 @@ class Interpreter:
                 self._values[slot.version] = value.to(requested)
         return time.perf_counter_ns() - started
 
-    def _fit(self, place: int, prepared: Prepared) -> None:
+    def _fit(self, index: int, prepared: Prepared) -> None:
         """Give sizes among the arguments their new values, now that the shapes of the inputs are known."""
         if self.form.batch[0] == self.form.batch[1] or prepared.is_fitted:
             return
         shapes = [tuple(self._values[slot.version].shape) for slot in prepared.inputs]
-        resize(self.program.calls[place], prepared, shapes, self.form.batch)
+        resize(self.program.calls[index], prepared, shapes, self.form.batch)
         prepared.is_fitted = True
 
-    def _give_up(self, place: int, prepared: Prepared, error: Exception) -> None:
-        self.opaque.add(place)
-        self.failures[place] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    def _give_up(self, index: int, prepared: Prepared, error: Exception) -> None:
+        self.opaque.add(index)
+        self.failures[index] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self._stand_in(prepared)
 
     def _stand_in(self, prepared: Prepared) -> None:
@@ -258,9 +258,9 @@ class Interpreter:
         created = [fill(slot.spec, slot.shape, bound=self._bounds.get(slot.version, 2)) for slot in prepared.outputs]
         return [value.requires_grad_(prepared.grad and value.is_floating_point()) for value in created]
 
-    def _require_as_captured(self, place: int, prepared: Prepared, result: Any) -> None:
+    def _require_as_captured(self, index: int, prepared: Prepared, result: Any) -> None:
         """Refuse what drawn values made of another shape, or such that it indexes beyond what its readers have."""
-        is_filled_later = self.program.calls[place].operator == "aten::empty"  # with what Python had, and nobody saw
+        is_filled_later = self.program.calls[index].operator == "aten::empty"  # with what Python had, and nobody saw
         for slot, value in zip(prepared.outputs, _tensors(result), strict=False):
             if is_filled_later and not (value.is_floating_point() or value.is_complex()):
                 raise ValueError("what it was filled with is not known")
@@ -306,22 +306,22 @@ class _NodeWatch:
         self._seen: dict[int, Any] = {}
         self._stamps: list[tuple[int, int]] = []
 
-    def see(self, place: int, result: Any) -> None:
-        """Watch the nodes that the call ``place`` made."""
+    def see(self, index: int, result: Any) -> None:
+        """Watch the nodes that the call ``index`` made."""
         waiting = [tensor.grad_fn for tensor in _tensors(result) if tensor.grad_fn is not None]
         while waiting:
             node = waiting.pop()
             if id(node) in self._seen:
                 continue
             self._seen[id(node)] = node  # kept alive, so that its identity is not used again
-            node.register_prehook(self._stamp(place))
+            node.register_prehook(self._stamp(index))
             waiting += [parent for parent, _ in node.next_functions if parent is not None]
 
-    def _stamp(self, place: int) -> Callable[[Any], None]:
+    def _stamp(self, index: int) -> Callable[[Any], None]:
         stamps = self._stamps
 
         def stamp(_gradients: Any) -> None:
-            stamps.append((place, time.perf_counter_ns()))
+            stamps.append((index, time.perf_counter_ns()))
 
         return stamp
 

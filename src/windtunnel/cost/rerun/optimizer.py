@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["UpdateForm", "embedding_row_ratios", "measure_update", "sparse_parameters", "step_of"]
 
 _EVICTION_BYTES = 16 * 2**20
-_MOST_SERIES = 2  # where others disturb the first
+_MAX_SERIES = 2  # where others disturb the first
 _MIN_ROUNDS, _MAX_ROUNDS, _WARMUP = 5, 40, 2
 
 
@@ -129,7 +129,7 @@ def measure_update(
     known = database.find(key) if database is not None else None
     if known is not None and known.is_trusted:
         return Factor.of(known)
-    for _ in range(_MOST_SERIES):
+    for _ in range(_MAX_SERIES):
         with watched() as stretch:
             old_ns, new_ns = _fly(optimizers, new, threads, touched, budget_s)
         if not stretch.is_disturbed:

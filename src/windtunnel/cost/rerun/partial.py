@@ -35,10 +35,10 @@ __all__ = ["Ratios", "lacks_kernel", "look_up_ratios", "measure_ratios"]
 
 Floats = NDArray[np.float64]
 _Key = tuple[str, str, str, str, int, str, str]
-_MIN_ROUNDS, _MAX_ROUNDS, _MOST_SERIES = 3, 15, 2  # a second series of rounds where others disturb the first
+_MIN_ROUNDS, _MAX_ROUNDS, _MAX_SERIES = 3, 15, 2  # a second series of rounds where others disturb the first
 _PHASES = ("forward", "backward")
 _METHOD = 3  # raised whenever a form is run or timed in another way: older measurements are then not used
-_LEAST_GROWTH = 0.5  # of what operators give, against that of the batch: weights and losses stay as they are
+_MIN_GROWTH = 0.5  # of what operators give, against that of the batch: weights and losses stay as they are
 _SMALL_SHARE = 0.001  # calls below this share of a phase have one ratio together
 
 
@@ -196,7 +196,7 @@ def _rehearse(first: Interpreter, second: Interpreter, opaque: set[int]) -> None
         )
 
 
-def lacks_kernel(said: object) -> bool:
+def lacks_kernel(error: object) -> bool:
     """Whether an error of torch says that this processor has no such kernel: oneDNN has no primitive for it.
 
     Examples
@@ -204,7 +204,7 @@ def lacks_kernel(said: object) -> bool:
     >>> lacks_kernel(RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive"))
     True
     """
-    return "could not create a primitive" in str(said)
+    return "could not create a primitive" in str(error)
 
 
 def _require_growth(old: Interpreter, new: Interpreter) -> None:
@@ -213,7 +213,7 @@ def _require_growth(old: Interpreter, new: Interpreter) -> None:
     if not requested or not created:
         return
     extended = float(new.output_bytes.sum()) / created - 1.0
-    if abs(extended) < _LEAST_GROWTH * abs(requested):
+    if abs(extended) < _MIN_GROWTH * abs(requested):
         raise PriceError(
             f"a batch of {new.form.batch[1]} instead of {new.form.batch[0]} changes what operators give by only "
             f"{extended:+.0%}: where the batch lies is not seen in the inputs",
@@ -224,7 +224,7 @@ def _require_growth(old: Interpreter, new: Interpreter) -> None:
 
 def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: Progress | None) -> _Rounds:
     result = _Rounds()
-    for _ in range(_MOST_SERIES):
+    for _ in range(_MAX_SERIES):
         for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
             with watched() as stretch:
                 if turn % 2:
@@ -263,10 +263,10 @@ def _groups(program: Program, *forms: Form) -> NDArray[np.int64]:
 
 
 def _summarize(
-    program: Program, found: _Rounds, groups: NDArray[np.int64], new: Form, old: Form
+    program: Program, rounds: _Rounds, groups: NDArray[np.int64], new: Form, old: Form
 ) -> dict[tuple[int, str], Measurement]:
     """One measurement per group and phase."""
-    times = _phase_times(found)
+    times = _phase_times(rounds)
     rows: dict[tuple[int, str], Measurement] = {}
     for phase, (old_C, new_C, spread) in times.items():
         for group in range(int(groups.max(initial=-1)) + 1):
@@ -276,24 +276,24 @@ def _summarize(
                 float(old_C[members].sum()),
                 float(new_C[members].sum()),
                 spread,
-                len(found.old),
-                float(np.median(found.bytes_ratio[members])),
+                len(rounds.old),
+                float(np.median(rounds.bytes_ratio[members])),
             )
     return rows
 
 
-def _phase_times(found: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
+def _phase_times(rounds: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
     """Old and new time per call, of each phase, and how far the ratio of their sums varies."""
-    forward = [[lap.forward_ns for lap in laps] for laps in (found.old, found.new)]
-    backward = [[lap.backward_ns for lap in laps] for laps in (found.old_detail, found.new_detail)]
+    forward = [[lap.forward_ns for lap in laps] for laps in (rounds.old, rounds.new)]
+    backward = [[lap.backward_ns for lap in laps] for laps in (rounds.old_detail, rounds.new_detail)]
     totals = [
-        [[lap.forward_total_ns for lap in laps] for laps in (found.old, found.new)],
-        [[lap.backward_total_ns for lap in laps] for laps in (found.old, found.new)],
+        [[lap.forward_total_ns for lap in laps] for laps in (rounds.old, rounds.new)],
+        [[lap.backward_total_ns for lap in laps] for laps in (rounds.old, rounds.new)],
     ]
     times = {}
     for phase, laps, total in zip(_PHASES, (forward, backward), totals, strict=True):
         old, new = map(quiet_rows, laps)
-        if found.is_disturbed:  # calls are short and have quiet moments, whole passes have none
+        if rounds.is_disturbed:  # calls are short and have quiet moments, whole passes have none
             times[phase] = old, new, spread_of_quiet(*laps)
         else:
             times[phase] = _scale_to_total(old, total[0]), _scale_to_total(new, total[1]), _spread(*total)
@@ -322,10 +322,10 @@ def _scale_to_total(parts: Floats, totals: list[float]) -> Floats:
     return parts * (quiet(totals) / parts.sum()) if parts.sum() > 0 else parts
 
 
-def _key(program: Program, place: int, phase: str, new: Form, old: Form) -> _Key:
+def _key(program: Program, index: int, phase: str, new: Form, old: Form) -> _Key:
     # the same operator costs otherwise in other company (its inputs' types in the new form),
     # so the program is part of the key
-    call = program.calls[place]
+    call = program.calls[index]
     ours = f", windtunnel {_release()}" if new.replaced or old.replaced else ""
     change = f"{old.label} -> {new.label} (method {_METHOD}{ours})"
     signature = f"{call.shapes} {call.types} {program.fingerprint}.{_digest(call.schema + call.signature)}"
@@ -398,6 +398,6 @@ def _list_failures(
     """Calls that neither form could run: they took no time at all."""
     for index, group in enumerate(groups.tolist()):
         if group >= 0 and program.calls[index].phase not in NOT_FLOWN:
-            one = measurements[group, "forward"]
-            if one.old_ns == one.new_ns == 0.0:
+            forward = measurements[group, "forward"]
+            if forward.old_ns == forward.new_ns == 0.0:
                 yield index

@@ -110,8 +110,8 @@ def scale_sizes(sizes: Shape, batch: tuple[int, int]) -> Shape:
     return sizes if index is None else _scale_at(sizes, index, batch)
 
 
-def _scale_at(sizes: Shape, place: int, batch: tuple[int, int]) -> Shape:
-    return tuple(size * batch[1] // batch[0] if row == place else size for row, size in enumerate(sizes))
+def _scale_at(sizes: Shape, dim: int, batch: tuple[int, int]) -> Shape:
+    return tuple(size * batch[1] // batch[0] if row == dim else size for row, size in enumerate(sizes))
 
 
 def _find_scaled_dim(old: Shape, new: Shape) -> int | None:

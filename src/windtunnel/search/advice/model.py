@@ -18,7 +18,7 @@ __all__ = ["BILLING_S", "Offer", "Quote", "Rented", "StepTime", "quote_training"
 BILLING_S = {"second": 1.0, "hour": 3600.0}
 """Billed units; machines billed by the second are paid for a minute at least."""
 
-_LEAST_BILLED_S = 60.0
+_MIN_BILLED_S = 60.0
 _USED_FOR_FILES = 0.8  # of a host's memory
 _MUCH_AT_BOUND = 0.05  # of the device's time: an interval that leaves it out would be too narrow
 
@@ -191,7 +191,7 @@ def quote_training(job: Rented, offer: Offer, step: StepTime, *, billing: str = 
 def _billable_time_s(time_s: float, billing: str) -> float:
     unit_s = BILLING_S[billing]
     units = math.ceil(round(time_s / unit_s, 6))  # a rounding error is no second more
-    return max(units * unit_s, _LEAST_BILLED_S)
+    return max(units * unit_s, _MIN_BILLED_S)
 
 
 def _gib(machine: Instance) -> float:

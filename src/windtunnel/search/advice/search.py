@@ -66,37 +66,37 @@ def advise_on(quotes: Sequence[Quote], *, deadline_s: float = math.inf, budget_u
     cheaper = [
         quote for quote in quotes if quote.offer.usd_per_h < best.offer.usd_per_h or quote.cost_usd < best.cost_usd
     ]
-    cheaper.sort(key=lambda one: (-min(one.cost_usd, 1e300), -one.offer.usd_per_h))
+    cheaper.sort(key=lambda item: (-min(item.cost_usd, 1e300), -item.offer.usd_per_h))
     return Advice(best, front, tuple((item, _why_not(item, best, deadline_s)) for item in cheaper if item is not best))
 
 
-def _order(one: Quote) -> tuple[float, float, int, str]:
-    cost_usd = float(f"{one.cost_usd:.12g}")  # equal costs of two and three machines are not the last bit apart
-    return cost_usd, one.time_s, one.offer.count, one.offer.instance.name
+def _order(quote: Quote) -> tuple[float, float, int, str]:
+    cost_usd = float(f"{quote.cost_usd:.12g}")  # equal costs of two and three machines are not the last bit apart
+    return cost_usd, quote.time_s, quote.offer.count, quote.offer.instance.name
 
 
-def _why_not(one: Quote, best: Quote, deadline_s: float) -> str:
-    if one.reason:
-        return one.reason
-    if one.time_s > deadline_s:
-        return f"{one.time_s / deadline_s:.2f} x too slow: {one.bound_by}"
-    return f"costs {one.cost_usd / best.cost_usd:.2f} x as much in the end: {one.bound_by}"
+def _why_not(quote: Quote, best: Quote, deadline_s: float) -> str:
+    if quote.reason:
+        return quote.reason
+    if quote.time_s > deadline_s:
+        return f"{quote.time_s / deadline_s:.2f} x too slow: {quote.bound_by}"
+    return f"costs {quote.cost_usd / best.cost_usd:.2f} x as much in the end: {quote.bound_by}"
 
 
 def _suggest_relaxation(runs: Sequence[Quote], quotes: Sequence[Quote], deadline_s: float, budget_usd: float) -> str:
     if not runs:
-        return f"no machine runs it: {min(quotes, key=lambda one: one.offer.usd_per_h).reason}"
+        return f"no machine runs it: {min(quotes, key=lambda quote: quote.offer.usd_per_h).reason}"
     reported = []
     paid = [run for run in runs if run.cost_usd <= budget_usd]
     if paid:
-        fastest = min(paid, key=lambda one: (one.time_s, *_order(one)))
+        fastest = min(paid, key=lambda quote: (quote.time_s, *_order(quote)))
         reported.append(f"a deadline of {fastest.time_s / 3600:.1f} h ({fastest.offer})")
     timely = [run for run in runs if run.time_s <= deadline_s]
     if timely:
         cheapest = min(timely, key=_order)
         reported.append(f"a budget of {cheapest.cost_usd:,.2f} USD ({cheapest.offer})")
     if not reported:
-        both = min(runs, key=lambda one: max(one.time_s / deadline_s, one.cost_usd / budget_usd))
+        both = min(runs, key=lambda quote: max(quote.time_s / deadline_s, quote.cost_usd / budget_usd))
         reported.append(
             f"a deadline of {both.time_s / 3600:.1f} h with a budget of {both.cost_usd:,.2f} USD ({both.offer})"
         )

@@ -31,9 +31,9 @@ _ONE = "step"  # name of the only model
 _COLUMNS = ("instance", "count", "compute_ms", "interconnect_ms", "network_ms")
 
 
-def offers_of(instances: Sequence[Instance], most_machines: int) -> list[Offer]:
-    """One to ``most_machines`` machines of each kind."""
-    return [Offer(instance, count) for instance in instances for count in range(1, most_machines + 1)]
+def offers_of(instances: Sequence[Instance], max_machines: int) -> list[Offer]:
+    """One to ``max_machines`` machines of each kind."""
+    return [Offer(instance, count) for instance in instances for count in range(1, max_machines + 1)]
 
 
 @dataclass
@@ -127,7 +127,7 @@ class GraphSteps:
         return StepTime(compute_ns, *waits_ns, spread, priced.at_bound_ratio)
 
 
-def data_parallel_step_ns(found: Forecast, num_devices: int, link: Link, num_cores: int = 0) -> int:
+def data_parallel_step_ns(isolated: Forecast, num_devices: int, link: Link, num_cores: int = 0) -> int:
     """The step of a forecast on several devices that share the batches and average gradients over one link.
 
     ``num_cores`` are those of their host; 0: as many for each process as the capture had.
@@ -137,9 +137,9 @@ def data_parallel_step_ns(found: Forecast, num_devices: int, link: Link, num_cor
     NotApplicableError
         The graph computes no gradients, or is of several ranks already.
     """
-    per_rank = num_cores / num_devices or float(found.graph.meta.hardware.get("num_cores", 1))
-    speeds = GraphSpeeds({_ONE: found.graph}, [link] * 3, cores_per_rank=per_rank)
-    return round(found.makespan_ns / speeds.speed(_ONE, 0, ((num_devices,),)))
+    per_rank = num_cores / num_devices or float(isolated.graph.meta.hardware.get("num_cores", 1))
+    speeds = GraphSpeeds({_ONE: isolated.graph}, [link] * 3, cores_per_rank=per_rank)
+    return round(isolated.makespan_ns / speeds.speed(_ONE, 0, ((num_devices,),)))
 
 
 def _links(machine: Instance) -> list[Link]:

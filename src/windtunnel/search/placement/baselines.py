@@ -67,7 +67,7 @@ def random_cut(problem: Problem, seed: int) -> Plan:
     return _plan_of_cut(contraction, order, indices.tolist(), f"random {seed}")
 
 
-def _plan_of_cut(contraction: Contraction, order: Ints, places: list[int], solver: str) -> Plan:
+def _plan_of_cut(contraction: Contraction, order: Ints, cuts: list[int], solver: str) -> Plan:
     kind = accelerator_of(contraction.problem)
-    stages = [Stage(kind, 1, nodes) for nodes in np.split(order, places)]
+    stages = [Stage(kind, 1, nodes) for nodes in np.split(order, cuts)]
     return plan_of_stages(contraction, stages, "sum", solver, 0.0, _NO_BOUND)

@@ -126,7 +126,7 @@ def moves(plan: Plan, *, is_contiguous: bool = True) -> list[Move]:
                 names = tuple(plan.problem.names[row] for row in contraction.members(np.array([node])).tolist())
                 result.append(Move(names, own, target, value, value - now_ns, loads.is_allowed))
             device_S[node] = own
-    return sorted(result, key=lambda one: (not one.is_allowed, one.change_ns))
+    return sorted(result, key=lambda move: (not move.is_allowed, move.change_ns))
 
 
 def is_in_stages(plan: Plan) -> bool:

@@ -206,7 +206,7 @@ def _merge_nodes(graph: Graph, node_T: Ints, is_backward: NDArray[np.bool_]) -> 
 
 
 def _colors(
-    known: Sequence[tuple[str, bool]], place: Ints, is_backward: NDArray[np.bool_], src: Ints, dst: Ints
+    known: Sequence[tuple[str, bool]], node_of: Ints, is_backward: NDArray[np.bool_], src: Ints, dst: Ints
 ) -> Ints:
     """One color for all nodes that have a layer in common, directly or by others.
 
@@ -216,8 +216,8 @@ def _colors(
     num = len(is_backward)
     shared = rustworkx.PyGraph(multigraph=False)
     shared.add_nodes_from(range(num))
-    forward = {name: int(place[index]) for index, (name, back) in enumerate(known) if not back}
-    backward = [(name, int(place[index])) for index, (name, back) in enumerate(known) if back]
+    forward = {name: int(node_of[index]) for index, (name, back) in enumerate(known) if not back}
+    backward = [(name, int(node_of[index])) for index, (name, back) in enumerate(known) if back]
     shared.add_edges_from_no_data([(forward[name], node) for name, node in backward if name in forward])
     paired = {node for name, node in backward if name in forward}
     for _, node in backward:

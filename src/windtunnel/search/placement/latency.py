@@ -221,14 +221,14 @@ def greedy(problem: Problem) -> Plan:
     slots = [kind for kind, type_ in enumerate(work.types) if type_.comm_scale for _ in range(type_.count)]
     cpus = [kind for kind, type_ in enumerate(work.types) if not type_.comm_scale and type_.count]
     device_S = np.full(contraction.num_nodes, -1)
-    at, used = 0, 0.0
+    slot, used = 0, 0.0
     for block in contraction.order.tolist():
-        while at < len(slots) and used + work.memory_N[block] > work.types[slots[at]].memory_bytes * (1 + _SLACK):
-            at, used = at + 1, 0.0
-        if at == len(slots):
+        while slot < len(slots) and used + work.memory_N[block] > work.types[slots[slot]].memory_bytes * (1 + _SLACK):
+            slot, used = slot + 1, 0.0
+        if slot == len(slots):
             break
-        if not work.barred_NT[block, slots[at]]:
-            device_S[block] = at
+        if not work.barred_NT[block, slots[slot]]:
+            device_S[block] = slot
             used += work.memory_N[block]
     if (device_S < 0).any() and not cpus:
         raise InfeasibleError("the accelerators are full and there is no CPU", fix="more memory, or a CPU")

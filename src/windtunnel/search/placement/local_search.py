@@ -18,7 +18,7 @@ from windtunnel.search.placement.throughput import Plan
 
 __all__ = ["search_locally"]
 
-_MOST_MOVES, _MOST_STARTS = 100, 3
+_MAX_MOVES, _MAX_STARTS = 100, 3
 
 
 def search_locally(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequence[Plan] = ()) -> Plan:
@@ -34,7 +34,7 @@ def search_locally(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequen
         Of the same problem, with as many devices: moves also begin from the cheapest few of them, for those from the
         plan end where no single move helps.
     """
-    cheapest = sorted((price_ns(start), index) for index, start in enumerate(starts))[:_MOST_STARTS]
+    cheapest = sorted((price_ns(start), index) for index, start in enumerate(starts))[:_MAX_STARTS]
     ends = [
         _descend(item, found_ns, price_ns)
         for item, found_ns in ((plan, price_ns(plan)), *((starts[index], found_ns) for found_ns, index in cheapest))
@@ -43,17 +43,17 @@ def search_locally(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequen
     return best if best is plan else replace(best, solver=f"{plan.solver}, improved", bound_ns=plan.bound_ns)
 
 
-def _descend(plan: Plan, least_ns: float, price_ns: Callable[[Plan], float]) -> tuple[float, Plan]:
+def _descend(plan: Plan, best_ns: float, price_ns: Callable[[Plan], float]) -> tuple[float, Plan]:
     best = plan
-    for _ in range(_MOST_MOVES):
+    for _ in range(_MAX_MOVES):
         tried = [(price_ns(neighbor), neighbor) for neighbor in _neighbors(best)]
         if not tried:
             break
         found_ns, result = min(tried, key=lambda pair: pair[0])
-        if found_ns >= least_ns:
+        if found_ns >= best_ns:
             break
-        best, least_ns = result, found_ns
-    return least_ns, best
+        best, best_ns = result, found_ns
+    return best_ns, best
 
 
 def _neighbors(plan: Plan) -> Iterator[Plan]:

@@ -41,7 +41,7 @@ def place(
     num_pieces: int = 1,
     gap: float = 0.01,
     time_limit_s: float = 120.0,
-    most_downsets: int = CAP,
+    max_downsets: int = CAP,
     progress: Progress | None = None,
 ) -> Plan:
     """Place every node.
@@ -61,7 +61,7 @@ def place(
         Of latency: contiguous pieces per accelerator.
     gap, time_limit_s : float
         Of integer programmes.
-    most_downsets : int
+    max_downsets : int
         Of the programme over downsets: at most so many are listed.
     progress : callable, optional
         Called with (what, done, total).
@@ -90,7 +90,7 @@ def place(
         )  # fmt: skip
     if solver == "dpl":
         return solve_linearization(problem, combine=combine)
-    plan = exact(problem, combine=combine, cap=most_downsets, progress=progress)
+    plan = exact(problem, combine=combine, cap=max_downsets, progress=progress)
     is_final = combine != "sum" or _has_replicas(problem) or plan.note.startswith("interrupted")
     if solver == "dp" or plan.is_optimal or is_final:
         return plan
@@ -130,7 +130,8 @@ def _for_latency(problem: Problem, solver: Solver, num_pieces: int, gap: float, 
     quick = _quick_splits(problem)
     limit_s = time_limit_s / 4 / len(quick)
     best = min(
-        (descend(entry, num_pieces=num_pieces, time_limit_s=limit_s) for entry in quick), key=lambda one: one.value_ns
+        (descend(entry, num_pieces=num_pieces, time_limit_s=limit_s) for entry in quick),
+        key=lambda result: result.value_ns,
     )
     solvers = {"auto": ("cp-sat", "highs"), "ilp": ("highs",), "cp-sat": ("cp-sat",)}[solver]
     bound_ns = best.bound_ns
@@ -153,7 +154,7 @@ def _quick_splits(problem: Problem) -> list[Plan]:
         None fits.
     """
     result, refused = [], None
-    for make in (greedy, lambda one: of_plan(solve_linearization(one), solver="max-load split"), on_cpus):
+    for make in (greedy, lambda target: of_plan(solve_linearization(target), solver="max-load split"), on_cpus):
         try:
             result.append(make(problem))
         except InfeasibleError as error:

@@ -181,7 +181,7 @@ def _best_chain(contraction: Contraction, combine: Combine, orders: Sequence[str
     for name in orders:
         order = ORDERS[name](contraction.num_nodes, contraction.src, contraction.dst, work.groups)
         result.append((solve(chain(order), work, combine=combine), name))
-    return min(result, key=lambda one: one[0].value)
+    return min(result, key=lambda entry: entry[0].value)
 
 
 def _of_table(

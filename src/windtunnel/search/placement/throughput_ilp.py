@@ -100,7 +100,7 @@ def _better(
         if loads.is_allowed:
             value = loads.max_load_ns() if objective == "throughput" else loads.flush_load_ns()
             result.append((value, device_N, kind_D))
-    value_ns, device, kind = min(result, key=lambda one: one[0])
+    value_ns, device, kind = min(result, key=lambda candidate: candidate[0])
     return Plan.of(problem, device, kind, name, seconds, value_ns=value_ns, bound_ns=bound_ns)
 
 
@@ -214,29 +214,29 @@ class _Programme:
             result.append((times, groups.is_backward_G == phase))
         return result
 
-    def _transfers(self, at: int, scale: float, is_counted_G: NDArray[np.bool_]) -> dict[int, float]:
+    def _transfers(self, device: int, scale: float, is_counted_G: NDArray[np.bool_]) -> dict[int, float]:
         """Columns of what enters and leaves a device, with what each costs."""
         groups, result = self.work.groups, {}
         if self.work.link_scale is not None:
-            return self._transfers_by_link(at, scale, is_counted_G, self.work.link_scale)
+            return self._transfers_by_link(device, scale, is_counted_G, self.work.link_scale)
         for group in np.flatnonzero(is_counted_G).tolist():
             cost = scale * float(groups.cost_G[group]) / self.unit_ns
             enters, leaves = self.model.column(), self.model.column()
-            own = int(self.x[groups.own_G[group], at])
+            own = int(self.x[groups.own_G[group], device])
             for target in groups.targets[groups.target_ptr[group] : groups.target_ptr[group + 1]].tolist():
-                there = int(self.x[target, at])
+                there = int(self.x[target, device])
                 self.model.row({enters: 1.0, there: -1.0, own: 1.0}, low=0.0)
                 self.model.row({leaves: 1.0, own: -1.0, there: 1.0}, low=0.0)
             result[enters] = result[leaves] = cost
         return result
 
     def _transfers_by_link(
-        self, at: int, scale: float, is_counted_G: NDArray[np.bool_], link_scale: NDArray[np.float64]
+        self, device: int, scale: float, is_counted_G: NDArray[np.bool_], link_scale: NDArray[np.float64]
     ) -> dict[int, float]:
         """The same where it matters on which type the other end is: a column is the factor of the link, 0 for none."""
-        groups, result, kind = self.work.groups, {}, int(self.kind_D[at])
+        groups, result, kind = self.work.groups, {}, int(self.kind_D[device])
         others = {
-            index: [position for position in np.flatnonzero(self.kind_D == index).tolist() if position != at]
+            index: [position for position in np.flatnonzero(self.kind_D == index).tolist() if position != device]
             for index in range(len(self.work.types))
         }
         others = {item: entry for item, entry in others.items() if entry}
@@ -255,9 +255,9 @@ class _Programme:
                     }
                     for key, indices in others.items():
                         terms = dict.fromkeys(self.x[away, indices].tolist(), -links[key])
-                        self.model.row({column: 1.0, int(self.x[here, at]): -links[key], **terms}, low=-links[key])
+                        self.model.row({column: 1.0, int(self.x[here, device]): -links[key], **terms}, low=-links[key])
                     least = min(links.values(), default=0.0)
-                    here_at, away_at = int(self.x[here, at]), int(self.x[away, at])
+                    here_at, away_at = int(self.x[here, device]), int(self.x[away, device])
                     self.model.row({column: 1.0, here_at: -least, away_at: least}, low=0.0)
         return result
 

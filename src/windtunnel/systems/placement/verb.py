@@ -108,7 +108,7 @@ def split(
             combine=combine,  # type: ignore[arg-type]
             num_pieces=pieces,
             time_limit_s=parse_duration(time_limit) / 1e9,
-            most_downsets=most_downsets,
+            max_downsets=most_downsets,
             progress=progress,
         )
     even = _even_split(plan, objective, combine) if compare else None
