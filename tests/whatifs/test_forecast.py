@@ -102,7 +102,7 @@ def test_shares_say_on_whose_word_the_makespan_rests():
     assert found.low_ns < found.makespan_ns < found.high_ns
     assert {"compute", "memory", "overhead"} == {one.name for one in found.bindings}
     assert found.device_ns == sum(one.duration_ns for one in found.classes)
-    assert {"elementwise", "reduction"} == {one.name for one in found.classes}  # gemm is no schema name
+    assert {"elementwise", "product", "reduction"} == {one.name for one in found.classes}
 
 
 def test_what_would_change_is_offered_for_types_that_the_device_has():

@@ -64,7 +64,7 @@ def test_the_command_ranks_a_stored_graph(tmp_path, monkeypatch):
 
     assert 0 == shown.code, shown.stderr
     assert "aten::softmax" in shown.stdout
-    assert "evolve run softmax" in shown.stdout + shown.stderr
+    assert "kernel plan softmax" in shown.stdout + shown.stderr
     assert 3 == len(json.loads(document.stdout)["operators"])
     (tmp_path / "softmax.evolve").mkdir()  # a search that has ended
     (tmp_path / "softmax.evolve" / "result.json").write_text("{}")

@@ -20,7 +20,7 @@ def files(tmp_path):
 
 def test_policies_that_decide_later_are_refused(files, capsys):
     assert main(["cluster", "run", *files, "--policy", "dally"]) == 2
-    assert "cluster tune finds fixed timers" in capsys.readouterr().err
+    assert "cluster plan timers finds fixed timers" in capsys.readouterr().err
 
 
 @pytest.mark.slow
