@@ -24,8 +24,8 @@ from benchmarks import bar
 from benchmarks.dry_run.worker import Row
 from windtunnel.graph import EdgeKind, Kind, load
 from windtunnel.measure.workers import Workers, run_to_end
-from windtunnel.sources.dry.build import _described, graph_of
-from windtunnel.sources.dry.run import _Options, _traced
+from windtunnel.sources.dry.build import _describe_call, graph_of
+from windtunnel.sources.dry.run import _Options, _trace_ranks
 from windtunnel.sources.dry.trace import Trace
 from windtunnel.sources.torch.ops import Role
 
@@ -57,7 +57,7 @@ def really(name: str, what: str) -> list[object]:
 def traced(name: str) -> list[Trace]:
     """Both ranks, without the other."""
     options = _Options(FOLDER / f"{name}.py", (), 2, 2, has_device=False, guesses=False)
-    return _traced(options, (0, 1), None)
+    return _trace_ranks(options, (0, 1), None)
 
 
 def calls_of(trace: Trace) -> list[Row]:
@@ -83,7 +83,7 @@ def depends(rows: list[Row]) -> Edges:
 def traced_depends(trace: Trace, kept: list[int]) -> Edges:
     """The graph's data edges between the calls that are kept, by their places among these."""
     graph = graph_of(trace)
-    runs = [row for row, call in enumerate(trace.calls) if _described(call).role in (Role.COMPUTE, Role.RECIPE)]
+    runs = [row for row, call in enumerate(trace.calls) if _describe_call(call).role in (Role.COMPUTE, Role.RECIPE)]
     place = {row: number for number, row in enumerate(kept)}
     data = graph.edges["kind"] == EdgeKind.DATA
     ends = zip(graph.edges["src"][data].tolist(), graph.edges["dst"][data].tolist(), strict=True)

@@ -17,7 +17,7 @@ import simpy
 from benchmarks import bar
 from windtunnel.graph import Graph
 from windtunnel.simulate import replay, replay_many
-from windtunnel.simulate.arrays import event_input, fixed_order
+from windtunnel.simulate.arrays import build_fixed_order, event_input
 from windtunnel.simulate.engine import event_room, run_event_pass
 from windtunnel.simulate.static_engine import static_pass
 
@@ -138,7 +138,7 @@ def static_contest() -> dict[str, float]:
     """One topological pass against the longest path of rustworkx and networkx, and what all of replay() costs."""
     graph = training_graph(NUM_TASKS, NUM_EDGES, is_ordered=True)
     small = training_graph(NUM_TASKS_NETWORKX, 2 * NUM_TASKS_NETWORKX, is_ordered=True)
-    program = fixed_order(graph)
+    program = build_fixed_order(graph)
     duration, finish = graph.duration_ns[program.order].astype(np.int64), np.empty(NUM_TASKS, np.int64)
     peer, slow_peer = rustworkx_graph(graph), networkx_graph(small)
     answers: dict[str, int] = {}
@@ -166,7 +166,7 @@ def static_contest() -> dict[str, float]:
 
 def batch_contest(graph: Graph) -> dict[str, float]:
     """64 variants at once against 64 single passes; both read durations in row order and give makespans."""
-    program = fixed_order(graph)
+    program = build_fixed_order(graph)
     finish = np.empty(NUM_TASKS, np.int64)
     durations_TK = np.random.default_rng(1).integers(1_000, 100_000, (NUM_TASKS, NUM_VARIANTS))
     rows = [np.ascontiguousarray(durations_TK[:, k]) for k in range(NUM_VARIANTS)]

@@ -176,7 +176,7 @@ def _tiles_off() -> float:
         bits = slow.random_bits(draw, (1, channels, rows, 1), draw.uniform(0.2, 0.9))
         wanted = draw.random((rows, columns)) < draw.uniform(0.1, 0.9)
         costs = patch_costs(bitmaps.pack(bits), shape.taps("forward"), 1, channels, 1, grid.lanes)
-        cycles, _ = tile_cycles(costs, np.zeros(columns, np.int64), bitmaps.packed_along(wanted), grid)
+        cycles, _ = tile_cycles(costs, np.zeros(columns, np.int64), bitmaps.pack_bits(wanted), grid)
         streams = slow.patches(bits, shape, "forward")
         dense, sparse = ([[slow.stream_cycles(one, grid.lanes, skips) for one in row] for row in streams]
                          for skips in (False, True))  # fmt: skip
@@ -189,7 +189,7 @@ def _tiles_off() -> float:
 def _dense_off() -> float:
     """By how much a layer without zeros that fills the grid differs from the dense mode, work shared or not."""
     shape = ConvShape(4, 256, 8, 8, 256)
-    ones = [bitmaps.packed_along(np.ones((256, 256), dtype=bool))] * 2
+    ones = [bitmaps.pack_bits(np.ones((256, 256), dtype=bool))] * 2
     found = layer_cycles(LayerZeros("dense", shape, *ones), SparseGrid())
     return max(abs(one.cycles[mode] / one.cycles["dc"] - 1) for one in found.passes.values() for mode in MODES)
 

@@ -34,14 +34,14 @@ def processes_that_have_loaded_torch():
         yield
 
 
-_COUNTERS = {"_waited_ns": disturbance._waited_ns, "_Ticks.now": disturbance._Ticks.now}
+_COUNTERS = {"_run_queue_wait_ns": disturbance._run_queue_wait_ns, "_Ticks.now": disturbance._Ticks.now}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_host():
     """What is measured is kept, however busy the host is that runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disturbance, "_waited_ns", dict)
+        patch.setattr(disturbance, "_run_queue_wait_ns", dict)
         patch.setattr(disturbance._Ticks, "now", disturbance._Ticks)
         yield
 
@@ -50,7 +50,7 @@ def quiet_host():
 def busy_host(request, monkeypatch):
     """``real_disturbance`` wants the truth."""
     if "real_disturbance" in request.keywords:
-        monkeypatch.setattr(disturbance, "_waited_ns", _COUNTERS["_waited_ns"])
+        monkeypatch.setattr(disturbance, "_run_queue_wait_ns", _COUNTERS["_run_queue_wait_ns"])
         monkeypatch.setattr(disturbance._Ticks, "now", _COUNTERS["_Ticks.now"])
 
 

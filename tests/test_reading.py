@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from windtunnel.base.reading import ReadLimit, free_memory_bytes, parse_json, read_json, shown, unpacked
+from windtunnel.base.reading import ReadLimit, format_value, free_memory_bytes, parse_json, read_decompressed, read_json
 from windtunnel.errors import InputError, TraceError
 
 MIB = 1 << 20
@@ -35,8 +35,8 @@ def test_a_bomb_of_gzip_is_not_unpacked(tmp_path):
     path.write_bytes(gzip.compress(bytes(80 * MIB), 1))
 
     with pytest.raises(TraceError, match=r"unpacks to 65.0 MiB or more"):
-        unpacked(ReadLimit(path))
-    assert 80 * MIB == len(unpacked(ReadLimit(path, 100 * MIB)))
+        read_decompressed(ReadLimit(path))
+    assert 80 * MIB == len(read_decompressed(ReadLimit(path, 100 * MIB)))
 
 
 def test_what_the_control_group_leaves_is_free_memory(tmp_path):
@@ -78,6 +78,6 @@ def test_a_value_is_shown_whatever_it_holds():
     for _ in range(5000):
         nested = [nested]
 
-    assert "a list" == shown(nested)
-    assert "a number of 33,220 bits" == shown(10**10_000)
-    assert 60 == len(shown("x" * 1000))
+    assert "a list" == format_value(nested)
+    assert "a number of 33,220 bits" == format_value(10**10_000)
+    assert 60 == len(format_value("x" * 1000))

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.reading import ReadLimit, shown, unpacked
+from windtunnel.base.reading import ReadLimit, format_value, read_decompressed
 from windtunnel.errors import InputError
 
 __all__ = ["Profile", "read_profile"]
@@ -74,7 +74,7 @@ def read_profile(path: str | os.PathLike[str], *, keep_inputs: bool = False) -> 
     """
     where = os.fspath(path)
     try:
-        lines = unpacked(ReadLimit(Path(path)), cost=8, error=InputError).decode().splitlines()
+        lines = read_decompressed(ReadLimit(Path(path)), cost=8, error=InputError).decode().splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"the profile cannot be read: {error}", where=where, fix="it is text in UTF-8") from error
     nodes: dict[str, tuple[str, list[float], int]] = {}
@@ -112,7 +112,7 @@ def _node(line: str, where: str) -> tuple[str, str, list[float], int]:
     if not all(math.isfinite(value) and value >= 0 for value in values):
         raise InputError(f"{match[1]} has a negative number, or none", where=where)
     if not -1 <= stage < 1 << 31:
-        raise InputError(f"the stage of {match[1]} is {shown(stage)}", where=where)
+        raise InputError(f"the stage of {match[1]} is {format_value(stage)}", where=where)
     return match[1], match[2], values, stage
 
 

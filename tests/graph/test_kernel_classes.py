@@ -6,7 +6,7 @@ import pytest
 from tests.shared_data import shared_path
 from windtunnel.comm.instances import OPERATIONS, operation_mask
 from windtunnel.graph import GraphBuilder, Kind, ResourceKind
-from windtunnel.graph.collectives import all_reduces, scattered_gradients
+from windtunnel.graph.collectives import all_reduces, find_scattered_gradients
 from windtunnel.graph.kernel_classes import CLASSES, MATRIX_CLASSES, class_of, collective_of, does_matrix_work
 from windtunnel.sources.kineto import load_kineto
 from windtunnel.whatifs.amp import amp
@@ -91,7 +91,7 @@ def test_all_who_look_for_gradients_find_the_same_collectives(name):
 
     assert "all_reduce" == collective_of(name, is_collective=True)
     assert [True, False, False] == all_reduces(graph).tolist()
-    assert [False, True, False] == scattered_gradients(graph).tolist()
+    assert [False, True, False] == find_scattered_gradients(graph).tolist()
     assert ["all_reduce", "reduce_scatter", "all_gather"] == [OPERATIONS[code] for code in operation_mask(graph)]
 
 

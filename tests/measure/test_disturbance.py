@@ -9,7 +9,13 @@ import pytest
 
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure import disturbance
-from windtunnel.measure.disturbance import Neighbors, Stretch, disturbance_line, disturbed_reach, watched
+from windtunnel.measure.disturbance import (
+    Neighbors,
+    Stretch,
+    disturbance_line,
+    disturbance_log_error,
+    watch_disturbance,
+)
 
 pytestmark = pytest.mark.real_disturbance
 LOAD = "while True: pass"
@@ -22,12 +28,12 @@ def spin(seconds):
         pass
 
 
-@pytest.mark.skipif(not disturbance._waited_ns(), reason="this kernel does not count how long threads wait")
+@pytest.mark.skipif(not disturbance._run_queue_wait_ns(), reason="this kernel does not count how long threads wait")
 def test_a_thread_that_shares_its_core_waits_half_of_the_time():
     neighbors = [subprocess.Popen([sys.executable, "-c", LOAD]) for _ in range(2 * len(allowed_cores()))]
     try:
         time.sleep(0.2)
-        with watched() as stretch:
+        with watch_disturbance() as stretch:
             spin(0.2)
     finally:
         for one in neighbors:
@@ -39,7 +45,7 @@ def test_a_thread_that_shares_its_core_waits_half_of_the_time():
 
 
 def test_a_thread_that_ends_meanwhile_is_no_error():
-    with watched() as stretch:
+    with watch_disturbance() as stretch:
         thread = threading.Thread(target=spin, args=(0.01,))
         thread.start()
         thread.join()
@@ -48,8 +54,8 @@ def test_a_thread_that_ends_meanwhile_is_no_error():
 
 
 def test_a_host_that_counts_nothing_is_not_disturbed(monkeypatch):
-    monkeypatch.setattr(disturbance, "_waited_ns", dict)
-    with watched() as stretch:
+    monkeypatch.setattr(disturbance, "_run_queue_wait_ns", dict)
+    with watch_disturbance() as stretch:
         pass
 
     assert 0.0 == stretch.waited_ratio
@@ -112,4 +118,10 @@ def test_the_line_names_the_share_and_how_well_times_are_known():
     assert "waited for a core 50% of the time" in line
     assert "known to 22%" in line
     assert "" == disturbance_line({}) == disturbance_line({"num_repeated": 3})
-    assert 0 == disturbed_reach(0.0) < disturbed_reach(0.2) < disturbed_reach(0.9) == disturbed_reach(0.9)
+    assert (
+        0
+        == disturbance_log_error(0.0)
+        < disturbance_log_error(0.2)
+        < disturbance_log_error(0.9)
+        == disturbance_log_error(0.9)
+    )

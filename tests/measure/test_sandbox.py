@@ -10,7 +10,7 @@ import pytest
 from windtunnel.errors import FlightError
 from windtunnel.measure.guarded import GuardedArray
 from windtunnel.measure.pairs import inner_repeats, take_pairs
-from windtunnel.measure.sandbox import Limits, contained
+from windtunnel.measure.sandbox import Limits, run_in_fork
 
 
 def locked(action, seconds=1.0):
@@ -19,7 +19,7 @@ def locked(action, seconds=1.0):
         action()
         return b"went on"
 
-    return contained(run, Limits(wall_s=10))
+    return run_in_fork(run, Limits(wall_s=10))
 
 
 def endless():
@@ -28,7 +28,7 @@ def endless():
 
 
 def test_an_answer_comes_back():
-    assert b"x" * 100_000 == contained(lambda _: b"x" * 100_000).answer
+    assert b"x" * 100_000 == run_in_fork(lambda _: b"x" * 100_000).answer
 
 
 @pytest.mark.parametrize(("action", "kind"), [
@@ -58,7 +58,7 @@ def test_what_waits_forever_is_stopped_by_the_clock():
         os.read(os.pipe()[0], 1)
         return b""
 
-    assert "timeout" == contained(wait, Limits(wall_s=0.2)).kind
+    assert "timeout" == run_in_fork(wait, Limits(wall_s=0.2)).kind
 
 
 def test_one_element_beyond_the_end_is_seen_or_kills():
@@ -72,8 +72,8 @@ def test_one_element_beyond_the_end_is_seen_or_kills():
         ctypes.memset(guarded.address + 448, 1, 4)
         return b""
 
-    assert b"touched" == contained(beside).answer
-    assert "crash" == contained(beyond).kind
+    assert b"touched" == run_in_fork(beside).answer
+    assert "crash" == run_in_fork(beyond).kind
     assert guarded.is_intact()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InfeasibleError
-from windtunnel.simulate.allocator import CachingAllocator, reserved_over_time, rounded
+from windtunnel.simulate.allocator import CachingAllocator, compute_reserved_bytes, round_size
 
 MIB = 2**20
 SIZES = st.one_of(
@@ -84,7 +84,7 @@ def test_the_allocator_does_what_the_obvious_one_does_and_never_overlaps(actions
         else:
             block, address = allocator.allocate(size, stream), reference.allocate(size, stream)
             assert address == block.address
-            assert block.size_bytes >= rounded(size)
+            assert block.size_bytes >= round_size(size)
             held.append((block, address))
         assert (reference.live, reference.reserved) == (allocator.live_bytes, allocator.reserved_bytes)
         assert allocator.live_bytes <= allocator.reserved_bytes
@@ -153,6 +153,6 @@ def test_a_block_is_taken_back_once():
 
 
 def test_reserved_over_time_follows_sizes_that_change():
-    reserved = reserved_over_time(np.array([0, 1, 0, 0, 1]), np.array([600, 30 * MIB, 700, 0, 0]))
+    reserved = compute_reserved_bytes(np.array([0, 1, 0, 0, 1]), np.array([600, 30 * MIB, 700, 0, 0]))
 
     assert [2 * MIB, 32 * MIB, 32 * MIB, 32 * MIB, 32 * MIB] == reserved.tolist()

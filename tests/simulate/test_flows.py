@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.simulate.reference import fair_rates, reference_replay
 from windtunnel.errors import GraphError, InputError
 from windtunnel.graph import Discipline, Graph, GraphBuilder, Kind, ResourceKind, apply_edits, load, save
-from windtunnel.graph.ranks import join, joined_routes
+from windtunnel.graph.ranks import join, join_routes
 from windtunnel.simulate import EventClock, replay, replay_many
 
 GBIT = 1e9 / 8
@@ -160,7 +160,7 @@ def test_edits_store_and_copies_keep_routes(tmp_path):
 def test_joined_graphs_keep_their_routes():
     parts = [network([1e9], [[0]], [100]), network([1e9, 1e9], [[1, 0]], [200])]
     tables = join(parts)
-    whole = Graph(*tables, parts[0].meta.with_entries({"routes": joined_routes(parts)})).validate()
+    whole = Graph(*tables, parts[0].meta.with_entries({"routes": join_routes(parts)})).validate()
 
     assert ((0,), (2, 1)) == whole.meta.routes
     assert [100, 200] == replay(whole).finish_ns.tolist()

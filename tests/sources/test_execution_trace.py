@@ -22,7 +22,7 @@ from windtunnel.errors import GraphError, InputError, TraceError
 from windtunnel.graph import EdgeKind, Kind, Phase, ProcessGroup
 from windtunnel.reports import explain
 from windtunnel.simulate import replay
-from windtunnel.sources.execution_trace.reader import count_unmeasured, is_execution_trace, load_execution_trace
+from windtunnel.sources.execution_trace.reader import count_unmeasured_tasks, is_execution_trace, load_execution_trace
 from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.whatifs import whatif
 
@@ -241,12 +241,12 @@ def test_without_durations_it_says_so_and_predicts_nothing(tmp_path):
 
     assert {0} == set(graph.duration_ns.tolist())
     assert {"unmeasured"} == set(graph.tasks.strings("cost_source").to_numpy())
-    assert graph.num_tasks == graph.meta.num_unmeasured_tasks == count_unmeasured(graph)
+    assert graph.num_tasks == graph.meta.num_unmeasured_tasks == count_unmeasured_tasks(graph)
     assert f"no durations: all {graph.num_tasks} tasks have no measured duration" in str(explain(graph))
     with pytest.raises(InputError, match="takes no time"):
         whatif(graph, "amp")
     priced = graph.set_duration(graph.all_tasks, 5, "mine")
-    assert 0 == count_unmeasured(priced)
+    assert 0 == count_unmeasured_tasks(priced)
     assert "unmeasured" not in str(explain(priced))
 
 
@@ -318,7 +318,7 @@ def test_the_kineto_trace_of_the_run_gives_every_duration(recorded, tmp_path, na
     graph = load_execution_trace(recorded / f"{name}.et.json", kineto=kineto)
     measured = load_kineto(kineto)
 
-    assert 0 == count_unmeasured(graph)
+    assert 0 == count_unmeasured_tasks(graph)
     assert by == graph.meta.trace["joined"]["by"]
     assert 0 == graph.meta.trace["joined"]["kineto tasks of no node"]
     assert measured.duration_ns.sum() == graph.duration_ns.sum()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.command import windtunnel
 from windtunnel.errors import InputError
-from windtunnel.sources.job_file import is_job_file, made_by
+from windtunnel.sources.job_file import call_user_function, is_job_file
 
 MAKER = """
 import argparse
@@ -49,12 +49,12 @@ def test_a_workload_is_no_file(text):
 
 
 def test_a_file_gets_its_arguments_and_its_folder(job, tmp_path):
-    assert [64, tmp_path.name] == made_by(f"{job(MAKER, 'my job.py')} --width 64", list)
+    assert [64, tmp_path.name] == call_user_function(f"{job(MAKER, 'my job.py')} --width 64", list)
 
 
 def test_arguments_that_the_file_refuses_are_explained(job):
     with pytest.raises(InputError, match=r"my_job.py ended itself \(exit code 2\) with the arguments --depth") as told:
-        made_by(f"{job(MAKER)} --depth 3", list)
+        call_user_function(f"{job(MAKER)} --depth 3", list)
     assert "in quotes" in told.value.fix
 
 
@@ -70,7 +70,7 @@ def test_a_training_script_is_refused_before_it_runs(job, tmp_path):
 
 def test_a_maker_that_raises_is_named_with_its_line(job):
     with pytest.raises(InputError, match="raised ZeroDivisionError") as told:
-        made_by(str(job("def make():\n    return 1 / 0\n")), list)
+        call_user_function(str(job("def make():\n    return 1 / 0\n")), list)
     assert told.value.where.endswith("my_job.py:2")
 
 
@@ -85,7 +85,7 @@ def test_a_maker_that_raises_is_named_with_its_line(job):
 )
 def test_a_function_may_come_from_anywhere(job, code, function):
     with pytest.raises(InputError, match=r"returned a|raised TypeError") if "json" in code else nullcontext():
-        made_by(f"{job(code)}:{function}", list)
+        call_user_function(f"{job(code)}:{function}", list)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_a_function_may_come_from_anywhere(job, code, function):
 )
 def test_what_cannot_be_a_job_is_refused(text, message):
     with pytest.raises(InputError, match=message):
-        made_by(text, list)
+        call_user_function(text, list)
 
 
 def test_what_is_no_python_is_refused_with_its_line(job):
     with pytest.raises(InputError, match="is not valid Python") as told:
-        made_by(str(job("def make(:\n")), list)
+        call_user_function(str(job("def make(:\n")), list)
     assert told.value.where.endswith("my_job.py:1")

@@ -16,7 +16,7 @@ from windtunnel.errors import InputError, NotApplicableError, WindtunnelError
 from windtunnel.graph import save
 from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.sources.kineto.tables import read_tables
-from windtunnel.sources.timeline.intervals import length_ns, merged, shared_ns
+from windtunnel.sources.timeline.intervals import exclusive_ns_by_set, length_ns, merge_intervals
 from windtunnel.sources.timeline.tables import TABLES, TableRules
 
 # two streams: 7 computes, waits for its launch, for the next kernel's start and for the collective of stream 9
@@ -200,11 +200,14 @@ def test_times_of_intervals_are_those_counted_moment_by_moment(first, second):
         for begin, length in spans:
             running[place, begin : begin + length] = True
 
-    both = [merged(*np.array([(b, b + n) for b, n in spans], np.int64).reshape(-1, 2).T) for spans in (first, second)]
+    both = [
+        merge_intervals(*np.array([(b, b + n) for b, n in spans], np.int64).reshape(-1, 2).T)
+        for spans in (first, second)
+    ]
 
     assert running.sum(axis=1).tolist() == [length_ns(one) for one in both]
     masks = running[0] + 2 * running[1]
-    assert [0, *(int((masks == mask).sum()) for mask in (1, 2, 3))] == shared_ns(both).tolist()
+    assert [0, *(int((masks == mask).sum()) for mask in (1, 2, 3))] == exclusive_ns_by_set(both).tolist()
 
 
 @settings(deadline=None, max_examples=40)

@@ -14,7 +14,7 @@ from windtunnel.sources.memory.allocator_log import AllocatorLog, Change, Log  #
 from windtunnel.sources.memory.python_facts import Learned  # noqa: E402
 from windtunnel.sources.memory.tracker import StorageTracker  # noqa: E402
 from windtunnel.sources.memory.tracking import track_memory  # noqa: E402
-from windtunnel.sources.memory.watch import Watch, tracked_profile  # noqa: E402
+from windtunnel.sources.memory.watch import Watch, profile_of_tracker  # noqa: E402
 from windtunnel.sources.torch.annotate import Discovery  # noqa: E402
 
 
@@ -79,7 +79,7 @@ def test_a_tracker_of_operators_sees_the_same_births_by_size_phase_and_category(
     step()
     tracker.stop()
 
-    seen = births(tracked_profile(tracker, is_fake=False))
+    seen = births(profile_of_tracker(tracker, is_fake=False))
 
     assert seen.total() > 60
     assert seen == births(logged(EmptyMode()))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.comm.symbolic import contents, own, replayed_moves, whole
 from tests.shared_data import shared_path
-from windtunnel.base.reading import unpacked
+from windtunnel.base.reading import read_decompressed
 from windtunnel.errors import GraphError, TraceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate import replay
@@ -119,7 +119,7 @@ def wrong_sums(graph, path):
 def unpacked_text(path):
     from windtunnel.base.reading import ReadLimit
 
-    return unpacked(ReadLimit(path))
+    return read_decompressed(ReadLimit(path))
 
 
 # --- lowering -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from windtunnel.sources.kineto import load_kineto
 from windtunnel.sources.timeline import Category, Events, TimelineRules, build_graph
 from windtunnel.sources.timeline.events import MISSING, CollectiveRecords, Stream, SyncKind, Syncs
 from windtunnel.sources.timeline.explain import explain_device_tasks
-from windtunnel.sources.timeline.recorded import find_recorded
+from windtunnel.sources.timeline.recorded import find_recorded_events
 from windtunnel.sources.timeline.tables import TableRules, make_tables
 
 US = 1000
@@ -154,7 +154,7 @@ def test_kinetos_reader_fills_the_same_events(tmp_path):
 
 def test_tables_and_windows_need_no_file_either():
     rows = [*ROWS, (Category.ANNOTATION, "step", 0, 65, -1, MISSING)]
-    tables = make_tables([find_recorded(events(rows), like_hta=False)], TableRules())
+    tables = make_tables([find_recorded_events(events(rows), like_hta=False)], TableRules())
 
     assert tables.table("overlap").to_pylist() == [
         {"rank": 0, "communication_ns": 180 * US, "overlapped_ns": 0, "overlap_ratio": 0.0}

@@ -15,7 +15,7 @@ from windtunnel.cost.rerun.program import program_of
 from windtunnel.errors import InEffectError, NotApplicableError, PriceError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.sources.torch.annotate import Discovery, is_compiling, module_paths
-from windtunnel.sources.torch.compile_boundaries import aside, not_compiled, uncompiled
+from windtunnel.sources.torch.compile_boundaries import aside, exclude_from_compilation, run_eagerly
 from windtunnel.sources.torch.compiled import CompiledRegions, Mode
 from windtunnel.sources.torch.kernels import describe_kernel, kernel_accesses, kernel_name
 
@@ -114,7 +114,7 @@ def test_looking_at_regions_compiles_nothing_anew(regions):
     for mode in (Mode.MARKED, Mode.UNCOMPILED, Mode.BARE):
         regions.set_mode(mode)
         compiled(x)
-    with uncompiled():
+    with run_eagerly():
         compiled(x)
     compiled(x)
 
@@ -128,7 +128,7 @@ def test_modules_within_a_region_are_known_and_those_around_it_may_be_hooked(reg
     paths = module_paths([model])
     regions.learn(Discovery().add([model], ()), paths)
 
-    assert {id(model[0]), id(model[0].inner)} == regions.traced(paths)
+    assert {id(model[0]), id(model[0].inner)} == regions.modules_in_regions(paths)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -138,7 +138,7 @@ def test_a_program_that_compiles_is_known_as_one_until_it_runs_uncompiled(region
     compiled(torch.randn(4, 8))
 
     assert is_compiling()
-    with uncompiled():
+    with run_eagerly():
         assert not is_compiling()
 
 
@@ -153,9 +153,9 @@ def test_what_stands_aside_of_a_compiler_is_not_traced(regions):
         aside(act, 1, lambda: None)
         return value + 1
 
-    not_compiled(hooked)
+    exclude_from_compilation(hooked)
     compiled = torch.compile(lambda value: hooked(value * 2), backend="aot_eager")
-    not_compiled(hooked)
+    exclude_from_compilation(hooked)
 
     assert 5.0 == compiled(torch.tensor(2.0)).item()
     assert [False] == seen

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from windtunnel.sources.torch.labels import escaped, plain
+from windtunnel.sources.torch.labels import escape_label, plain
 
 
 @given(st.text())
 def test_a_name_comes_back_whatever_it_holds(name):
-    assert name == plain(escaped(name))
+    assert name == plain(escape_label(name))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_an_escaped_name_needs_no_escape_in_json(name):
-    assert escaped(name) == json.loads(f'"{escaped(name)}"')
+    assert escape_label(name) == json.loads(f'"{escape_label(name)}"')
 
 
 def test_a_plain_name_stays_as_it_is():
-    assert "encoder.layers.0" == escaped("encoder.layers.0") == plain("encoder.layers.0")
+    assert "encoder.layers.0" == escape_label("encoder.layers.0") == plain("encoder.layers.0")
     assert 'a"b' == plain("a%22b")

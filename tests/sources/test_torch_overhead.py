@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra torch")
 
 from tests.sources.test_torch_points import points_of
-from windtunnel.sources.torch.overhead import _positive_mean, central, correct, held_out
+from windtunnel.sources.torch.overhead import _positive_mean, central, correct, select_validation_iterations
 from windtunnel.sources.torch.segments import stretches
 
 COST_ENTER, COST_LEAVE = 300, 100
@@ -102,4 +102,4 @@ def test_the_middle_half_leaves_out_both_tails():
 
 
 def test_what_is_held_out_comes_first_and_second_in_turn():
-    assert [False, True, True, False, False, True, True, False] == held_out(8).tolist()
+    assert [False, True, True, False, False, True, True, False] == select_validation_iterations(8).tolist()

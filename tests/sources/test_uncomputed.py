@@ -130,10 +130,10 @@ def test_a_value_is_lost_for_all_views_once_something_unknown_is_written():
 def test_a_model_of_fake_tensors_is_copied_with_its_shared_weights():
     from copy import deepcopy
 
-    from windtunnel.sources.dry.no_compute import uncomputed
+    from windtunnel.sources.dry.no_compute import skip_compute
     from windtunnel.sources.dry.values import Values
 
-    with uncomputed(Values()):
+    with skip_compute(Values()):
         model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
         model[1].weight = model[0].weight
         copy = deepcopy(model)

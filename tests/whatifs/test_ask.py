@@ -11,7 +11,7 @@ import pytest
 from tests.whatifs.steps import Layer, cpu_step, gpu_step
 from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder
-from windtunnel.measure.disturbance import disturbed_reach
+from windtunnel.measure.disturbance import disturbance_log_error
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs import apply, parse_request, parse_requests, whatif
@@ -174,8 +174,8 @@ def test_prices_carry_their_spread_before_any_receipt():
     assert "no receipt backs" in str(answer)
     assert sure.span[0] < sure.speedup < sure.span[1]
     assert sure.span[1] / sure.span[0] == pytest.approx(math.exp(2 * 0.1 * 1.645 / 1.349), rel=1e-6)
-    assert disturbed.span[1] / sure.span[1] == pytest.approx(math.exp(disturbed_reach(0.5)))
-    assert disturbed.span[0] / sure.span[0] == pytest.approx(math.exp(-disturbed_reach(0.5)))
+    assert disturbed.span[1] / sure.span[1] == pytest.approx(math.exp(disturbance_log_error(0.5)))
+    assert disturbed.span[0] / sure.span[0] == pytest.approx(math.exp(-disturbance_log_error(0.5)))
 
 
 def test_an_answer_that_the_device_cannot_hold_says_so():

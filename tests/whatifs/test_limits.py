@@ -20,8 +20,8 @@ from windtunnel.simulate.limits import (
     Baseline,
     Limits,
     all_work,
-    broken_limit,
-    broken_peak_limit,
+    find_limit_violation,
+    find_peak_violation,
     less_work,
     no_faster,
     of_kind,
@@ -63,7 +63,7 @@ def test_tasks_that_run_faster_stay_within_the_limit_of_less_work(graph, kind, f
     after = replay(graph.scale(graph.select(kind=kind), 1 / factor), like=baseline.timeline)
     after_ns = iteration_ns(after, graph.num_iterations)
 
-    assert broken_limit(limits, baseline, baseline.iteration_ns / after_ns if after_ns else 1.0) == ""
+    assert find_limit_violation(limits, baseline, baseline.iteration_ns / after_ns if after_ns else 1.0) == ""
 
 
 def test_a_thread_that_only_watches_does_not_limit_another_order():
@@ -75,7 +75,7 @@ def test_a_thread_that_only_watches_does_not_limit_another_order():
     builder.edge(watch, work, kind=EdgeKind.DATA)
     baseline = Baseline(replay(builder.build()), {})
 
-    assert broken_limit(other_order("a test")(baseline), baseline, 4.0) == ""
+    assert find_limit_violation(other_order("a test")(baseline), baseline, 4.0) == ""
 
 
 @settings(max_examples=100, deadline=None)
@@ -90,7 +90,7 @@ def test_no_order_of_tasks_is_faster_than_the_busiest_resource(graph):
     after = replay(graph.disconnect(edges["src"] >= 0) if len(edges["src"]) else graph)
     after_ns = iteration_ns(after, graph.num_iterations)
 
-    assert broken_limit(limits, baseline, baseline.iteration_ns / after_ns if after_ns else 1.0) == ""
+    assert find_limit_violation(limits, baseline, baseline.iteration_ns / after_ns if after_ns else 1.0) == ""
 
 
 def test_where_tasks_meet_nothing_is_busy():
@@ -136,18 +136,20 @@ def test_limits_say_what_is_broken_and_why():
     baseline = Baseline(replay(cpu_step(LAYERS)), {})
     limits = Limits("recomputation adds work", max_speedup=1.0, min_speedup=0.5)
 
-    assert broken_limit(limits, baseline, 1.0) == ""
-    assert "1.2x is predicted where 1x is the most: recomputation adds work" == broken_limit(limits, baseline, 1.2)
-    assert "0.3x is predicted where 0.5x is the least" in broken_limit(limits, baseline, 0.3)
-    assert "not a number" in broken_limit(limits, baseline, math.nan)
+    assert find_limit_violation(limits, baseline, 1.0) == ""
+    assert "1.2x is predicted where 1x is the most: recomputation adds work" == find_limit_violation(
+        limits, baseline, 1.2
+    )
+    assert "0.3x is predicted where 0.5x is the least" in find_limit_violation(limits, baseline, 0.3)
+    assert "not a number" in find_limit_violation(limits, baseline, math.nan)
 
 
 def test_a_peak_has_limits_on_both_sides():
     limits = Limits("it keeps gradients", max_saved_bytes=0, max_added_bytes=2**20)
 
-    assert broken_peak_limit(limits, 10 * 2**20, 10 * 2**20) == ""
-    assert "5.00 MiB less memory are predicted where 0 B is the most" in broken_peak_limit(limits, 10 << 20, 5 << 20)
-    assert "5.00 MiB more memory" in broken_peak_limit(limits, 10 << 20, 15 << 20)
+    assert find_peak_violation(limits, 10 * 2**20, 10 * 2**20) == ""
+    assert "5.00 MiB less memory are predicted where 0 B is the most" in find_peak_violation(limits, 10 << 20, 5 << 20)
+    assert "5.00 MiB more memory" in find_peak_violation(limits, 10 << 20, 15 << 20)
 
 
 def test_an_answer_that_breaks_its_limit_is_a_mistake_of_ours_and_no_prediction(registered):

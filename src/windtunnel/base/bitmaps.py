@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["WORD_BITS", "Words", "bits_at", "count", "ones_of", "pack", "packed_along", "unpack"]
+__all__ = ["WORD_BITS", "Words", "bits_at", "count", "ones_of", "pack", "pack_bits", "unpack"]
 
 Words = NDArray[np.uint32]
 
@@ -32,10 +32,10 @@ def pack(tensor: NDArray[Any]) -> Words:
     """
     tensor = np.asarray(tensor)
     channels_last = tensor if tensor.ndim == 2 else np.moveaxis(tensor, 1, -1)
-    return packed_along(channels_last.reshape(-1, channels_last.shape[-1]) != 0)
+    return pack_bits(channels_last.reshape(-1, channels_last.shape[-1]) != 0)
 
 
-def packed_along(bits: NDArray[np.bool_]) -> Words:
+def pack_bits(bits: NDArray[np.bool_]) -> Words:
     """Bits along the last axis, uint32 [rows, words]."""
     packed = np.packbits(bits, axis=-1, bitorder="little")
     rest = -packed.shape[-1] % (WORD_BITS // 8)

@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from windtunnel.base.reading import ReadLimit, unpacked
+from windtunnel.base.reading import ReadLimit, read_decompressed
 from windtunnel.errors import InputError
 
 __all__ = ["number", "read_rows", "whole_number"]
@@ -24,7 +24,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     InputError
         It cannot be read, has no rows, or lacks a column or a field.
     """
-    data = unpacked(ReadLimit(path), cost=12, error=InputError)
+    data = read_decompressed(ReadLimit(path), cost=12, error=InputError)
     try:
         text = data.decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text), delimiter="|" if "|" in text.partition("\n")[0] else ",")

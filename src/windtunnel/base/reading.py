@@ -17,7 +17,15 @@ from typing import IO, Any
 from windtunnel.errors import InputError, TraceError
 from windtunnel.units import format_size
 
-__all__ = ["ReadLimit", "free_memory_bytes", "is_packed", "parse_json", "read_json", "shown", "unpacked"]
+__all__ = [
+    "ReadLimit",
+    "format_value",
+    "free_memory_bytes",
+    "is_packed",
+    "parse_json",
+    "read_decompressed",
+    "read_json",
+]
 
 _GZIP = b"\x1f\x8b"
 _PIECE_BYTES = 1 << 20
@@ -135,7 +143,7 @@ def is_packed(file: IO[bytes]) -> bool:
     return begins
 
 
-def unpacked(limit: ReadLimit, *, cost: int = 1, error: type[InputError] = TraceError) -> bytearray:
+def read_decompressed(limit: ReadLimit, *, cost: int = 1, error: type[InputError] = TraceError) -> bytearray:
     """Bytes of a file, packed with gzip or not.
 
     Parameters
@@ -179,7 +187,7 @@ def read_json(limit: ReadLimit, *, error: type[InputError] = InputError) -> Any:
     InputError
         It cannot be read, is no UTF-8, no JSON or nested too deeply (byte or line), or exceeds the limit.
     """
-    return parse_json(unpacked(limit, cost=8, error=error), str(limit.path), error=error)
+    return parse_json(read_decompressed(limit, cost=8, error=error), str(limit.path), error=error)
 
 
 def parse_json(data: bytes | bytearray, where: str, *, error: type[InputError] = InputError) -> Any:
@@ -203,12 +211,12 @@ def parse_json(data: bytes | bytearray, where: str, *, error: type[InputError] =
         raise error(f"the JSON holds a number that is too long: {cause}", where=where, fix=_AGAIN) from cause
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value from outside, short enough to print and safe to print whatever it holds.
 
     Examples
     --------
-    >>> shown("NaN"), shown(10**400), shown([[[]]])
+    >>> format_value("NaN"), format_value(10**400), format_value([[[]]])
     ("'NaN'", 'a number of 1,329 bits', 'a list')
     """
     if isinstance(value, int) and value.bit_length() > 64:

@@ -87,11 +87,11 @@ def _print_changes(changes: list[dict[str, Any]], by: str, top: int) -> None:
 
 def _interval(graph: Graph) -> tuple[int, int, int]:
     """Ends of the 90 % interval of the iteration, wider where others disturbed the capture, and its iterations."""
-    from windtunnel.measure.disturbance import disturbed_reach
+    from windtunnel.measure.disturbance import disturbance_log_error
     from windtunnel.simulate import prediction_interval
 
     result = prediction_interval(graph)
-    factor = math.exp(disturbed_reach(float(graph.meta.disturbance.get("lost_ratio", 0.0))))
+    factor = math.exp(disturbance_log_error(float(graph.meta.disturbance.get("lost_ratio", 0.0))))
     return round(result.low_ns / factor), round(result.high_ns * factor), len(result.makespans_ns)
 
 

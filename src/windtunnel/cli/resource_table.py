@@ -70,8 +70,8 @@ def _print_measured(timeline: Timeline) -> None:
 
 def _print_unmeasured(timeline: Timeline) -> None:
     """Say how many tasks count as 0 because nothing tells their duration."""
-    from windtunnel.sources.execution_trace.reader import count_unmeasured
+    from windtunnel.sources.execution_trace.reader import count_unmeasured_tasks
 
-    unmeasured = count_unmeasured(timeline.graph)
+    unmeasured = count_unmeasured_tasks(timeline.graph)
     if unmeasured:
         say(f"warning: {unmeasured:,} of {timeline.graph.num_tasks:,} tasks have no measured duration and count as 0")

@@ -157,7 +157,7 @@ def _with_ports(graph: Graph, topology: Topology, with_servers: bool) -> tuple[G
     row_of |= {name: graph.num_resources + index for index, name in enumerate(new)}
     kind = [int(ResourceKind.POOL if name.endswith(" server") else ResourceKind.LINK) for name in new]
     common = {"discipline": [int(Discipline.PRIORITY)] * len(new), "slots": [1] * len(new)}
-    added = Table.typed({"name": new, "kind": kind, **common}, RESOURCE_COLUMNS)
+    added = Table.from_columns({"name": new, "kind": kind, **common}, RESOURCE_COLUMNS)
     extended = graph.with_resources(dict(graph.resources.concat(added, RESOURCE_COLUMNS))) if new else graph
     rows = np.array([[row_of.get(name, UNPLACED) for name in item] for item in names])
     return extended, _Ports(rows[:-1:2], rows[1:-1:2], rows[-1])

@@ -17,7 +17,7 @@ from windtunnel import hardware
 from windtunnel.base.extras import require
 from windtunnel.errors import InputError
 from windtunnel.measure.database import Measurement, ProfileDatabase
-from windtunnel.measure.devices import finished_ns, uses_gpu
+from windtunnel.measure.devices import elapsed_with_sync_ns, uses_gpu
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import quiet, spread_ratio
 from windtunnel.measure.threads import threads
@@ -285,7 +285,7 @@ def _measure(key: _Key, run: Callable[[], object], num_threads: int, device: str
 def _times(run: Callable[[], object], device: str) -> list[float]:
     try:
         for _ in range(2):  # the first builds the kernel, the second fills the caches
-            finished_ns(run, device)
+            elapsed_with_sync_ns(run, device)
     except (RuntimeError, NotImplementedError) as error:
         message = str(error).partition("\n")[0]
         raise InputError(
@@ -293,5 +293,5 @@ def _times(run: Callable[[], object], device: str) -> list[float]:
         ) from error
     times: list[float] = []
     while sum(times) < 1e9 * _BUDGET_S or len(times) < _MIN_RUNS:
-        times.append(finished_ns(run, device))
+        times.append(elapsed_with_sync_ns(run, device))
     return times

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel import registry
-from windtunnel.base.reading import parse_json, shown
+from windtunnel.base.reading import format_value, parse_json
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.flights.receipt import Receipt, encode
 from windtunnel.measure.disturbance import MAX_NEIGHBORS
@@ -161,9 +161,9 @@ class Ledger:
         return [self._residual(*row) for row in self._read(query, (MAX_NEIGHBORS,))]
 
     def _receipt(self, number: Any, document: Any) -> Receipt:
-        where = f"{self.path}: row {shown(number)}, column document"
+        where = f"{self.path}: row {format_value(number)}, column document"
         if not isinstance(document, str):
-            raise InputError(f"the receipt is {shown(document)} instead of text", where=where, fix=_DROP_ROW)
+            raise InputError(f"the receipt is {format_value(document)} instead of text", where=where, fix=_DROP_ROW)
         try:
             return Receipt.from_dict(parse_json(document.encode("utf-8", "replace"), where))
         except InputError as error:
@@ -175,8 +175,8 @@ class Ledger:
         if not isinstance(log_residual, float) or not math.isfinite(log_residual):
             wrong["log_residual"] = log_residual
         for name, value in wrong.items():
-            where = f"{self.path}: row {shown(number)}, column {name}"
-            raise InputError(f"the receipt's {name} is {shown(value)}", where=where, fix=_DROP_ROW)
+            where = f"{self.path}: row {format_value(number)}, column {name}"
+            raise InputError(f"the receipt's {name} is {format_value(value)}", where=where, fix=_DROP_ROW)
         return Residual(whatif, family, subject, log_residual)
 
     def __len__(self) -> int:

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from windtunnel.base.reading import shown
+from windtunnel.base.reading import format_value
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Kind
-from windtunnel.measure.fingerprint import installed_versions, now
+from windtunnel.measure.fingerprint import now, package_versions
 from windtunnel.measure.stats import Estimate
 from windtunnel.units import format_duration
 
@@ -106,7 +106,7 @@ class Receipt:
     neighbors_ratio: float = 0.0
     notes: tuple[str, ...] = ()
     date: str = field(default_factory=now)
-    versions: Mapping[str, str] = field(default_factory=installed_versions)
+    versions: Mapping[str, str] = field(default_factory=package_versions)
 
     @property
     def predicted(self) -> float:
@@ -186,7 +186,7 @@ class Receipt:
             It is no receipt, or its times cannot be.
         """
         if not isinstance(values, Mapping):
-            raise InputError(f"a receipt is a mapping, not {shown(values)}", fix=_MADE_BY)
+            raise InputError(f"a receipt is a mapping, not {format_value(values)}", fix=_MADE_BY)
         try:
             known = {key: values[key] for key in cls.__dataclass_fields__ if key in values}
             receipt: Receipt = msgspec.convert(known, cls)

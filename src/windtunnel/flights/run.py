@@ -27,7 +27,7 @@ from windtunnel.flights.receipt import Receipt, conditions_of, model_fingerprint
 from windtunnel.flights.step_variant import StepLane
 from windtunnel.graph import Graph
 from windtunnel.measure import fingerprint
-from windtunnel.measure.deadline import OutOfTimeError, ended_after
+from windtunnel.measure.deadline import OutOfTimeError, interrupt_after
 from windtunnel.measure.disturbance import disturbance_line
 from windtunnel.measure.turns import Measurement, StopRule, Turn, measure
 from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadName, build_workload, discover, target_of
@@ -100,7 +100,7 @@ def verify(
     left_s = remaining_time(time_limit_s)
     if graph is None:
         graph = target if isinstance(target, Graph) else capture_baseline(subject, left_s(), progress)
-    with ended_after(left_s(), f"the prediction of {request}"):
+    with interrupt_after(left_s(), f"the prediction of {request}"):
         answer = whatif(graph, [request], prices=prices, database=database)[0]
     if not answer.is_applicable:
         raise NotApplicableError(f"{request} does not apply here: {answer.reason}", where=str(subject))
@@ -127,7 +127,7 @@ def remaining_time(time_limit_s: float | None) -> Callable[[], float]:
 
 def capture_baseline(subject: Target, time_limit_s: float, progress: Progress | None) -> Graph:
     """Capture what is flown, unless that takes too long."""
-    with ended_after(time_limit_s, f"the capture of {subject}"):
+    with interrupt_after(time_limit_s, f"the capture of {subject}"):
         return subject.capture(CAPTURE_ITERATIONS, progress)
 
 

@@ -14,7 +14,7 @@ from windtunnel.graph.graph import Graph
 from windtunnel.graph.kernel_classes import collective_of
 from windtunnel.graph.schema import EdgeKind, Kind, Phase
 
-__all__ = ["all_reduces", "message_bytes", "scattered_gradients", "world_size"]
+__all__ = ["all_reduces", "find_scattered_gradients", "message_bytes", "world_size"]
 
 Mask = NDArray[np.bool_]
 
@@ -39,7 +39,7 @@ def all_reduces(graph: Graph) -> Mask:
     return result
 
 
-def scattered_gradients(graph: Graph) -> Mask:
+def find_scattered_gradients(graph: Graph) -> Mask:
     """Messages that leave each rank its share of the gradients, bool [T]: the job is sharded."""
     result: Mask = graph.select(kind=Kind.COMM) & _is_named(graph, "reduce_scatter")
     if "phase" in graph.tasks:

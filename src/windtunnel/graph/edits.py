@@ -39,7 +39,7 @@ def scale(graph: Graph, mask: ArrayLike, factor: ArrayLike) -> Graph:
     selected = as_mask(mask, graph.num_tasks)
     factors = _factors(factor, int(selected.sum()))
     columns = {
-        name: _scaled(graph.tasks[name], selected, factors)
+        name: _scale_column(graph.tasks[name], selected, factors)
         for name in ("duration_ns", "duration_std_ns", "samples_ns")
         if name in graph.tasks
     }
@@ -57,7 +57,7 @@ def _factors(factor: ArrayLike, count: int) -> NDArray[np.float64]:
     return factors
 
 
-def _scaled(column: NDArray[Any], chosen: NDArray[np.bool_], factors: NDArray[np.float64]) -> NDArray[Any]:
+def _scale_column(column: NDArray[Any], chosen: NDArray[np.bool_], factors: NDArray[np.float64]) -> NDArray[Any]:
     scaled = column.copy()
     per_task = factors if factors.ndim == 0 or column.ndim == 1 else factors[:, None]
     scaled[chosen] = _times(column[chosen], per_task)
@@ -95,7 +95,7 @@ def set_duration(graph: Graph, mask: ArrayLike, duration_ns: ArrayLike, cost_sou
     old = graph.duration_ns[selected]
     ratio = np.divide(requested, old, out=np.zeros(len(requested)), where=old > 0)
     columns: dict[str, Any] = {
-        name: _scaled(graph.tasks[name], selected, ratio)
+        name: _scale_column(graph.tasks[name], selected, ratio)
         for name in ("duration_std_ns", "samples_ns")
         if name in graph.tasks
     }

@@ -83,7 +83,7 @@ def _convolution(weight: int, transposed: int | bool) -> Counter:
     """Two per output (per input, if transposed) and weight of its channel: groups divide, dilation does not matter."""
 
     def count(shapes: Shapes, values: Sequence[Any], outputs: Shapes) -> int:
-        places = shapes[0] if _told(transposed, values) else outputs[0]
+        places = shapes[0] if _resolve_flag(transposed, values) else outputs[0]
         return 2 * _count(places) * _per_channel(shapes[weight])
 
     return count
@@ -93,7 +93,7 @@ def _convolution_backward(transposed: int | bool) -> Counter:
     """As much as the forward pass for each of the two gradients that is wanted; the bias' gradient sums no products."""
 
     def count(shapes: Shapes, values: Sequence[Any], _outputs: Shapes) -> int:
-        places = shapes[1] if _told(transposed, values) else shapes[0]
+        places = shapes[1] if _resolve_flag(transposed, values) else shapes[0]
         requested = next(
             (value for value in reversed(values) if isinstance(value, Sequence) and len(value) >= 2), (1, 1)
         )
@@ -102,7 +102,7 @@ def _convolution_backward(transposed: int | bool) -> Counter:
     return count
 
 
-def _told(flag: int | bool, values: Sequence[Any]) -> bool:
+def _resolve_flag(flag: int | bool, values: Sequence[Any]) -> bool:
     """A flag that an operator's name tells, or the argument at its place."""
     return flag if isinstance(flag, bool) else bool(values[flag])
 

@@ -18,7 +18,7 @@ from windtunnel.graph import edits as _edits
 from windtunnel.graph import ranks as _ranks
 from windtunnel.graph import rows as _rows
 from windtunnel.graph import structure as _structure
-from windtunnel.graph.history import Edit, as_one_edit, recorded, undone
+from windtunnel.graph.history import Edit, as_one_edit, record_edit, undone
 from windtunnel.graph.meta import Meta
 from windtunnel.graph.schema import (
     EDGE_COLUMNS,
@@ -88,9 +88,9 @@ class Graph:
             A rule of the graph is broken; names the row.
         """
         graph = cls(
-            Table.typed(tasks, TASK_COLUMNS),
-            Table.typed(edges, EDGE_COLUMNS),
-            Table.typed(resources, RESOURCE_COLUMNS),
+            Table.from_columns(tasks, TASK_COLUMNS),
+            Table.from_columns(edges, EDGE_COLUMNS),
+            Table.from_columns(resources, RESOURCE_COLUMNS),
             Meta.of(meta),
         )
         return graph.validate()
@@ -209,26 +209,26 @@ class Graph:
         """Set whole task columns, [T] each."""
         return self.set_columns(columns)
 
-    @recorded
+    @record_edit
     def set_columns(self, columns: Mapping[str, Any]) -> Graph:
         """Set whole task columns, [T] each, from a mapping."""
-        return replace(self, tasks=self.tasks.replace(**Table.typed(columns, TASK_COLUMNS)))
+        return replace(self, tasks=self.tasks.replace(**Table.from_columns(columns, TASK_COLUMNS)))
 
     def with_meta(self, **meta: Any) -> Graph:
         """Set fields of ``meta``: what a reader knows about the whole graph; of an edited graph, as an edit."""
         return replace(self, meta=self.meta.with_entries(meta)) if self.root is None else self.note(meta)
 
-    @recorded
+    @record_edit
     def note(self, entries: Mapping[str, Any]) -> Graph:
         """Set fields of ``meta`` as an edit, so that it is recorded and can be undone."""
         return replace(self, meta=self.meta.with_entries(entries))
 
-    @recorded
+    @record_edit
     def with_resources(self, resources: Mapping[str, Any]) -> Graph:
         """Replace the resource table; rows that tasks use must stay."""
-        return replace(self, resources=Table.typed(resources, RESOURCE_COLUMNS))
+        return replace(self, resources=Table.from_columns(resources, RESOURCE_COLUMNS))
 
-    @recorded
+    @record_edit
     def drop_columns(self, names: Sequence[str]) -> Graph:
         """Leave out task columns; one that is not there stays so."""
         kept = {name: column for name, column in self.tasks.items() if name not in names}
@@ -247,40 +247,40 @@ class Graph:
         given = {"name": name, "kind": int(kind), "discipline": int(discipline), "slots": slots, **columns}
         return self.append_resource(given), self.num_resources
 
-    @recorded
+    @record_edit
     def append_resource(self, columns: Mapping[str, Any]) -> Graph:
         """Append one resource with these columns."""
-        row = Table.typed({key: [value] for key, value in columns.items()}, RESOURCE_COLUMNS)
+        row = Table.from_columns({key: [value] for key, value in columns.items()}, RESOURCE_COLUMNS)
         return replace(self, resources=self.resources.concat(row, RESOURCE_COLUMNS))
 
     # --- edits: each returns a new graph and records itself ------------------------------------------
 
-    @recorded
+    @record_edit
     def scale(self, mask: ArrayLike, factor: ArrayLike) -> Graph:
         """Multiply the durations of the masked tasks; see :func:`windtunnel.graph.edits.scale`."""
         return _edits.scale(self, mask, factor)
 
-    @recorded
+    @record_edit
     def set_duration(self, mask: ArrayLike, duration_ns: ArrayLike, cost_source: str | None = None) -> Graph:
         """Set the durations of the masked tasks; see :func:`windtunnel.graph.edits.set_duration`."""
         return _edits.set_duration(self, mask, duration_ns, cost_source)
 
-    @recorded
+    @record_edit
     def prioritize(self, mask: ArrayLike, priority: ArrayLike) -> Graph:
         """Set the priority (smaller runs first) of the masked tasks."""
         return _edits.prioritize(self, mask, priority)
 
-    @recorded
+    @record_edit
     def move(self, mask: ArrayLike, resource: ArrayLike | None = None) -> Graph:
         """Run tasks elsewhere; see :func:`windtunnel.graph.structure.move`."""
         return _structure.move(self, mask, resource)
 
-    @recorded
+    @record_edit
     def remove(self, mask: ArrayLike, keep_gaps: bool = True) -> Graph:
         """Take tasks out and reconnect around them; see :func:`windtunnel.graph.structure.remove`."""
         return _structure.remove(self, mask, keep_gaps)
 
-    @recorded
+    @record_edit
     def fuse(
         self,
         mask: ArrayLike,
@@ -290,12 +290,12 @@ class Graph:
         """Make one task of each group; see :func:`windtunnel.graph.rows.fuse`."""
         return _rows.fuse(self, mask, by, name)
 
-    @recorded
+    @record_edit
     def split(self, mask: ArrayLike, parts: int, chain: bool = True) -> Graph:
         """Cut each masked task into equal parts; see :func:`windtunnel.graph.rows.split`."""
         return _rows.split(self, mask, parts, chain)
 
-    @recorded
+    @record_edit
     def insert(
         self,
         columns: Mapping[str, Any],
@@ -308,22 +308,22 @@ class Graph:
         """Add tasks; see :func:`windtunnel.graph.rows.insert`."""
         return _rows.insert(self, columns, after, before, edge_kind, lag_ns, splice)
 
-    @recorded
+    @record_edit
     def replicate(self, num_ranks: int, shared: ArrayLike | None = None) -> Graph:
         """Copy the graph once per worker; see :func:`windtunnel.graph.ranks.replicate`."""
         return _ranks.replicate(self, num_ranks, shared)
 
-    @recorded
+    @record_edit
     def meet(self, members: ArrayLike, meetings: ArrayLike, duration_ns: ArrayLike | None = None) -> Graph:
         """Let tasks of several ranks begin together; see :func:`windtunnel.graph.ranks.meet`."""
         return _ranks.meet(self, members, meetings, duration_ns)
 
-    @recorded
+    @record_edit
     def concat(self, num_iterations: int, across: ArrayLike | None = None) -> Graph:
         """Repeat the graph in time; see :func:`windtunnel.graph.rows.concat`."""
         return _rows.concat(self, num_iterations, across)
 
-    @recorded
+    @record_edit
     def connect(
         self,
         src: ArrayLike,
@@ -336,17 +336,17 @@ class Graph:
         """Add edges; see :func:`windtunnel.graph.structure.connect`."""
         return _structure.connect(self, src, dst, kind, lag_ns, from_start, size_bytes)
 
-    @recorded
+    @record_edit
     def disconnect(self, edge_mask: ArrayLike) -> Graph:
         """Drop the masked edges, bool [E]."""
         return _structure.disconnect(self, edge_mask)
 
-    @recorded
+    @record_edit
     def set_lag(self, edge_mask: ArrayLike, lag_ns: ArrayLike) -> Graph:
         """Set the lag of the masked edges, bool [E]."""
         return _structure.set_lag(self, edge_mask, lag_ns)
 
-    @recorded
+    @record_edit
     def unorder(self, mask: ArrayLike) -> Graph:
         """Drop the ORDER edges between masked tasks, so that the replay decides their order."""
         return _structure.unorder(self, mask)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 import numpy as np
 
-from windtunnel.base.reading import ReadLimit, shown
+from windtunnel.base.reading import ReadLimit, format_value
 from windtunnel.errors import GraphError, InputError
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.graph.table import Array, Strings
@@ -29,7 +29,7 @@ from windtunnel.graph.table import Array, Strings
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph
 
-__all__ = ["Edit", "apply_edits", "as_one_edit", "recorded", "undone"]
+__all__ = ["Edit", "apply_edits", "as_one_edit", "record_edit", "undone"]
 
 P = ParamSpec("P")
 # what an edit of columns alone may keep from the graph before
@@ -57,8 +57,8 @@ class Edit:
     steps: tuple[Edit, ...] = ()
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{key}={_shown(value)}" for key, value in self.arguments.items())
-        return f"{self.name}({shown})"
+        arguments = ", ".join(f"{key}={_format_argument(value)}" for key, value in self.arguments.items())
+        return f"{self.name}({arguments})"
 
     def json(self) -> dict[str, Any]:
         """A document that ``from_json`` reads back."""
@@ -98,7 +98,7 @@ class Edit:
                 f"this is no recorded edit: {error!r}"[:300], fix="use what Edit.json() returns"
             ) from error
         if not isinstance(name, str) or (name not in _PRIMITIVES and not steps):
-            raise InputError(f"no edit is called {shown(name)}", fix=f"known: {', '.join(sorted(_PRIMITIVES))}")
+            raise InputError(f"no edit is called {format_value(name)}", fix=f"known: {', '.join(sorted(_PRIMITIVES))}")
         return cls(name, arguments, steps)
 
 
@@ -106,7 +106,7 @@ class Edit:
 _DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, zlib.error)
 
 
-def recorded(method: Callable[Concatenate[Graph, P], Graph]) -> Callable[Concatenate[Graph, P], Graph]:
+def record_edit(method: Callable[Concatenate[Graph, P], Graph]) -> Callable[Concatenate[Graph, P], Graph]:
     """Append the call to the edits of the graph that it returns."""
     signature = inspect.signature(method)
 
@@ -171,7 +171,7 @@ def undone(graph: Graph) -> Graph:
     return apply_edits(graph.root, graph.edits[len(graph.root.edits) : -1])
 
 
-def _shown(value: Any) -> str:
+def _format_argument(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"<{int(value.sum())} of {value.size}>" if value.dtype == bool else f"<{value.size} values>"
     if isinstance(value, Mapping):
@@ -220,7 +220,7 @@ def _decode(value: Any, limit: ReadLimit) -> Any:
     if "array" in value:
         return np.array(value["array"], dtype=_plain(value["dtype"]))
     if "packed" in value:
-        return _unpacked(value, limit)
+        return _unpack_array(value, limit)
     if "strings" in value:
         codes = _decode(value["codes"], limit)
         if len(codes) and not (0 <= codes.min() and codes.max() < len(value["strings"])):
@@ -239,7 +239,7 @@ def _plain(name: Any) -> np.dtype[Any]:
     return result
 
 
-def _unpacked(value: Mapping[str, Any], limit: ReadLimit) -> Array:
+def _unpack_array(value: Mapping[str, Any], limit: ReadLimit) -> Array:
     dtype = _plain(value["dtype"])
     num_bytes = math.prod(value["shape"]) * dtype.itemsize
     limit.check(2 * num_bytes)

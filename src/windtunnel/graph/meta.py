@@ -219,7 +219,7 @@ class Meta:
                 where=f"source {entries.get('source', self.source)}",
                 fix=f"use own={{'NAME OF THE PLUG-IN': ...}}, or one of {', '.join(sorted(known))}",
             )
-        return replace(self, **{name: _typed(name, value) for name, value in entries.items()})
+        return replace(self, **{name: _cast_field(name, value) for name, value in entries.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are known, as JSON has them; ``of`` reads them back."""
@@ -228,24 +228,24 @@ class Meta:
             value = getattr(self, field_.name)
             default = field_.default if field_.default is not MISSING else {}
             if value != default:
-                result[field_.name] = [_written(group) for group in value] if field_.name == "groups" else value
+                result[field_.name] = [_group_to_dict(group) for group in value] if field_.name == "groups" else value
         return result
 
 
 _TUPLES = {field_.name for field_ in fields(Meta) if field_.default == ()}
 
 
-def _typed(name: str, value: Any) -> Any:
+def _cast_field(name: str, value: Any) -> Any:
     if name == "groups":
-        return tuple(group if isinstance(group, ProcessGroup) else _read(group) for group in value)
+        return tuple(group if isinstance(group, ProcessGroup) else _group_from_dict(group) for group in value)
     if name == "routes":
         return tuple(tuple(int(link) for link in route) for route in value)
     return tuple(value) if name in _TUPLES else value
 
 
-def _written(group: ProcessGroup) -> dict[str, Any]:
+def _group_to_dict(group: ProcessGroup) -> dict[str, Any]:
     return {"name": group.name, "ranks": list(group.ranks)} | ({"told": group.told} if group.told else {})
 
 
-def _read(document: Mapping[str, Any]) -> ProcessGroup:
+def _group_from_dict(document: Mapping[str, Any]) -> ProcessGroup:
     return ProcessGroup(document["name"], tuple(document["ranks"]), document.get("told", ""))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Required, TypedDict, get_type_hints
 
 import msgspec
 
-from windtunnel.base.reading import shown
+from windtunnel.base.reading import format_value
 from windtunnel.errors import InputError
 from windtunnel.graph.meta import Meta
 
@@ -107,7 +107,7 @@ def read_meta(document: Any, where: str) -> Meta:
     """
     fix = "save or capture the graph again"
     if not isinstance(document, Mapping):
-        raise InputError(f"meta is {shown(document)} instead of a mapping", where=f"{where}: meta", fix=fix)
+        raise InputError(f"meta is {format_value(document)} instead of a mapping", where=f"{where}: meta", fix=fix)
     hints = get_type_hints(Meta)
     expected = {field.name: _TYPES.get(field.name, hints[field.name]) for field in fields(Meta)}
     for name, value in document.items():

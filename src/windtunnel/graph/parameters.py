@@ -11,13 +11,13 @@ from collections.abc import Collection
 
 from windtunnel.graph.graph import Graph
 
-__all__ = ["registered_by_layer", "registered_parameters", "registered_shapes"]
+__all__ = ["parameter_bytes_by_layer", "parameter_bytes_by_name", "parameter_shapes"]
 
 _PARAMETER_KEYS = ("parameters", "shapes", "dtypes")
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def registered_parameters(graph: Graph) -> dict[str, int]:
+def parameter_bytes_by_name(graph: Graph) -> dict[str, int]:
     """Bytes of each trained parameter by full name, in order of registration; empty where the capture does not say.
 
     Read from ``meta.parameters`` (bytes by name), else from the parameters of ``meta.optimizers``.
@@ -25,26 +25,32 @@ def registered_parameters(graph: Graph) -> dict[str, int]:
     known = graph.meta.parameters
     if known:
         return {str(name): int(size_bytes) for name, size_bytes in known.items()}
-    return {name: math.prod(shape) * _DTYPE_BYTES.get(dtype, 4) for name, shape, dtype in _listed(graph)}
+    return {
+        name: math.prod(shape) * _DTYPE_BYTES.get(dtype, 4) for name, shape, dtype in _list_trained_parameters(graph)
+    }
 
 
-def registered_by_layer(graph: Graph) -> dict[str, tuple[int, ...]]:
+def parameter_bytes_by_layer(graph: Graph) -> dict[str, tuple[int, ...]]:
     """Bytes of the trained parameters of each layer, in order of registration; empty where the capture does not say."""
     sizes: dict[str, list[int]] = {}
-    for name, size_bytes in registered_parameters(graph).items():
+    for name, size_bytes in parameter_bytes_by_name(graph).items():
         sizes.setdefault(name.rpartition(".")[0], []).append(size_bytes)
     return {layer: tuple(size) for layer, size in sizes.items()}
 
 
-def registered_shapes(graph: Graph, layers: Collection[str] | None = None) -> list[tuple[int, ...]]:
+def parameter_shapes(graph: Graph, layers: Collection[str] | None = None) -> list[tuple[int, ...]]:
     """Shapes of the trained parameters, in order of registration; empty where the capture does not say.
 
     ``layers`` leaves out those of all others.
     """
-    return [shape for name, shape, _ in _listed(graph) if layers is None or name.rpartition(".")[0] in layers]
+    return [
+        shape
+        for name, shape, _ in _list_trained_parameters(graph)
+        if layers is None or name.rpartition(".")[0] in layers
+    ]
 
 
-def _listed(graph: Graph) -> list[tuple[str, tuple[int, ...], str]]:
+def _list_trained_parameters(graph: Graph) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and dtype of what the optimizers train."""
     frozen = set(graph.meta.program.get("frozen", ()))
     groups = [group for optimizer in graph.meta.optimizers for group in optimizer.get("groups", ())]

@@ -23,7 +23,7 @@ from windtunnel.graph.table import Strings, Table, concat_all
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph
 
-__all__ = ["join", "joined_routes", "meet", "replicate"]
+__all__ = ["join", "join_routes", "meet", "replicate"]
 
 # R ranks or copies, T tasks, M members of K meetings
 Rows = NDArray[np.int64]
@@ -69,7 +69,7 @@ def replicate(graph: Graph, num_copies: int, shared: ArrayLike | None = None) ->
     columns = {"rank": rank, "resource": index[:, graph.tasks["resource"]].ravel().astype(np.int32)}
     routes = graph.meta.routes
     if "route" in tasks:
-        columns["route"] = _moved(tasks["route"], np.repeat(copies.ravel() * len(routes), count))
+        columns["route"] = _shift_numbers(tasks["route"], np.repeat(copies.ravel() * len(routes), count))
     return replace(
         graph,
         tasks=tasks.replace(**columns),
@@ -83,7 +83,7 @@ def replicate(graph: Graph, num_copies: int, shared: ArrayLike | None = None) ->
     )
 
 
-def _moved(column: NDArray[np.int32], offset: NDArray[np.int64] | int) -> NDArray[np.int32]:
+def _shift_numbers(column: NDArray[np.int32], offset: NDArray[np.int64] | int) -> NDArray[np.int32]:
     """Numbers that count from further on; -1, which stands for none, stays."""
     return np.where(column < 0, column, column + offset).astype(np.int32)
 
@@ -130,7 +130,7 @@ def join(graphs: Sequence[Graph]) -> tuple[Table, Table, Table]:
     """Tasks, edges and resources of several graphs side by side; a column that one lacks gets its default there.
 
     Nothing is renamed: ranks, groups and clocks must be made common before. Column ``route`` counts on through all of
-    them, as ``joined_routes`` does.
+    them, as ``join_routes`` does.
     """
     tasks, resources = (
         np.cumsum([0, *counts]) for counts in zip(*[(g.num_tasks, g.num_resources) for g in graphs], strict=True)
@@ -140,7 +140,7 @@ def join(graphs: Sequence[Graph]) -> tuple[Table, Table, Table]:
     placed = [
         graph.tasks.replace(
             **{
-                name: _moved(graph.tasks[name], offset[index])
+                name: _shift_numbers(graph.tasks[name], offset[index])
                 for name, offset in offsets.items()
                 if name in graph.tasks
             }
@@ -158,7 +158,7 @@ def join(graphs: Sequence[Graph]) -> tuple[Table, Table, Table]:
     )
 
 
-def joined_routes(graphs: Sequence[Graph]) -> tuple[tuple[int, ...], ...]:
+def join_routes(graphs: Sequence[Graph]) -> tuple[tuple[int, ...], ...]:
     """``meta.routes`` of joined graphs."""
     offsets = np.cumsum([0, *(graph.num_resources for graph in graphs)]).tolist()
     return tuple(

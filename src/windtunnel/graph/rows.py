@@ -62,7 +62,7 @@ def fuse(
     src, dst = leader[graph.edges["src"]], leader[graph.edges["dst"]]
     outer = (src != dst) | (graph.edges["src"] == graph.edges["dst"])
     edges = graph.edges.replace(src=src, dst=dst).take(outer)
-    tasks = _without_inner_results(graph, _merged(graph.tasks, rows, leader[rows]), leader)
+    tasks = _without_inner_results(graph, _merge_rows(graph.tasks, rows, leader[rows]), leader)
     if name is not None:
         tasks = tasks.replace(name=tasks.strings("name").assign(np.unique(leader[rows]), name))
     fused = keep_rows(replace(graph, tasks=tasks, edges=edges), leader == np.arange(graph.num_tasks))
@@ -97,7 +97,7 @@ def _without_inner_results(graph: Graph, merged: Table, leader: NDArray[np.int32
     return merged.replace(**{name: np.maximum(merged[name] - inner_bytes, 0) for name in names})
 
 
-def _merged(tasks: Table, rows: Array, leaders: Array) -> Table:
+def _merge_rows(tasks: Table, rows: Array, leaders: Array) -> Table:
     columns: dict[str, Any] = {}
     for name in tasks:
         how = TASK_COLUMNS[name].merge if name in TASK_COLUMNS else "first"
@@ -167,7 +167,7 @@ def split(graph: Graph, mask: ArrayLike, parts: int, chain: bool = True) -> Grap
     pieces = np.concatenate([rows, graph.num_tasks + np.arange(copies.num_rows)]).reshape(parts, len(rows))
     bare = replace(graph, tasks=tasks)
     if chain:
-        return _chained(bare, pieces)
+        return _chain_pieces(bare, pieces)
     return _side_by_side(bare, pieces)
 
 
@@ -183,7 +183,7 @@ def _share_out(tasks: Table, affected: Mask, position: Array, parts: int) -> Tab
     return tasks.replace(**columns)
 
 
-def _chained(graph: Graph, pieces: NDArray[np.int64]) -> Graph:
+def _chain_pieces(graph: Graph, pieces: NDArray[np.int64]) -> Graph:
     last = np.arange(graph.num_tasks, dtype=np.int32)
     last[pieces[0]] = pieces[-1]
     from_end = ~starts(graph.edges)
@@ -244,7 +244,7 @@ def insert(
     sources, behind = _pairs(after, new)
     heads, ahead = _pairs(before, new)
     if splice:
-        extended = _spliced(extended, sources, behind)
+        extended = _splice_tasks(extended, sources, behind)
     extended = connect(extended, sources, behind, EdgeKind.ORDER if splice else edge_kind, lag_ns)
     return connect(extended, ahead, heads, edge_kind)
 
@@ -257,16 +257,18 @@ def _new_rows(graph: Graph, columns: Mapping[str, Any]) -> Table:
     if len(lengths) > 1:
         raise InputError(f"the columns of new tasks differ in length: {sorted(lengths)}", where="insert")
     count = lengths.pop() if lengths else 1
-    full = {name: value if isinstance(value, Strings) else _repeated(value, count) for name, value in columns.items()}
+    full = {
+        name: value if isinstance(value, Strings) else _repeat_scalar(value, count) for name, value in columns.items()
+    }
     full.setdefault("kind", np.full(count, int(TASK_COLUMNS["kind"].default)))
     full.setdefault("resource", np.full(count, UNPLACED))
     if "samples_ns" in graph.tasks and "samples_ns" not in full:
         width = graph.tasks["samples_ns"].shape[1:]
         full["samples_ns"] = np.broadcast_to(np.asarray(full["duration_ns"])[:, None], (count, *width))
-    return Table.typed(full, TASK_COLUMNS)
+    return Table.from_columns(full, TASK_COLUMNS)
 
 
-def _repeated(value: Any, count: int) -> Any:
+def _repeat_scalar(value: Any, count: int) -> Any:
     return [value] * count if np.ndim(value) == 0 else value
 
 
@@ -281,7 +283,7 @@ def _pairs(entries: Sequence[Any] | None, new: NDArray[np.int64]) -> tuple[NDArr
     return partners, np.repeat(new, [len(values) for values in lists])
 
 
-def _spliced(graph: Graph, sources: NDArray[np.int64], new: NDArray[np.int64]) -> Graph:
+def _splice_tasks(graph: Graph, sources: NDArray[np.int64], new: NDArray[np.int64]) -> Graph:
     """Move outgoing ORDER edges of each source to the last new task behind it; further ones chain up in front."""
     if len(np.unique(sources)) != len(sources):
         raise InputError("two new tasks cannot be spliced behind the same one", fix="insert them one after the other")
@@ -295,7 +297,7 @@ def _copies(table: Table, count: int) -> Table:
     return table.take(np.tile(np.arange(table.num_rows), count))
 
 
-def _copied_edges(graph: Graph, count: int) -> Table:
+def _copy_edges(graph: Graph, count: int) -> Table:
     edges = _copies(graph.edges, count)
     offset = (np.repeat(np.arange(count), graph.num_edges) * graph.num_tasks).astype(np.int32)
     return edges.replace(src=edges["src"] + offset, dst=edges["dst"] + offset)
@@ -324,7 +326,7 @@ def concat(graph: Graph, num_iterations: int, across: ArrayLike | None = None) -
     base = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int32))
     span = int(base.max()) + 1 if len(base) else 1
     iteration = np.tile(base, num_iterations) + np.repeat(np.arange(num_iterations, dtype=np.int32) * span, len(base))
-    edges = _copied_edges(graph, num_iterations)
+    edges = _copy_edges(graph, num_iterations)
     repeated = replace(graph, tasks=tasks.replace(iteration=iteration.astype(np.int32)), edges=edges)
     given = np.empty((0, 2), dtype=np.int64) if across is None else np.asarray(across, dtype=np.int64).reshape(-1, 2)
     offset = np.arange(num_iterations - 1)[:, None] * graph.num_tasks

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from windtunnel.base.outputs import cannot_write
-from windtunnel.base.reading import ReadLimit, read_json, shown
+from windtunnel.base.reading import ReadLimit, format_value, read_json
 from windtunnel.errors import GraphError, InputError, SchemaVersionError
 from windtunnel.graph.graph import Graph
 from windtunnel.graph.history import Edit
 from windtunnel.graph.meta_file import read_meta
 from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, SCHEMA_VERSION, TASK_COLUMNS, Column
-from windtunnel.graph.table import Array, Strings, Table, frozen
+from windtunnel.graph.table import Array, Strings, Table, as_read_only
 
 __all__ = ["from_arrow", "load", "read_parquet", "save", "to_arrow"]
 
@@ -156,7 +156,7 @@ def _read_meta(folder: Path, limit: ReadLimit) -> dict[str, Any]:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(version, bool) or version != SCHEMA_VERSION:
         raise SchemaVersionError(
-            f"schema version {shown(version)} is not known",
+            f"schema version {format_value(version)} is not known",
             where=str(meta),
             fix=f"this windtunnel reads version {SCHEMA_VERSION}; update it, or capture again",
         )
@@ -165,7 +165,7 @@ def _read_meta(folder: Path, limit: ReadLimit) -> dict[str, Any]:
 
 def _read_edits(edits: Any, where: str, limit: ReadLimit) -> tuple[Edit, ...]:
     if not isinstance(edits, list):
-        raise InputError(f"edits is {shown(edits)} instead of a list", where=f"{where}: edits", fix=_AGAIN)
+        raise InputError(f"edits is {format_value(edits)} instead of a list", where=f"{where}: edits", fix=_AGAIN)
     result = []
     for number, edit in enumerate(edits):
         try:
@@ -233,7 +233,7 @@ def from_arrow(table: pa.Table, schema: Mapping[str, Column]) -> Table:
     for name, column in columns.items():
         if name in schema and schema[name].dtype is None and not isinstance(column, Strings):
             raise InputError(f"column {name!r} holds {column.dtype}, not text")
-    return Table.typed(columns, schema) if columns else Table({}, table.num_rows)
+    return Table.from_columns(columns, schema) if columns else Table({}, table.num_rows)
 
 
 def _numpy_column(name: str, column: pa.ChunkedArray) -> Array | Strings:
@@ -244,7 +244,7 @@ def _numpy_column(name: str, column: pa.ChunkedArray) -> Array | Strings:
         array = merged.chunk(0) if isinstance(merged, pa.ChunkedArray) and merged.num_chunks else merged
         if isinstance(array, pa.ChunkedArray):
             return Strings.of([])
-        return Strings(frozen(_numbers(array.indices).astype(np.int32)), _texts(name, array))
+        return Strings(as_read_only(_numbers(array.indices).astype(np.int32)), _texts(name, array))
     if pa.types.is_fixed_size_list(kind):
         flat = column.combine_chunks()
         flat = flat.chunk(0) if isinstance(flat, pa.ChunkedArray) and flat.num_chunks else flat

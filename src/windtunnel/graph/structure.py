@@ -46,13 +46,13 @@ def remove(graph: Graph, mask: ArrayLike, keep_gaps: bool = True) -> Graph:
     if not keep_gaps:
         led_up = removed[edges["dst"]] & (edges["kind"] == EdgeKind.ORDER)
         edges = edges.replace(lag_ns=np.where(led_up, 0, lags(edges)))
-    bridged = _bridged(graph, edges, removed)
+    bridged = _bridge_removed_tasks(graph, edges, removed)
     untouched = ~(removed[edges["src"]] | removed[edges["dst"]])
     joined = edges.take(untouched).concat(bridged, EDGE_COLUMNS)
     return keep_rows(replace(graph, edges=joined), ~removed)
 
 
-def _bridged(graph: Graph, edges: Table, removed: Mask) -> Table:
+def _bridge_removed_tasks(graph: Graph, edges: Table, removed: Mask) -> Table:
     src, dst, lag_ns, from_start, kind = bridge(
         graph.topological_order(),
         edges["src"],
@@ -65,7 +65,9 @@ def _bridged(graph: Graph, edges: Table, removed: Mask) -> Table:
         int(EdgeKind.DATA),
         int(EdgeKind.CONTROL),
     )
-    return Table.typed({"src": src, "dst": dst, "kind": kind, "lag_ns": lag_ns, "from_start": from_start}, EDGE_COLUMNS)
+    return Table.from_columns(
+        {"src": src, "dst": dst, "kind": kind, "lag_ns": lag_ns, "from_start": from_start}, EDGE_COLUMNS
+    )
 
 
 def keep_rows(graph: Graph, keep: Mask) -> Graph:
@@ -122,7 +124,7 @@ def _leave_order(graph: Graph, moved: Mask) -> Table:
     if not touched.any():
         return graph.edges
     chain = replace(graph, edges=graph.edges.take(is_order))
-    closed = _bridged(chain, chain.edges, moved)
+    closed = _bridge_removed_tasks(chain, chain.edges, moved)
     return graph.edges.take(~touched).concat(closed, EDGE_COLUMNS)
 
 
@@ -148,7 +150,7 @@ def connect(
     if size_bytes is not None:
         given["size_bytes"] = size_bytes
     columns |= {key: np.broadcast_to(value, (count,)) for key, value in given.items()}
-    added = Table.typed(columns, EDGE_COLUMNS)
+    added = Table.from_columns(columns, EDGE_COLUMNS)
     for end in ("src", "dst"):
         if count and not (added[end].min() >= 0 and added[end].max() < graph.num_tasks):
             raise GraphError(f"an edge's {end} is not one of the {graph.num_tasks} tasks", where="connect")

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from windtunnel.errors import GraphError
 from windtunnel.graph.schema import Column
 
-__all__ = ["Array", "Strings", "Table", "check_declared", "concat_all", "frozen"]
+__all__ = ["Array", "Strings", "Table", "as_read_only", "check_declared", "concat_all"]
 
 Array = NDArray[Any]
 
 
-def frozen(array: Array) -> Array:
+def as_read_only(array: Array) -> Array:
     """Return the array, read-only: a graph never changes under the hands of its reader."""
     if array.flags.writeable:
         array = array.view()
@@ -41,12 +41,12 @@ class Strings:
         """Encode texts, keeping the order in which each first appears."""
         index: dict[str, int] = {}
         codes = [index.setdefault(text, len(index)) for text in texts]
-        return cls(frozen(np.array(codes, dtype=np.int32)), tuple(index))
+        return cls(as_read_only(np.array(codes, dtype=np.int32)), tuple(index))
 
     @classmethod
     def repeat(cls, text: str, count: int) -> Strings:
         """A column that holds one text ``count`` times."""
-        return cls(frozen(np.zeros(count, dtype=np.int32)), (text,))
+        return cls(as_read_only(np.zeros(count, dtype=np.int32)), (text,))
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -77,13 +77,13 @@ class Strings:
 
     def take(self, rows: Array) -> Strings:
         """The given rows, with the same values."""
-        return Strings(frozen(self.codes[rows]), self.values)
+        return Strings(as_read_only(self.codes[rows]), self.values)
 
     def compact(self) -> Strings:
         """Drop the values that no row uses and merge equal ones, keeping the order of first use."""
         used, inverse = np.unique(self.codes, return_inverse=True)
         distinct = Strings.of(self.values[code] for code in used)
-        return Strings(frozen(distinct.codes[inverse].astype(np.int32)), distinct.values)
+        return Strings(as_read_only(distinct.codes[inverse].astype(np.int32)), distinct.values)
 
     @classmethod
     def concat_all(cls, parts: Sequence[Strings]) -> Strings:
@@ -94,7 +94,7 @@ class Strings:
         for part in others:
             mapped = [index.setdefault(value, len(index)) for value in part.values]
             codes.append(np.array(mapped, dtype=np.int32)[part.codes] if mapped else part.codes)
-        return cls(frozen(np.concatenate(codes)), tuple(index))
+        return cls(as_read_only(np.concatenate(codes)), tuple(index))
 
     def concat(self, other: Strings) -> Strings:
         """This column with the other's rows appended."""
@@ -105,7 +105,7 @@ class Strings:
         values = self.values if text in self.values else (*self.values, text)
         codes = self.codes.copy()
         codes[rows] = values.index(text)
-        return Strings(frozen(codes), values)
+        return Strings(as_read_only(codes), values)
 
 
 class Table(Mapping[str, "Array | Strings"]):
@@ -132,11 +132,11 @@ class Table(Mapping[str, "Array | Strings"]):
             )
         self.num_rows: int = num_rows
         self._columns: dict[str, Array | Strings] = {
-            name: column if isinstance(column, Strings) else frozen(column) for name, column in columns.items()
+            name: column if isinstance(column, Strings) else as_read_only(column) for name, column in columns.items()
         }
 
     @classmethod
-    def typed(cls, columns: Mapping[str, Any], schema: Mapping[str, Column]) -> Table:
+    def from_columns(cls, columns: Mapping[str, Any], schema: Mapping[str, Column]) -> Table:
         """Build a table with each column cast to its type; those of plug-ins are kept as they are.
 
         Raises
@@ -146,7 +146,7 @@ class Table(Mapping[str, "Array | Strings"]):
         """
         for name in columns:
             check_declared(name, schema)
-        return cls({name: typed_column(name, values, schema) for name, values in columns.items()})
+        return cls({name: cast_column(name, values, schema) for name, values in columns.items()})
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -228,7 +228,7 @@ def _default(table: Table, name: str, like: Array | Strings, schema: Mapping[str
     return np.full((table.num_rows, *like.shape[1:]), value, dtype=like.dtype)
 
 
-def typed_column(name: str, values: Any, schema: Mapping[str, Column]) -> Array | Strings:
+def cast_column(name: str, values: Any, schema: Mapping[str, Column]) -> Array | Strings:
     """Cast one column to the type that the schema gives it.
 
     Raises

@@ -88,7 +88,7 @@ def shortest_cycle_through(start: int, indptr: Ints, edge_rows: Ints, dst: Ints,
 
 
 @njit(cache=True)
-def _grown(array: Ints, size: int) -> Ints:
+def _grow_array(array: Ints, size: int) -> Ints:
     bigger = np.empty(max(size, 2 * array.size), dtype=array.dtype)
     for i in range(array.size):  # numba compiles a loop many times faster than a slice
         bigger[i] = array[i]
@@ -96,7 +96,7 @@ def _grown(array: Ints, size: int) -> Ints:
 
 
 @njit(cache=True)
-def _joined_kind(first: int, second: int, order_kind: int, data_kind: int, control_kind: int) -> int:
+def _join_kinds(first: int, second: int, order_kind: int, data_kind: int, control_kind: int) -> int:
     """Kind of a path of two edges: data passes only where both pass it."""
     if first != second and (first == data_kind or (first == order_kind and second == data_kind)):
         return control_kind
@@ -179,7 +179,7 @@ def bridge(
                     entry = -1
                 else:
                     a, w, s = origin[entry], delay[entry] + lag_ns[e], starts[entry]
-                    k = _joined_kind(label[entry], kind[e], order_kind, data_kind, control_kind)
+                    k = _join_kinds(label[entry], kind[e], order_kind, data_kind, control_kind)
                     entry = link[entry]
                 key = 2 * a + (1 if s else 0)
                 if removed[v]:
@@ -190,8 +190,12 @@ def bridge(
                         continue
                     if used == size:
                         size = 2 * size
-                        link, origin, delay = _grown(link, size), _grown(origin, size), _grown(delay, size)
-                        starts, label = _grown(starts, size), _grown(label, size)
+                        link, origin, delay = (
+                            _grow_array(link, size),
+                            _grow_array(origin, size),
+                            _grow_array(delay, size),
+                        )
+                        starts, label = _grow_array(starts, size), _grow_array(label, size)
                     link[used], origin[used], delay[used] = first[v], a, w
                     starts[used], label[used] = s, k
                     first[v] = used
@@ -209,8 +213,8 @@ def bridge(
                         for i in range(num_out):
                             wider[i, 0], wider[i, 1] = out[i, 0], out[i, 1]
                         out = wider
-                        out_lag, out_start = _grown(out_lag, out_size), _grown(out_start, out_size)
-                        out_kind = _grown(out_kind, out_size)
+                        out_lag, out_start = _grow_array(out_lag, out_size), _grow_array(out_start, out_size)
+                        out_kind = _grow_array(out_kind, out_size)
                     out[num_out, 0], out[num_out, 1] = a, v
                     out_lag[num_out], out_start[num_out], out_kind[num_out] = w, s, k
                     stamp[key], seen[key] = position, num_out

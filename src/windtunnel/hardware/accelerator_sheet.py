@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
-from windtunnel.base.reading import shown
+from windtunnel.base.reading import format_value
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import Accelerator, Arrays, OperatorRate
 from windtunnel.hardware.engines import FourierEngine, SparseGrid
@@ -65,7 +65,7 @@ def accelerator_of(sheet: Mapping[str, Any], where: str) -> Accelerator:
     arrays = sheet["arrays"]
     if not isinstance(arrays, list) or not arrays:
         raise InputError(
-            f"arrays is {shown(arrays)}", where=where, fix='write [{"rows": 128, "cols": 128, "count": 8}]'
+            f"arrays is {format_value(arrays)}", where=where, fix='write [{"rows": 128, "cols": 128, "count": 8}]'
         )
     operators = _object(sheet, "operators", where) if "operators" in sheet else {}
     built = tuple(_part(Arrays, array, f"arrays[{index}]", where) for index, array in enumerate(arrays))
@@ -122,7 +122,7 @@ def _require_fields(
 def _part(kind: type[Part], value: Any, name: str, where: str) -> Part:
     """One of the parts that are dataclasses: its fields by name, those without a default needed."""
     if not isinstance(value, dict):
-        raise InputError(f"{name} is {shown(value)}", where=where, fix="write {field: value, ...}")
+        raise InputError(f"{name} is {format_value(value)}", where=where, fix="write {field: value, ...}")
     names = tuple(field.name for field in fields(kind))
     _require_fields(value, name, where, _NEEDED_OF.get(kind, ()), names)
     return kind(**{field: _value(value, field, name, where) for field in value})
@@ -134,11 +134,11 @@ def _value(fields: Mapping[str, Any], field: str, name: str, where: str) -> Any:
         return _text(fields, field, where)
     if field == "is_overlapped":
         if not isinstance(value, bool):
-            raise InputError(f"{name}.{field} is {shown(value)}", where=where, fix="write true or false")
+            raise InputError(f"{name}.{field} is {format_value(value)}", where=where, fix="write true or false")
         return value
     if field == "tile_sides":
         if not isinstance(value, list) or not all(isinstance(item, int) and item is not True for item in value):
-            raise InputError(f"{name}.{field} is {shown(value)}", where=where, fix="write [64, 128]")
+            raise InputError(f"{name}.{field} is {format_value(value)}", where=where, fix="write [64, 128]")
         return tuple(value)
     return _whole(fields, field, where) if field in _WHOLE else _number(fields, field, where)
 
@@ -146,26 +146,26 @@ def _value(fields: Mapping[str, Any], field: str, name: str, where: str) -> Any:
 def _object(sheet: Mapping[str, Any], field: str, where: str) -> dict[str, Any]:
     result = sheet[field]
     if not isinstance(result, dict):
-        raise InputError(f"{field} is {shown(result)}", where=where, fix="write {field: value, ...}")
+        raise InputError(f"{field} is {format_value(result)}", where=where, fix="write {field: value, ...}")
     return result
 
 
 def _text(sheet: Mapping[str, Any], field: str, where: str) -> str:
     if not isinstance(sheet[field], str) or not sheet[field]:
-        raise InputError(f"{field} is {shown(sheet[field])}", where=where, fix="write a text")
+        raise InputError(f"{field} is {format_value(sheet[field])}", where=where, fix="write a text")
     return str(sheet[field])
 
 
 def _number(fields: Mapping[str, Any], field: str, where: str) -> float:
     if isinstance(fields[field], bool) or not isinstance(fields[field], int | float):
-        raise InputError(f"{field} is {shown(fields[field])}", where=where, fix="write a number")
+        raise InputError(f"{field} is {format_value(fields[field])}", where=where, fix="write a number")
     return float(fields[field])
 
 
 def _whole(fields: Mapping[str, Any], field: str, where: str) -> int:
     value = _number(fields, field, where)
     if not value.is_integer():
-        raise InputError(f"{field} is {shown(fields[field])}", where=where, fix="write a whole number above zero")
+        raise InputError(f"{field} is {format_value(fields[field])}", where=where, fix="write a whole number above zero")
     return int(value)
 
 

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any
 
 from windtunnel.base.outputs import whole
-from windtunnel.base.reading import ReadLimit, read_json, shown
+from windtunnel.base.reading import ReadLimit, format_value, read_json
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerator_sheet import accelerator_of, is_accelerator_sheet
 from windtunnel.hardware.parts import Device, Link
@@ -116,7 +116,9 @@ def read_link(path: Path) -> Link:
         is_right = name in kinds and isinstance(value, kinds[name]) and (name == "is_duplex" or value is not True)
         if not is_right:
             raise InputError(
-                f"the link's sheet says {name} is {shown(value)}", where=str(path), fix=f"give {', '.join(kinds)}"
+                f"the link's sheet says {name} is {format_value(value)}",
+                where=str(path),
+                fix=f"give {', '.join(kinds)}",
             )
     return Link(**sheet)
 

@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base.reading import shown
+from windtunnel.base.reading import format_value
 from windtunnel.errors import InputError, SchemaVersionError
 
 __all__ = ["Measurement", "ProfileDatabase", "default_database_path"]
@@ -146,7 +146,7 @@ class ProfileDatabase:
         self.path = str(default_database_path() if path is None else path)
         self._kept: sqlite3.Connection | None = None
         if self.path == ":memory:":
-            self._kept = self._opened()
+            self._kept = self._open()
 
     def __repr__(self) -> str:
         return f"ProfileDatabase({self.path!r})"
@@ -214,9 +214,9 @@ class ProfileDatabase:
         for name, value in zip(_COLUMNS, row, strict=True):
             kinds = _KINDS[name]
             if not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
-                key = " ".join(shown(item) for item in row[: len(_KEY)])
+                key = " ".join(format_value(item) for item in row[: len(_KEY)])
                 raise InputError(
-                    f"the measurement's {name} is {shown(value)}",
+                    f"the measurement's {name} is {format_value(value)}",
                     where=f"{self.path}: {key}",
                     fix="delete this row with sqlite3, or move the file away",
                 )
@@ -231,7 +231,7 @@ class ProfileDatabase:
             yield self._kept
             return
         try:
-            with closing(self._opened()) as connection:
+            with closing(self._open()) as connection:
                 yield connection
         except (sqlite3.DatabaseError, UnicodeError) as error:
             if _is_full(error):  # the system's error, and no what-if's that happens to ask for a price
@@ -241,7 +241,7 @@ class ProfileDatabase:
             fix = "name another file, or move this one away"
             raise InputError(f"the profile database cannot be used: {error}", where=self.path, fix=fix) from error
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(self.path, timeout=30)

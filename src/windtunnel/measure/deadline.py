@@ -15,7 +15,7 @@ from types import FrameType
 
 from windtunnel.errors import FlightError
 
-__all__ = ["OutOfTimeError", "ended_after"]
+__all__ = ["OutOfTimeError", "interrupt_after"]
 
 _AGAIN_S = 30.0  # a program that catches everything is interrupted again
 _FIX = "give it more time with --time-limit, or let less run on this machine meanwhile"
@@ -33,7 +33,7 @@ class _TimeIsUpError(BaseException):
 
 
 @contextmanager
-def ended_after(limit_s: float, what: str) -> Iterator[None]:
+def interrupt_after(limit_s: float, what: str) -> Iterator[None]:
     """Interrupt what runs within after this time, on the main thread of the process.
 
     Parameters

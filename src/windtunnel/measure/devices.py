@@ -14,7 +14,7 @@ from typing import Any
 
 from windtunnel.measure.rounds import elapsed_ns
 
-__all__ = ["IterationClock", "finish", "finished_ns", "uses_gpu"]
+__all__ = ["IterationClock", "elapsed_with_sync_ns", "finish", "uses_gpu"]
 
 
 def uses_gpu(device: str = "") -> bool:
@@ -25,7 +25,7 @@ def uses_gpu(device: str = "") -> bool:
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-def finished_ns(action: Callable[[], Any], device: str) -> int:
+def elapsed_with_sync_ns(action: Callable[[], Any], device: str) -> int:
     """How long one call takes until its device has done it, as one who waits for the result sees it."""
 
     def whole() -> None:

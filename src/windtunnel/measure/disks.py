@@ -20,7 +20,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.measure.links import Bucket, sleep_until
-from windtunnel.measure.workers import required, run_to_end
+from windtunnel.measure.workers import check_command_output, run_to_end
 
 __all__ = ["can_throttle", "evict", "read_all", "read_at", "require_disk", "resident_share", "throttled_disk"]
 
@@ -180,4 +180,4 @@ def can_throttle() -> bool:
 
 
 def _do(*command: str) -> str:
-    return required(command, "a disk cannot be throttled", "limit the reader instead")
+    return check_command_output(command, "a disk cannot be throttled", "limit the reader instead")

@@ -24,8 +24,8 @@ __all__ = [
     "Neighbors",
     "Stretch",
     "disturbance_line",
-    "disturbed_reach",
-    "watched",
+    "disturbance_log_error",
+    "watch_disturbance",
 ]
 
 MOST_WAITED = 0.03  # of a stretch; a quiet host stays below 0.01
@@ -69,24 +69,24 @@ class DisturbanceClock:
 
     def begin(self) -> None:
         """Start a stretch now."""
-        self._waited, self._ticks = _waited_ns(), _Ticks.now()
+        self._waited, self._ticks = _run_queue_wait_ns(), _Ticks.now()
         self._begun_s = perf_counter()
 
     def end(self) -> Stretch:
         """What others took since ``begin``."""
         elapsed_ns = max((perf_counter() - self._begun_s) * 1e9, 1.0)
-        waited, ticks = _waited_ns(), _Ticks.now()
+        waited, ticks = _run_queue_wait_ns(), _Ticks.now()
         longest_ns = max((waited[thread] - self._waited.get(thread, 0) for thread in waited), default=0)
         return Stretch(longest_ns / elapsed_ns, ticks.stolen_ratio(self._ticks))
 
 
 @contextmanager
-def watched() -> Iterator[Stretch]:
+def watch_disturbance() -> Iterator[Stretch]:
     """Watch a block; the stretch is filled in at its end.
 
     Examples
     --------
-    >>> with watched() as stretch:
+    >>> with watch_disturbance() as stretch:
     ...     total = sum(range(1000))
     >>> 0.0 <= stretch.waited_ratio
     True
@@ -99,7 +99,7 @@ def watched() -> Iterator[Stretch]:
         stretch.waited_ratio, stretch.stolen_ratio = result.waited_ratio, result.stolen_ratio
 
 
-def disturbed_reach(lost_ratio: float) -> float:
+def disturbance_log_error(lost_ratio: float) -> float:
     """How far times may be off that were estimated while others took this share, as a logarithm, at 90 %.
 
     Estimates on a busy host rest on the quiet moments that it still has (``rounds.quiet_rows``). What is left is the
@@ -107,7 +107,7 @@ def disturbed_reach(lost_ratio: float) -> float:
 
     Examples
     --------
-    >>> disturbed_reach(0.0), disturbed_reach(0.5)
+    >>> disturbance_log_error(0.0), disturbance_log_error(0.5)
     (0.0, 0.2)
     """
     return _REACH * min(max(lost_ratio, 0.0), 1.0)
@@ -120,7 +120,7 @@ def disturbance_line(facts: Mapping[str, Any]) -> str:
         return ""
     return (
         f"this machine was busy during the capture: the step waited for a core {missing:.0%} of the time; times are "
-        f"estimates for a quiet machine, known to {math.expm1(disturbed_reach(missing)):.0%}"
+        f"estimates for a quiet machine, known to {math.expm1(disturbance_log_error(missing)):.0%}"
     )
 
 
@@ -151,7 +151,7 @@ class Neighbors:
         return ratio is not None and ratio < _MIN_NEIGHBORS
 
 
-def _waited_ns() -> dict[str, int]:
+def _run_queue_wait_ns() -> dict[str, int]:
     """How long each thread of this process was ready and did not run, since it began."""
     result = {}
     for path in Path("/proc/self/task").glob("*/schedstat"):

@@ -14,7 +14,7 @@ from importlib import metadata
 from windtunnel import hardware
 from windtunnel.base.extras import require
 
-__all__ = ["installed_versions", "libraries", "machine", "now"]
+__all__ = ["libraries", "machine", "now", "package_versions"]
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def installed_versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Versions that a timing depends on: Python, torch and this package."""
     versions = {"python": platform.python_version()}
     for package in ("windtunnel", "torch"):

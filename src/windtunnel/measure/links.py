@@ -161,7 +161,7 @@ def shaped_link(
         yield ShapedLink(USER_SPACE, ((),) * num_ranks, local, {}, bandwidth_bytes_per_s, latency_ns)
         return
     with spaces(num_ranks + 1) as names:  # the last is the switch
-        delay_ns = _built(names, bandwidth_bytes_per_s, latency_ns)
+        delay_ns = _build_star(names, bandwidth_bytes_per_s, latency_ns)
         prefixes = tuple(prefix(name) for name in names[:-1])
         addresses = tuple(address(rank) for rank in range(num_ranks))
         yield ShapedLink(KERNEL, prefixes, addresses, ENVIRONMENT, bandwidth_bytes_per_s, delay_ns)
@@ -208,7 +208,7 @@ def shaped_racks(
         yield ShapedLink(KERNEL, prefixes, addresses, ENVIRONMENT, rack_bytes_per_s)
 
 
-def _built(names: list[str], bandwidth_bytes_per_s: float, latency_ns: int) -> int:
+def _build_star(names: list[str], bandwidth_bytes_per_s: float, latency_ns: int) -> int:
     """Machines and a switch, the last, with shaped cables; latency that is left to user space, in ns."""
     *ranks, middle = names
     switch(middle)

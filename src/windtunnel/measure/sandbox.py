@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Ending", "Limits", "Lock", "allow_time", "contained"]
+__all__ = ["Ending", "Limits", "Lock", "allow_time", "run_in_fork"]
 
 _HEADER = struct.Struct("<8sQ")
 _MAGIC = b"WTanswer"
@@ -72,7 +72,7 @@ Lock = Callable[[float], None]
 """Called by an action before what is not trusted begins, with the seconds of a core that it may take."""
 
 
-def contained(action: Callable[[Lock], bytes], limits: Limits | None = None) -> Ending:
+def run_in_fork(action: Callable[[Lock], bytes], limits: Limits | None = None) -> Ending:
     """Run an action in a fork of this process and wait for how it ends.
 
     Parameters

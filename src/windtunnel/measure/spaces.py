@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from windtunnel.errors import InputError
-from windtunnel.measure.workers import required, run_to_end
+from windtunnel.measure.workers import check_command_output, run_to_end
 
 __all__ = [
     "ENVIRONMENT",
@@ -138,7 +138,7 @@ def do(*command: str) -> None:
     InputError
         It failed; with what it said.
     """
-    required(command, "a link cannot be shaped", "shape links in user space")
+    check_command_output(command, "a link cannot be shaped", "shape links in user space")
 
 
 def _namespace(name: str) -> None:

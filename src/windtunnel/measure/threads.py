@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["compiled_threads", "helpers_cpu_ns", "threads"]
+__all__ = ["helpers_cpu_ns", "match_torch_threads", "threads"]
 
 
 def helpers_cpu_ns() -> int:
@@ -34,7 +34,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def compiled_threads() -> Iterator[int]:
+def match_torch_threads() -> Iterator[int]:
     """Let compiled loops run on as many threads as torch's operators; gives that number."""
     import numba
     import torch

@@ -178,7 +178,7 @@ def measure(
                 continue
             samples[which].append(_per_iteration(turn, lanes[which]))
             losses[which].extend(turn.losses)
-            lengths[which] = _shortened(lengths[which], lanes[which], rule, clock() - turn_started_s)
+            lengths[which] = _shorten_turn(lengths[which], lanes[which], rule, clock() - turn_started_s)
         is_late = is_late or clock() > deadline_s
         if progress is not None:
             progress("flying", len(samples[0]), rule.rounds)
@@ -229,7 +229,7 @@ def _too_late(num_rounds: int) -> FlightError:
     )
 
 
-def _shortened(length: int, lane: Lane, rule: StopRule, elapsed_s: float) -> int:
+def _shorten_turn(length: int, lane: Lane, rule: StopRule, elapsed_s: float) -> int:
     """The length of the next turn: less where turns of this length leave no time for the fewest rounds."""
     allowed_s = rule.time_limit_s / (2 * min(rule.min_rounds, rule.rounds))
     if elapsed_s <= allowed_s:

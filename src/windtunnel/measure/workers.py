@@ -26,7 +26,7 @@ from typing import Any
 from windtunnel.errors import FlightError, InputError
 from windtunnel.measure.worker import die_with
 
-__all__ = ["Done", "Place", "WorkerError", "Workers", "die_with", "last_error", "required", "run_to_end"]
+__all__ = ["Done", "Place", "WorkerError", "Workers", "check_command_output", "die_with", "last_error", "run_to_end"]
 
 _LOG_TAIL_BYTES = 4000
 _POLL_S = 0.2
@@ -294,13 +294,13 @@ class Workers:
         tail = self.log_tail()
         reported = last_error(tail)
         return WorkerError(
-            f"the {self.title} did not answer: {reason or self._killed() or reported or self._how_ended()}",
+            f"the {self.title} did not answer: {reason or self._describe_kill() or reported or self._describe_exit()}",
             where=self._module,
             fix="the log below says more",
             log_tail=tail,
         )
 
-    def _killed(self) -> str:
+    def _describe_kill(self) -> str:
         """Which process was killed, if one was; what the others say follows from that."""
         for rank, code in enumerate(self.exit_codes()):
             if code is not None and code < 0 and code != -signal.SIGABRT:
@@ -309,7 +309,7 @@ class Workers:
                 return f"{who} was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
         return ""
 
-    def _how_ended(self) -> str:
+    def _describe_exit(self) -> str:
         for rank, code in enumerate(self.exit_codes()):
             if code:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
@@ -369,7 +369,7 @@ class Done:
     elapsed_ns: int
 
 
-def required(command: Sequence[str], refused: str, fix: str) -> str:
+def check_command_output(command: Sequence[str], refused: str, fix: str) -> str:
     """Run a command that has to succeed; gives what it prints.
 
     Raises

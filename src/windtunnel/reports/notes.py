@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.graph import Graph, ResourceKind
 from windtunnel.reports.packing import shorten
 from windtunnel.simulate import Timeline, waits_for_data
-from windtunnel.sources.execution_trace.reader import count_unmeasured
+from windtunnel.sources.execution_trace.reader import count_unmeasured_tasks
 from windtunnel.sources.ranks.clocks import clock_lines
 from windtunnel.sources.timeline.explain import explain_device_tasks
 from windtunnel.units import format_count, format_duration, format_ratio
@@ -90,7 +90,7 @@ def loading_lines(timeline: Timeline) -> tuple[str, ...]:
 
 def _warn_of_unmeasured_tasks(graph: Graph) -> list[str]:
     """Tasks whose duration nothing told: they count as 0."""
-    count = count_unmeasured(graph)
+    count = count_unmeasured_tasks(graph)
     if not count:
         return []
     whole = "no durations: all" if count == graph.num_tasks else f"{format_count(count)} of"

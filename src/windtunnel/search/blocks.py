@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
-from windtunnel.graph.parameters import registered_by_layer
+from windtunnel.graph.parameters import parameter_bytes_by_layer
 from windtunnel.search.placement.from_graph import nodes_of, step_of, sum_by_node
 from windtunnel.simulate import replay
 
@@ -238,7 +238,7 @@ def _peak_bytes_by_category(step: Graph) -> dict[str, int]:
 
 def _weights(step: Graph, known: Sequence[tuple[str, bool]], node_T: Ints) -> tuple[Floats, Floats]:
     """Bytes of the parameters of forward nodes, and of their largest [N]: backward ones read the same."""
-    sizes = registered_by_layer(step)
+    sizes = parameter_bytes_by_layer(step)
     if sizes:
         own = [() if is_backward else sizes.get(name, ()) for name, is_backward in known]
         return np.array([sum(item) for item in own], float), np.array([max(item, default=0) for item in own], float)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.reading import ReadLimit, read_json, shown
+from windtunnel.base.reading import ReadLimit, format_value, read_json
 from windtunnel.errors import InputError
 
 __all__ = ["document_of", "ends_of", "has_text", "number_of", "rows_of", "unique_ids", "whole_of"]
@@ -72,7 +72,7 @@ def number_of(row: Mapping[str, Any], field: str, where: str, default: float | N
     """
     value = row.get(field, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or _MOST < abs(value) < math.inf:
-        raise InputError(f"{field} is {shown(value)} instead of a number", where=where)
+        raise InputError(f"{field} is {format_value(value)} instead of a number", where=where)
     return float(value)
 
 

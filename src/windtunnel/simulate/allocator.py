@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InfeasibleError
 from windtunnel.units import format_size
 
-__all__ = ["ROUNDING_BYTES", "Block", "CachingAllocator", "cublas_bytes", "reserved_over_time", "rounded"]
+__all__ = ["ROUNDING_BYTES", "Block", "CachingAllocator", "compute_reserved_bytes", "cublas_bytes", "round_size"]
 
 ROUNDING_BYTES = 512
 _MIB = 2**20
@@ -50,7 +50,7 @@ def cublas_bytes(architecture: str) -> int:
     return 32 * _MIB if architecture in _WIDE_ARCHITECTURES else 8 * _MIB + 128 * 1024
 
 
-def rounded(size_bytes: int) -> int:
+def round_size(size_bytes: int) -> int:
     """What the allocator hands out for a request."""
     return max(ROUNDING_BYTES, -(-size_bytes // ROUNDING_BYTES) * ROUNDING_BYTES)
 
@@ -124,11 +124,11 @@ class CachingAllocator:
         InfeasibleError
             The device is full, also after all wholly free segments have been given back.
         """
-        size = rounded(size_bytes)
+        size = round_size(size_bytes)
         is_small = size <= _SMALL_LIMIT_BYTES
         block = self._best_fit(size, stream, is_small) or self._reserve(size, stream, is_small)
         block.is_free = False
-        self._split(block, size)
+        self._split_block(block, size)
         self.live_bytes += block.size_bytes
         self.peak_live_bytes = max(self.peak_live_bytes, self.live_bytes)
         return block
@@ -142,7 +142,9 @@ class CachingAllocator:
         for near in (block.before, block.after):
             if near is not None and near.is_free:
                 self._forget(near)
-                block = self._joined(near, block) if near.address < block.address else self._joined(block, near)
+                block = (
+                    self._join_blocks(near, block) if near.address < block.address else self._join_blocks(block, near)
+                )
         insort(self._free[block.is_small], block.key)
 
     def give_back(self) -> None:
@@ -189,7 +191,7 @@ class CachingAllocator:
     def _is_full(self, segment_bytes: int) -> bool:
         return self.limit_bytes is not None and self.reserved_bytes + segment_bytes > self.limit_bytes
 
-    def _split(self, block: Block, size: int) -> None:
+    def _split_block(self, block: Block, size: int) -> None:
         left = block.size_bytes - size
         if left < ROUNDING_BYTES if block.is_small else left <= _SMALL_LIMIT_BYTES:
             return
@@ -204,7 +206,7 @@ class CachingAllocator:
         free = self._free[block.is_small]
         del free[bisect_left(free, block.key)]
 
-    def _joined(self, low: Block, high: Block) -> Block:
+    def _join_blocks(self, low: Block, high: Block) -> Block:
         low.size_bytes += high.size_bytes
         low.after = high.after
         if high.after is not None:
@@ -213,7 +215,7 @@ class CachingAllocator:
         return low
 
 
-def reserved_over_time(storage: Int, size_bytes: Int, *, limit_bytes: int | None = None) -> Int:
+def compute_reserved_bytes(storage: Int, size_bytes: Int, *, limit_bytes: int | None = None) -> Int:
     """Bytes reserved after each of a series of events.
 
     Parameters

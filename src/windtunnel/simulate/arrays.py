@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from windtunnel.errors import GraphError
 from windtunnel.graph import Discipline, Graph
 from windtunnel.simulate.event_engine import EDGE, JOIN, RESOURCE, SHARE, TASK
-from windtunnel.simulate.flows import NS_PER_S, padded
+from windtunnel.simulate.flows import NS_PER_S, pad_routes
 
-__all__ = ["EventInput", "FixedOrder", "event_input", "fixed_order", "has_fixed_order"]
+__all__ = ["EventInput", "FixedOrder", "build_fixed_order", "event_input", "has_fixed_order"]
 
 # T tasks, E edges, R resources, S measured users of a shared resource
 Ints = NDArray[Any]
@@ -143,7 +143,7 @@ def _break_chains(indptr: Ints, source: Ints, resource: Ints, is_free: Ints) -> 
         latest[r] = p
 
 
-def fixed_order(graph: Graph) -> FixedOrder:
+def build_fixed_order(graph: Graph) -> FixedOrder:
     """Sort the tasks topologically and permute everything, so that a pass streams through memory."""
     order = graph.topological_order().astype(np.int32)
     source, lag = np.empty(graph.num_edges, np.int32), np.empty(graph.num_edges, np.int64)
@@ -158,10 +158,10 @@ def has_fixed_order(graph: Graph, program: FixedOrder) -> bool:
     """Whether edges alone decide the order on every contended resource: nothing is left to decide at run time."""
     if join_mask(graph).any() or flow_mask(graph).any():
         return False
-    return not contended(graph, program).any()
+    return not find_contended_resources(graph, program).any()
 
 
-def contended(graph: Graph, program: FixedOrder) -> Ints:
+def find_contended_resources(graph: Graph, program: FixedOrder) -> Ints:
     """Resources on which tasks can meet, as no chain of edges keeps them apart, bool [R]."""
     resource = graph.tasks["resource"].astype(np.int32)
     users = np.bincount(resource[resource >= 0], minlength=graph.num_resources)
@@ -211,7 +211,7 @@ def event_input(graph: Graph) -> EventInput:
         resources=_records(RESOURCE, first=np.cumsum(users) - users, unused=slots),
         is_plain=sends is None and not any(column.any() for column in is_special),
         priority=priority[order],
-        releases_at_start=_marked(graph, from_start)[order],
+        releases_at_start=_mark_start_sources(graph, from_start)[order],
         shares=shares,
         flow=flow,
         sends=sends,
@@ -242,7 +242,7 @@ def _priority(graph: Graph, resource: Ints) -> Ints:
     return np.where(looks[resource], column(graph, "priority", np.int32), 0).astype(np.int32)
 
 
-def _marked(graph: Graph, from_start: Ints) -> Ints:
+def _mark_start_sources(graph: Graph, from_start: Ints) -> Ints:
     """Tasks by whose start others wait, bool [T]."""
     mask = np.zeros(graph.num_tasks, dtype=np.bool_)
     mask[graph.edges["src"][from_start]] = True
@@ -260,7 +260,7 @@ def _sends(graph: Graph, order: Ints) -> tuple[Sends | None, Ints]:
     position[order] = np.arange(graph.num_tasks)
     return Sends(
         capacity=graph.resources["rate"].astype(np.float64),
-        route=padded(graph.meta.routes)[graph.tasks["route"][rows]],
+        route=pad_routes(graph.meta.routes)[graph.tasks["route"][rows]],
         size=graph.tasks["message_bytes"][rows].astype(np.float64),
         position=position[rows],
     ), flow[order]
@@ -303,7 +303,7 @@ def _longest_flows_ns(graph: Graph) -> float:
     if not sends.any():
         return 0.0
     per_byte = 1.0 / np.append(graph.resources["rate"], np.inf)  # the last entry pads routes
-    per_route = NS_PER_S * per_byte[padded(graph.meta.routes)].sum(axis=1)
+    per_route = NS_PER_S * per_byte[pad_routes(graph.meta.routes)].sum(axis=1)
     return float((graph.tasks["message_bytes"] * per_route[graph.tasks["route"]])[sends].sum())
 
 

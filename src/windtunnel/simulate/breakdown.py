@@ -17,7 +17,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, Graph, Kind, Phase, Strings
 from windtunnel.simulate.arrays import flow_mask
 from windtunnel.simulate.critical import CriticalPath
-from windtunnel.simulate.flows import padded
+from windtunnel.simulate.flows import pad_routes
 from windtunnel.units import format_duration
 
 __all__ = ["TimelineDiff", "breakdown_of", "communication_ns", "task_labels", "utilization_of"]
@@ -124,7 +124,7 @@ def _flows_over(graph: Graph) -> dict[int, NDArray[np.int64]]:
     rows = np.flatnonzero(flow_mask(graph))
     if not len(rows):
         return {}
-    links = padded(graph.meta.routes)[graph.tasks["route"][rows]]
+    links = pad_routes(graph.meta.routes)[graph.tasks["route"][rows]]
     number, index = np.nonzero(links >= 0)
     order = np.argsort(links[number, index], kind="stable")
     used, first = np.unique(links[number, index][order], return_index=True)

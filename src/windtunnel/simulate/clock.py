@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.simulate.flows import NEVER, Flows, begin_flow, end_flow, fill_rates, new_flows, padded, touch_link
+from windtunnel.simulate.flows import NEVER, Flows, begin_flow, end_flow, fill_rates, new_flows, pad_routes, touch_link
 
 __all__ = ["EventClock", "FairFlows"]
 
@@ -187,7 +187,7 @@ class FairFlows:
         if not self._unused or len(route) > self._state.route.shape[1]:
             self._grow(len(route))
         index = self._unused.pop()
-        self._state.route[index] = padded([route], self._state.route.shape[1])[0]
+        self._state.route[index] = pad_routes([route], self._state.route.shape[1])[0]
         self._state.size[index] = size_bytes
         self._number += 1
         self._state.owner[index] = self._number
@@ -248,9 +248,9 @@ class FairFlows:
         wide = max(width, narrow)
         new = _room(old.capacity, 2 * size, wide)
         new.route[:size, :narrow] = old.route
-        new.first[:] = _renumbered(old.first, narrow, wide)
+        new.first[:] = _renumber_entries(old.first, narrow, wide)
         for name in ("next", "previous"):
-            rows = _renumbered(getattr(old, name).reshape(size, narrow), narrow, wide)
+            rows = _renumber_entries(getattr(old, name).reshape(size, narrow), narrow, wide)
             getattr(new, name).reshape(2 * size, wide)[:size, :narrow] = rows
         for name in set(Flows._fields) - {"route", "first", "next", "previous"}:
             getattr(new, name)[: len(getattr(old, name))] = getattr(old, name)
@@ -263,6 +263,6 @@ def _room(capacity: NDArray[np.float64], num_flows: int, width: int) -> Flows:
     return new_flows(capacity, route, np.zeros(num_flows), owner)
 
 
-def _renumbered(entries: NDArray[Any], narrow: int, wide: int) -> NDArray[Any]:
+def _renumber_entries(entries: NDArray[Any], narrow: int, wide: int) -> NDArray[Any]:
     """Entries of flows with ``narrow`` links each as those of flows with ``wide`` links."""
     return np.where(entries < 0, -1, entries // narrow * wide + entries % narrow)

@@ -22,9 +22,9 @@ from windtunnel.graph import Graph
 from windtunnel.simulate.arrays import (
     EventInput,
     FixedOrder,
+    build_fixed_order,
     check_span,
     event_input,
-    fixed_order,
     has_fixed_order,
     join_mask,
     task_durations,
@@ -114,12 +114,12 @@ def replay(
     """
     duration = task_durations(graph)
     check_span(graph, duration)
-    kept = None if engine is not None else _kept(graph, duration[None], like)
+    kept = None if engine is not None else _reuse_fold(graph, duration[None], like)
     if kept is not None:
-        return _replay_folded(graph, kept[0], kept[1][0])
+        return _replay_fold(graph, kept[0], kept[1][0])
     if engine == "event":
         return _replay_events(graph, event_input(graph), duration)
-    program = fixed_order(graph)
+    program = build_fixed_order(graph)
     is_fixed = has_fixed_order(graph, program)
     if engine == "static" and not is_fixed:
         raise InputError(
@@ -127,9 +127,9 @@ def replay(
             fix="leave the choice of the engine to replay(), or add ORDER edges",
         )
     # one static pass takes as long as folding
-    folded = _found(graph, program, duration[None]) if engine is None and (again or not is_fixed) else None
+    folded = _find_fold(graph, program, duration[None]) if engine is None and (again or not is_fixed) else None
     if folded is not None:
-        return _replay_folded(graph, folded, duration[folded.representative])
+        return _replay_fold(graph, folded, duration[folded.representative])
     return _replay_whole(graph, program, is_fixed, duration)
 
 
@@ -173,22 +173,22 @@ def replay_many(
         )
     num_threads = num_threads or os.cpu_count() or 1
     if program is not None:
-        return _many_fixed(graph, program, durations_KT, finishes, num_threads)
-    kept = _kept(graph, durations_KT, like)
+        return _replay_many_fixed_order(graph, program, durations_KT, finishes, num_threads)
+    kept = _reuse_fold(graph, durations_KT, like)
     if kept is not None:
         _check_seen(graph, int(np.bitwise_or.reduce(kept[1], axis=None)))
-        return _many_folded(*kept, finishes, num_threads)
-    program = fixed_order(graph)
+        return _replay_many_by_fold(*kept, finishes, num_threads)
+    program = build_fixed_order(graph)
     if has_fixed_order(graph, program):
-        return _many_fixed(graph, program, durations_KT, finishes, num_threads)
+        return _replay_many_fixed_order(graph, program, durations_KT, finishes, num_threads)
     _check_seen(graph, int(np.bitwise_or.reduce(durations_KT, axis=None)))
-    folded = _found(graph, program, durations_KT)
+    folded = _find_fold(graph, program, durations_KT)
     if folded is not None:
-        return _many_folded(folded, durations_KT[:, folded.representative], finishes, num_threads)
-    return _many_events(graph, durations_KT, finishes, num_threads)
+        return _replay_many_by_fold(folded, durations_KT[:, folded.representative], finishes, num_threads)
+    return _replay_many_events(graph, durations_KT, finishes, num_threads)
 
 
-def _kept(graph: Graph, durations_KT: Ints, like: Timeline | None) -> tuple[Fold, Ints] | None:
+def _reuse_fold(graph: Graph, durations_KT: Ints, like: Timeline | None) -> tuple[Fold, Ints] | None:
     """What an earlier replay folded, with its durations [K, C]; None if it did not fold, or these do not fit."""
     if like is None or like.fold is None or not like.fold.fits(graph):
         return None
@@ -196,7 +196,7 @@ def _kept(graph: Graph, durations_KT: Ints, like: Timeline | None) -> tuple[Fold
     return None if small_KC is None else (like.fold, small_KC)
 
 
-def _found(graph: Graph, program: FixedOrder, durations_KT: Ints) -> Fold | None:
+def _find_fold(graph: Graph, program: FixedOrder, durations_KT: Ints) -> Fold | None:
     """The fold of a graph of many ranks, if at most half of its tasks are left."""
     rank = graph.tasks.get("rank")
     if rank is None or graph.num_tasks < _FOLDED_TASKS or rank.max() + 1 < _FOLDED_RANKS or not can_fold(graph):
@@ -204,18 +204,18 @@ def _found(graph: Graph, program: FixedOrder, durations_KT: Ints) -> Fold | None
     return fold_within(graph, program, durations_KT, graph.num_tasks // 2)
 
 
-def _replay_folded(graph: Graph, folded: Fold, small_C: Ints) -> Timeline:
-    program = fixed_order(folded.small)
+def _replay_fold(graph: Graph, folded: Fold, small_C: Ints) -> Timeline:
+    program = build_fixed_order(folded.small)
     played = _replay_whole(folded.small, program, has_fixed_order(folded.small, program), small_C)
     return replace(folded.unfold(played), graph=graph)
 
 
-def _many_folded(folded: Fold, small_KC: Ints, finishes: bool, num_threads: int) -> Replays:
-    program = fixed_order(folded.small)
+def _replay_many_by_fold(folded: Fold, small_KC: Ints, finishes: bool, num_threads: int) -> Replays:
+    program = build_fixed_order(folded.small)
     if has_fixed_order(folded.small, program):
-        small = _many_fixed(folded.small, program, small_KC, finishes, num_threads)
+        small = _replay_many_fixed_order(folded.small, program, small_KC, finishes, num_threads)
     else:
-        small = _many_events(folded.small, small_KC, finishes, num_threads)
+        small = _replay_many_events(folded.small, small_KC, finishes, num_threads)
     return small if small.finish_ns is None else Replays(small.makespan_ns, small.finish_ns[:, folded.member])
 
 
@@ -227,10 +227,14 @@ def _check_seen(graph: Graph, seen: int) -> None:
 
 
 def _replay_whole(graph: Graph, program: FixedOrder, is_fixed: bool, duration: Ints) -> Timeline:
-    return _replay_fixed(graph, program, duration) if is_fixed else _replay_events(graph, event_input(graph), duration)
+    return (
+        _replay_fixed_order(graph, program, duration)
+        if is_fixed
+        else _replay_events(graph, event_input(graph), duration)
+    )
 
 
-def _replay_fixed(graph: Graph, program: FixedOrder, duration: Ints) -> Timeline:
+def _replay_fixed_order(graph: Graph, program: FixedOrder, duration: Ints) -> Timeline:
     start, finish = run_fixed(program, duration)
     return Timeline(graph=graph, start_ns=start, finish_ns=finish, sequence=program.order, engine="static")
 
@@ -328,7 +332,9 @@ def _deadlock(graph: Graph, stuck: Ints) -> GraphError:
     )
 
 
-def _many_fixed(graph: Graph, program: FixedOrder, durations_KT: Ints, finishes: bool, num_threads: int) -> Replays:
+def _replay_many_fixed_order(
+    graph: Graph, program: FixedOrder, durations_KT: Ints, finishes: bool, num_threads: int
+) -> Replays:
     num_variants, num_tasks = durations_KT.shape
     makespan = np.zeros(num_variants, dtype=np.int64)
     blocks = _blocks(durations_KT, num_threads)
@@ -360,7 +366,7 @@ def _many_fixed(graph: Graph, program: FixedOrder, durations_KT: Ints, finishes:
     return Replays(makespan)
 
 
-def _many_events(graph: Graph, durations_KT: Ints, finishes: bool, num_threads: int) -> Replays:
+def _replay_many_events(graph: Graph, durations_KT: Ints, finishes: bool, num_threads: int) -> Replays:
     program = event_input(graph)
     num_variants = len(durations_KT)
     makespan = np.zeros(num_variants, dtype=np.int64)

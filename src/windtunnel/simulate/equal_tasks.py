@@ -22,7 +22,7 @@ NONE = np.int32(-1)
 
 
 @njit(inline="always")
-def _mixed(seed: np.uint64, value: Any) -> np.uint64:
+def _mix_hash(seed: np.uint64, value: Any) -> np.uint64:
     mixed = (seed ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(29))
 
@@ -84,11 +84,11 @@ def fold_pass(
     for p in range(num_tasks):
         size = _gather(indptr[p], indptr[p + 1], source, lag, member, tokens, lags)
         row = order[p]
-        hashed = _mixed(_mixed(np.uint64(size), earliest[p]), label[p])
+        hashed = _mix_hash(_mix_hash(np.uint64(size), earliest[p]), label[p])
         for k in range(num_variants):
-            hashed = _mixed(hashed, durations_TK[row, k])
+            hashed = _mix_hash(hashed, durations_TK[row, k])
         for i in range(size):
-            hashed = _mixed(_mixed(hashed, tokens[i]), lags[i])
+            hashed = _mix_hash(_mix_hash(hashed, tokens[i]), lags[i])
         slot = (hashed ^ (hashed >> np.uint64(32))) & mask
         result = table[slot]
         while result >= 0:
@@ -139,9 +139,9 @@ def alike_lists(indptr: Ints, values: Ints, kind: Ints) -> tuple[Ints, int]:
     count = 0
     for r in range(num_lists):
         length = indptr[r + 1] - indptr[r]
-        hashed = _mixed(np.uint64(length), kind[r])
+        hashed = _mix_hash(np.uint64(length), kind[r])
         for i in range(indptr[r], indptr[r + 1]):
-            hashed = _mixed(hashed, values[i])
+            hashed = _mix_hash(hashed, values[i])
         slot = (hashed ^ (hashed >> np.uint64(32))) & mask
         while table[slot] >= 0:
             other = table[slot]

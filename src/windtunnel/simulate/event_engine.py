@@ -261,7 +261,7 @@ def _list_dirty(dirty: Ints, num_dirty: np.uint64, r: np.uint64, resource: Any, 
 
 
 @njit(inline="always")
-def _list_changed(changed: Ints, num_changed: np.uint64, r: np.uint64, share: Any) -> np.uint64:
+def _list_changed_resource(changed: Ints, num_changed: np.uint64, r: np.uint64, share: Any) -> np.uint64:
     changed[num_changed] = r
     num_changed += np.uint64(share.is_changed == 0)
     share.is_changed = 1
@@ -402,7 +402,7 @@ def event_pass(
                                     break
                                 _pop_user(queue, resource.first, resource.waiting, end)
                                 resource.waiting -= 1
-                                num_changed = _list_changed(changed, num_changed, r, share)
+                                num_changed = _list_changed_resource(changed, num_changed, r, share)
                                 if flows is not None:
                                     if flow[u] >= 0:
                                         begin_flow(flows, flow[u], now)
@@ -497,7 +497,7 @@ def event_pass(
                 end[v, 1] = share.fraction
                 _push_user(queue, resource.first, resource.waiting, v, end)
                 resource.waiting += 1
-                num_changed = _list_changed(changed, num_changed, r, share)
+                num_changed = _list_changed_resource(changed, num_changed, r, share)
             num_joining = U0
             for i in range(num_changed):
                 r = np.uint64(changed[i])

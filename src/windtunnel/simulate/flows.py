@@ -87,7 +87,7 @@ def new_flows(capacity: Array, route: Array, size: Array, owner: Array) -> Flows
     )  # fmt: skip
 
 
-def padded(routes: Sequence[Sequence[int]], width: int = 1) -> Array:
+def pad_routes(routes: Sequence[Sequence[int]], width: int = 1) -> Array:
     """Routes as rows of links, -1 behind the last, int32 [N, W]."""
     width = max([width, *map(len, routes)])
     return np.array([[*route, *[-1] * (width - len(route))] for route in routes], np.int32).reshape(-1, width)

@@ -22,15 +22,15 @@ from windtunnel.errors import NotApplicableError
 from windtunnel.graph import UNPLACED, Discipline, EdgeKind, Graph, Table
 from windtunnel.simulate.arrays import (
     FixedOrder,
+    build_fixed_order,
     column,
-    contended,
-    fixed_order,
+    find_contended_resources,
     flow_mask,
     join_mask,
     task_durations,
 )
 from windtunnel.simulate.equal_tasks import alike_lists, fold_pass
-from windtunnel.simulate.flows import padded
+from windtunnel.simulate.flows import pad_routes
 from windtunnel.simulate.timeline import Timeline
 
 __all__ = ["Fold", "fold"]
@@ -129,7 +129,7 @@ def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
         durations_KT = task_durations(graph)[None]
     if not can_fold(graph):
         raise NotApplicableError("arrival joins are not folded", fix="replay the graph as it is")
-    result = fold_within(graph, fixed_order(graph), durations_KT, graph.num_tasks)
+    result = fold_within(graph, build_fixed_order(graph), durations_KT, graph.num_tasks)
     assert result is not None, "there are no more classes than tasks"
     return result
 
@@ -159,7 +159,7 @@ def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, most_clas
         number, count = alike_lists(crowds.indptr, member[crowds.position], number)
         if count == before:
             break
-    return _folded(graph, program, crowds, number, member, first[:num_classes], sets)
+    return _build_fold(graph, program, crowds, number, member, first[:num_classes], sets)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,7 +227,7 @@ class _Crowds:
 def _queues(graph: Graph, program: FixedOrder) -> tuple[Ints, ...]:
     """Tasks on resources whose order is decided at run time: row, resource, priority where that counts, turn, 0."""
     resource = graph.tasks["resource"]
-    rows = np.flatnonzero(np.append(contended(graph, program), False)[resource])
+    rows = np.flatnonzero(np.append(find_contended_resources(graph, program), False)[resource])
     looks = graph.resources["discipline"][resource[rows]] == Discipline.PRIORITY
     priority = np.where(looks, column(graph, "priority", np.int64)[rows], 0)
     none = np.zeros(len(rows), np.int64)
@@ -239,7 +239,7 @@ def _links(graph: Graph) -> tuple[Ints, ...]:
     rows = np.flatnonzero(flow_mask(graph))
     if not len(rows):
         return (np.zeros(0, np.int64),) * 5
-    links = padded(graph.meta.routes)[graph.tasks["route"][rows]]
+    links = pad_routes(graph.meta.routes)[graph.tasks["route"][rows]]
     which, turn = np.nonzero(links >= 0)
     rows = rows[which]
     return rows, links[which, turn].astype(np.int64), graph.tasks["message_bytes"][rows], turn, np.ones_like(rows)
@@ -259,7 +259,7 @@ def _kinds(graph: Graph, lists: Ints) -> Ints:
     return result
 
 
-def _folded(
+def _build_fold(
     graph: Graph,
     program: FixedOrder,
     crowds: _Crowds,

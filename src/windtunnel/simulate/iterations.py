@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate import Timeline, draw_durations, replay_many
 
-__all__ = ["drawn_iterations_ns", "iteration_ns", "takes_part"]
+__all__ = ["iteration_ns", "sample_iterations_ns", "takes_part"]
 
 
 def iteration_ns(timeline: Timeline, num_iterations_before: int) -> float:
@@ -24,7 +24,7 @@ def iteration_ns(timeline: Timeline, num_iterations_before: int) -> float:
     return _iteration_ns(timeline.graph, timeline.finish_ns, num_iterations_before)
 
 
-def drawn_iterations_ns(graph: Graph, num_iterations_before: int, like: Timeline) -> NDArray[np.float64]:
+def sample_iterations_ns(graph: Graph, num_iterations_before: int, like: Timeline) -> NDArray[np.float64]:
     """Times of an iteration by the durations that each captured one had, or that could have been, float64 [K]."""
     replays = replay_many(graph, draw_durations(graph), finishes=True, like=like)
     assert replays.finish_ns is not None

@@ -28,8 +28,8 @@ __all__ = [
     "Selection",
     "StatedLimits",
     "all_work",
-    "broken_limit",
-    "broken_peak_limit",
+    "find_limit_violation",
+    "find_peak_violation",
     "less_work",
     "no_faster",
     "of_kind",
@@ -173,14 +173,14 @@ def up_to(factor: Number, reason: str, **bounds: Number) -> StatedLimits:
 def less_work(work: Selection, reason: str, *, factor: Number = math.inf, **bounds: Number) -> StatedLimits:
     """Limits of a change that removes tasks, or runs them ``factor`` times as fast: it saves their time at most."""
 
-    def stated(baseline: Baseline) -> Limits:
+    def compute_limits(baseline: Baseline) -> Limits:
         before_ns = baseline.iteration_ns
         faster = _number(factor, baseline)
         saved_ns = baseline.work_ns(work(baseline)) * (1.0 - 1.0 / max(faster, 1.0))
         left_ns = before_ns - saved_ns
         return _limits(reason, baseline, before_ns / left_ns if left_ns > 0 else math.inf, bounds)
 
-    return stated
+    return compute_limits
 
 
 def other_order(reason: str, *, without: Selection | None = None, **bounds: Number) -> StatedLimits:
@@ -189,14 +189,14 @@ def other_order(reason: str, *, without: Selection | None = None, **bounds: Numb
     ``without`` selects the tasks that go, or that move to other threads.
     """
 
-    def stated(baseline: Baseline) -> Limits:
+    def compute_limits(baseline: Baseline) -> Limits:
         busy_ns = baseline.busiest_ns(None if without is None else without(baseline))
         return _limits(reason, baseline, baseline.iteration_ns / busy_ns if busy_ns > 0 else math.inf, bounds)
 
-    return stated
+    return compute_limits
 
 
-def broken_limit(limits: Limits, baseline: Baseline, speedup: float) -> str:
+def find_limit_violation(limits: Limits, baseline: Baseline, speedup: float) -> str:
     """Why a speed-up is outside of what is possible; empty where it is within."""
     # a rounded duration is off by a nanosecond at most
     slack = _TOLERANCE + baseline.graph.num_tasks / max(baseline.iteration_ns * baseline.graph.num_iterations, 1.0)
@@ -209,7 +209,7 @@ def broken_limit(limits: Limits, baseline: Baseline, speedup: float) -> str:
     return ""
 
 
-def broken_peak_limit(limits: Limits, before_bytes: int, after_bytes: int) -> str:
+def find_peak_violation(limits: Limits, before_bytes: int, after_bytes: int) -> str:
     """Why a peak of memory is outside of what is possible; empty where it is within."""
     saved, slack = before_bytes - after_bytes, _TOLERANCE * before_bytes
     if saved > limits.max_saved_bytes + slack:

@@ -93,7 +93,7 @@ def memory_of(
     is_data = graph.edges["kind"] == EdgeKind.DATA
     np.maximum.at(free_ns, graph.edges["src"][is_data], finish_ns[graph.edges["dst"][is_data]])
     base_bytes = graph.meta.memory_base_bytes + _of_ranks(graph, selected)
-    time_ns, change = _merged(
+    time_ns, change = _merge_instants(
         np.concatenate([start_ns, finish_ns, free_ns]),
         np.concatenate([output + workspace, -workspace, -output]),
     )
@@ -108,7 +108,9 @@ def _of_ranks(graph: Graph, chosen: NDArray[np.bool_]) -> int:
     return sum(bases[rank] for rank in ranks if rank < len(bases))
 
 
-def _merged(time_ns: NDArray[np.int64], change: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _merge_instants(
+    time_ns: NDArray[np.int64], change: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """One entry per time: releases and allocations of one instant cancel, as an allocator would reuse the block."""
     order = np.argsort(time_ns[change != 0], kind="stable")
     time_ns, change = time_ns[change != 0][order], change[change != 0][order]

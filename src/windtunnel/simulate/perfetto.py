@@ -54,7 +54,7 @@ def write_perfetto(timeline: Timeline, path: str | Path, *, max_flows: int = 100
 
 def _write(timeline: Timeline, out: IO[bytes] | gzip.GzipFile, max_flows: int) -> None:
     encode = msgspec.json.Encoder().encode
-    flows = _chosen_edges(timeline, max_flows)
+    flows = _select_edges(timeline, max_flows)
     other = {"tool": "windtunnel", "edges": timeline.graph.num_edges, "edges_drawn": len(flows)}
     out.write(b'{"displayTimeUnit":"ns","otherData":' + encode(other) + b',"traceEvents":[\n')
     is_first = True
@@ -164,7 +164,7 @@ def _metadata(timeline: Timeline, process: NDArray[np.int64], thread: NDArray[np
     return events
 
 
-def _chosen_edges(timeline: Timeline, max_flows: int) -> NDArray[Any]:
+def _select_edges(timeline: Timeline, max_flows: int) -> NDArray[Any]:
     """Rows of the edges to draw, the most telling first."""
     graph = timeline.graph
     resource = graph.tasks["resource"]

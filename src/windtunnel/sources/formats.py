@@ -11,7 +11,7 @@ from pathlib import Path
 from windtunnel import registry
 from windtunnel.errors import InputError
 
-__all__ = ["format_of", "known_by_content"]
+__all__ = ["format_of", "sniff_source"]
 
 
 def format_of(path: Path) -> registry.Plugin | None:
@@ -31,14 +31,14 @@ def format_of(path: Path) -> registry.Plugin | None:
     InputError
         Two sources claim it.
     """
-    result = known_by_content(path)
+    result = sniff_source(path)
     if result is not None or not path.is_file():
         return result
     sources = registry.all("source").values()
     return _only(path, [source for source in sources if source.suffixes and path.name.endswith(source.suffixes)])
 
 
-def known_by_content(path: Path) -> registry.Plugin | None:
+def sniff_source(path: Path) -> registry.Plugin | None:
     """Find the source whose sniff knows this file or folder; None where none does."""
     sources = registry.all("source").values()
     return _only(path, [source for source in sources if source.sniff is not None and source.sniff(path)])

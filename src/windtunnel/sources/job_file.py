@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from windtunnel.errors import InputError, WindtunnelError
 
-__all__ = ["is_job_file", "made_by"]
+__all__ = ["call_user_function", "is_job_file"]
 
 Made = TypeVar("Made")
 _MAKER = "make"
@@ -30,7 +30,7 @@ def is_job_file(text: str) -> bool:
     return _JOB.fullmatch(text) is not None
 
 
-def made_by(text: str, kind: type[Made]) -> Made:
+def call_user_function(text: str, kind: type[Made]) -> Made:
     """What a function of a user's file returns, where a ``kind`` is needed.
 
     Parameters

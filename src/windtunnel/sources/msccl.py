@@ -16,10 +16,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 from windtunnel import registry
-from windtunnel.base.reading import ReadLimit, shown, unpacked
+from windtunnel.base.reading import ReadLimit, format_value, read_decompressed
 from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Meta, ProcessGroup, ResourceKind
-from windtunnel.sources.chakra.nodes import unpacked_head
+from windtunnel.sources.chakra.nodes import read_head
 from windtunnel.sources.execution_trace.reader import UNMEASURED
 
 __all__ = ["is_msccl", "load_msccl"]
@@ -39,7 +39,7 @@ _NODES = {"send": "COMM_SEND_NODE", "recv": "COMM_RECV_NODE", "nop": "METADATA_N
 
 def is_msccl(path: Path) -> bool:
     """Whether the file begins as an MSCCL algorithm does."""
-    head = unpacked_head(path)
+    head = read_head(path)
     return bool(re.match(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<algo\s", head, re.DOTALL)) and b"ngpus" in head
 
 
@@ -128,7 +128,7 @@ def load_msccl(path: str | Path, *, message_bytes: int = _MIB, read_limit: int |
 
 def _document(path: Path, read_limit: int | None) -> ElementTree.Element:
     limit = ReadLimit(path, read_limit)
-    data = bytes(unpacked(limit))
+    data = bytes(read_decompressed(limit))
     limit.check(_BYTES_PER_TEXT_BYTE * len(data), error=TraceError)
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:  # which could make gigabytes of a few lines
         raise TraceError("an algorithm declares no types or entities", where=str(path), fix="remove the declaration")
@@ -137,7 +137,9 @@ def _document(path: Path, read_limit: int | None) -> ElementTree.Element:
     except (ElementTree.ParseError, ValueError) as error:
         raise TraceError(f"the XML is damaged: {error}", where=str(path), fix="write or copy the file again") from error
     if root.tag != "algo" or not len(root):
-        raise TraceError(f"this is no algorithm but {shown(root.tag)}", where=str(path), fix="name an MSCCL file")
+        raise TraceError(
+            f"this is no algorithm but {format_value(root.tag)}", where=str(path), fix="name an MSCCL file"
+        )
     return root
 
 
@@ -145,7 +147,9 @@ def _number(element: ElementTree.Element, name: str, where: str, least: int = -1
     text = element.get(name, "")
     if not re.fullmatch(r"-?\d{1,9}", text) or not least <= int(text) <= _MOST:
         raise TraceError(
-            f"{name} of <{element.tag}> is {shown(text)}", where=where, fix=f"it is a whole number, {least} or more"
+            f"{name} of <{element.tag}> is {format_value(text)}",
+            where=where,
+            fix=f"it is a whole number, {least} or more",
         )
     return int(text)
 
@@ -172,7 +176,7 @@ def _step(step: ElementTree.Element, gpu: int, block: int, where: str) -> _Step:
     kind = step.get("type", "")
     if kind not in _STEPS:
         raise TraceError(
-            f"a step of type {shown(kind)}", where=f"{where}, step {number}", fix=f"known: {', '.join(_STEPS)}"
+            f"a step of type {format_value(kind)}", where=f"{where}, step {number}", fix=f"known: {', '.join(_STEPS)}"
         )
     other, its_step = (_number(step, name, f"{where}, step {number}") for name in ("depid", "deps"))
     chunks = _number(step, "cnt", f"{where}, step {number}", least=0)

@@ -41,7 +41,7 @@ class ScratchFolder:
         self._stat, self._copy = os.stat, shutil.copyfile
         self._removed: set[str] = set()
 
-    def to_read(self, path: Any) -> Any:
+    def path_to_read(self, path: Any) -> Any:
         """The written file, where there is one, else the path as it is.
 
         Raises
@@ -75,7 +75,7 @@ class ScratchFolder:
         full = self._full(path)
         if full is None:
             return str(path)
-        self.to_read(path)  # what is not there cannot be removed
+        self.path_to_read(path)  # what is not there cannot be removed
         below = self._below(full)
         self._removed.add(full)
         return below if self._exists(below) else None
@@ -86,7 +86,7 @@ class ScratchFolder:
         if full is not None:
             self._removed.add(full)
 
-    def written(self) -> list[Path]:
+    def written_paths(self) -> list[Path]:
         """All files that were written, at the paths that they would have had."""
         result = [path for path in Path(self.folder).rglob("*") if path.is_file()]
         return sorted(Path(os.sep) / path.relative_to(self.folder) for path in result)
@@ -170,7 +170,7 @@ def _opening(scratch: ScratchFolder) -> Wrapper:
         def open_(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if set(mode) & set("wax+"):
                 return original(scratch.to_write(file, keeps_content="w" not in mode), mode, *args, **kwargs)
-            return original(scratch.to_read(file), mode, *args, **kwargs)
+            return original(scratch.path_to_read(file), mode, *args, **kwargs)
 
         return open_
 
@@ -183,7 +183,9 @@ def _opening_by_flags(scratch: ScratchFolder) -> Wrapper:
             if kwargs.get("dir_fd") is not None:
                 return original(path, flags, *args, **kwargs)
             writes = flags & WRITE_FLAGS
-            result = scratch.to_write(path, keeps_content=not flags & os.O_TRUNC) if writes else scratch.to_read(path)
+            result = (
+                scratch.to_write(path, keeps_content=not flags & os.O_TRUNC) if writes else scratch.path_to_read(path)
+            )
             return original(result, flags, *args, **kwargs)
 
         return open_
@@ -233,7 +235,7 @@ def _reading(scratch: ScratchFolder) -> Wrapper:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def read(path: Any, *args: Any, **kwargs: Any) -> Any:
             by_folder = kwargs.get("dir_fd") is not None
-            return original(path if by_folder else scratch.to_read(path), *args, **kwargs)
+            return original(path if by_folder else scratch.path_to_read(path), *args, **kwargs)
 
         return read
 

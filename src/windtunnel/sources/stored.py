@@ -10,7 +10,7 @@ from pathlib import Path
 from windtunnel import registry
 from windtunnel.graph import Graph, load
 
-__all__ = ["is_stored", "load_stored"]
+__all__ = ["is_stored", "load_stored_graph"]
 
 
 def is_stored(path: Path) -> bool:
@@ -19,7 +19,7 @@ def is_stored(path: Path) -> bool:
 
 
 @registry.source("stored", source="windtunnel's own folder of Parquet tables", sniff=is_stored)
-def load_stored(path: str | Path, *, read_limit: int | None = None) -> Graph:
+def load_stored_graph(path: str | Path, *, read_limit: int | None = None) -> Graph:
     """Load a graph that ``save`` or ``windtunnel capture`` wrote.
 
     Parameters

@@ -109,7 +109,7 @@ def target_of(
     if isinstance(target, Workload):
         return StepFunction(target.step, tuple(target.models), tuple(target.optimizers))
     if callable(target):
-        return StepFunction(target, _listed(model), _listed(optimizer))
+        return StepFunction(target, _as_tuple(model), _as_tuple(optimizer))
     if isinstance(target, Graph):
         return _origin(target)
     if isinstance(target, Path) or str(target).endswith(".py"):
@@ -131,7 +131,7 @@ def _origin(graph: Graph) -> Target:
     )
 
 
-def _listed(value: Any) -> tuple[Any, ...]:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 

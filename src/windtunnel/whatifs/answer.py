@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from windtunnel.base.documents import json_text
 from windtunnel.graph import Graph, Strings
-from windtunnel.measure.disturbance import disturbed_reach
+from windtunnel.measure.disturbance import disturbance_log_error
 from windtunnel.simulate import Timeline, replay
-from windtunnel.simulate.iterations import drawn_iterations_ns, iteration_ns
-from windtunnel.simulate.limits import Limits, broken_peak_limit
+from windtunnel.simulate.iterations import iteration_ns, sample_iterations_ns
+from windtunnel.simulate.limits import Limits, find_peak_violation
 from windtunnel.units import format_duration, format_size
 from windtunnel.whatifs.peak_memory import capacity_of, predict_peak_bytes, recorded_peak, replayed_peak
 from windtunnel.whatifs.request import Request
@@ -184,7 +184,7 @@ class Answer:
         if self.price_spread_ratio or self.price_waited_ratio:  # else a large graph need not be made again
             share = sum(part for source, part in self.cost_shares.items() if source.startswith("measured"))
             varied = math.hypot(varied, self.price_spread_ratio * share)
-        return _Z90 * varied + disturbed_reach(self.lost_ratio)
+        return _Z90 * varied + disturbance_log_error(self.lost_ratio)
 
     @property
     def lost_ratio(self) -> float:
@@ -201,7 +201,7 @@ class Answer:
             return 0.0
         count = self.baseline.graph.num_iterations
         before, after = (
-            drawn_iterations_ns(graph, count, self.baseline) for graph in (self.baseline.graph, self.graph)
+            sample_iterations_ns(graph, count, self.baseline) for graph in (self.baseline.graph, self.graph)
         )
         most = max(len(before), len(after))
         before, after = (np.resize(item, most) for item in (before, after))
@@ -292,7 +292,7 @@ class Answer:
         before, after = self.baseline_peak_bytes, self._peak_bytes
         if self.limits is None or before is None or after is None:
             return ""
-        return broken_peak_limit(self.limits, before, after)
+        return find_peak_violation(self.limits, before, after)
 
     @cached_property
     def _peak_bytes(self) -> int | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
-from windtunnel.graph.parameters import registered_by_layer
+from windtunnel.graph.parameters import parameter_bytes_by_layer
 from windtunnel.graph.ranks import meetings
 from windtunnel.simulate.limits import of_kind, other_order
 from windtunnel.units import parse_size
@@ -172,7 +172,7 @@ def _sort_by_position(rows: Rows, order_T: Rows) -> list[int]:
 
 
 def _layer_bytes(graph: Graph) -> dict[str, int]:
-    sizes = {layer: sum(item) for layer, item in registered_by_layer(graph).items()}
+    sizes = {layer: sum(item) for layer, item in parameter_bytes_by_layer(graph).items()}
     if not sizes:
         raise NotApplicableError("the graph does not say which layer has which parameters")
     return sizes

@@ -19,7 +19,7 @@ from windtunnel.cost.collective import ring_all_reduce_ns
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
-from windtunnel.graph.parameters import registered_shapes
+from windtunnel.graph.parameters import parameter_shapes
 from windtunnel.simulate.limits import of_kind, other_order
 from windtunnel.whatifs.ddp_reducer import OWN_WORK, reducing_needs, split_by_bytes, way_between, work_ahead
 from windtunnel.whatifs.insert_tasks import computes_on_host, memory_bandwidth, traffic_ns
@@ -110,7 +110,7 @@ def powersgd(
     """
     if not 1 <= rank <= matrix_rows:
         raise InputError(f"rank {rank} does not fit matrices of {matrix_rows} rows")
-    ratio = _factor_ratio(registered_shapes(graph) or [(matrix_rows, matrix_rows)], rank)
+    ratio = _factor_ratio(parameter_shapes(graph) or [(matrix_rows, matrix_rows)], rank)
     published = partial(_compress_messages, graph, ratio, 5.0, 1.0, 1.0, bandwidth_bytes_per_s)
     if bandwidth_bytes_per_s is not None or not computes_on_host(graph):
         return published()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.rerun import ReducingNeed
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import world_size
-from windtunnel.graph.parameters import registered_shapes
+from windtunnel.graph.parameters import parameter_shapes
 from windtunnel.graph.ranks import arrivals
 from windtunnel.whatifs.insert_tasks import insert_behind
 from windtunnel.whatifs.layer_gradients import Bucket, last_per_group, positions
@@ -52,14 +52,14 @@ def reducing_needs(
     Empty where the graph does not know its buckets or the shapes of its parameters.
     """
     noted = graph.meta.buckets
-    if noted is None or not registered_shapes(graph) or len(messages) % len(noted["filled"]):
+    if noted is None or not parameter_shapes(graph) or len(messages) % len(noted["filled"]):
         return ()
     caps = {name: int(noted[name]) for name in ("bucket_bytes", "first_bucket_bytes")}
     ranks = num_ranks or world_size(graph, None)
     needs = []
     for _, local in _by_reducer(noted["filled"]):
         layers = {layer for item in local for layer in noted["filled"][item]["layers"]}
-        needs.append(ReducingNeed(registered_shapes(graph, layers), ranks, sender, dict(options or {}), **caps))
+        needs.append(ReducingNeed(parameter_shapes(graph, layers), ranks, sender, dict(options or {}), **caps))
     return tuple(needs)
 
 

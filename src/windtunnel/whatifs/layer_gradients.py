@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase, ResourceKind
-from windtunnel.graph.parameters import registered_by_layer, registered_parameters
+from windtunnel.graph.parameters import parameter_bytes_by_layer, parameter_bytes_by_name
 from windtunnel.hardware import Link, link
 
 __all__ = [
@@ -188,7 +188,7 @@ def works(graph: Graph) -> NDArray[np.bool_]:
 
 def _parameters(graph: Graph, mask: NDArray[np.bool_]) -> dict[str, tuple[int, ...]]:
     """Sizes of the parameters of every layer."""
-    known = registered_by_layer(graph)
+    known = parameter_bytes_by_layer(graph)
     if known:
         return known
     sizes: dict[str, list[int]] = {}
@@ -297,7 +297,7 @@ def _backward_passes(graph: Graph, iteration: int | None) -> list[tuple[list[Gra
 
 def _sort_by_registration(graph: Graph, gradients: list[Gradient]) -> list[Gradient]:
     """In order of registration where the capture knows it."""
-    known = registered_parameters(graph)
+    known = parameter_bytes_by_name(graph)
     if not known:
         return gradients
     order = {layer: index for index, layer in enumerate(dict.fromkeys(name.rpartition(".")[0] for name in known))}

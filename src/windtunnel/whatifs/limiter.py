@@ -14,7 +14,7 @@ from windtunnel import registry
 from windtunnel.graph import Graph
 from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import iteration_ns
-from windtunnel.simulate.limits import Baseline, Limits, broken_limit
+from windtunnel.simulate.limits import Baseline, Limits, find_limit_violation
 from windtunnel.whatifs.request import Step
 
 __all__ = ["Limiter"]
@@ -57,7 +57,7 @@ class Limiter:
                 continue
             result.append(limits)
             speedup = samples[i + 1] / samples[i] * times_ns[i] / times_ns[i + 1] if times_ns[i + 1] > 0 else math.inf
-            if violation := broken_limit(limits, Baseline(timelines[i], num_iterations=count), speedup):
+            if violation := find_limit_violation(limits, Baseline(timelines[i], num_iterations=count), speedup):
                 return None, violation if len(graphs) == 1 else f"{step}: {violation}"
         return _together(result, len(graphs)), ""
 

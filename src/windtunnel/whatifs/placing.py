@@ -121,7 +121,7 @@ def _on_threads(graph: Graph, kernels: NDArray[np.int64], launches: NDArray[np.i
     index[kernels] = launches
     is_order = graph.edges["kind"] == EdgeKind.ORDER
     ends = {end: np.where(is_order, index[graph.edges[end]], graph.edges[end]).astype(np.int32) for end in _ENDS}
-    return Table.typed(dict(graph.edges.replace(**ends)), EDGE_COLUMNS)
+    return Table.from_columns(dict(graph.edges.replace(**ends)), EDGE_COLUMNS)
 
 
 _ENDS = ("src", "dst")

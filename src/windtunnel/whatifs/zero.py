@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
-from windtunnel.graph.collectives import all_reduces, message_bytes, scattered_gradients, world_size
+from windtunnel.graph.collectives import all_reduces, find_scattered_gradients, message_bytes, world_size
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.insert_tasks import rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
@@ -73,7 +73,7 @@ def require_replicas(graph: Graph) -> None:
     InEffectError
         Each rank has a share of the gradients, and so of the optimizer state.
     """
-    scattered_rows = scattered_gradients(graph)
+    scattered_rows = find_scattered_gradients(graph)
     if scattered_rows.any():
         raise InEffectError(
             "gradients are reduce-scattered here, the job is sharded", where=f"{int(scattered_rows.sum())} messages"

@@ -230,7 +230,7 @@ class Waiting:
 
 @pytest.mark.parametrize(("share", "is_kept"), [(0.5, False), (0.001, True)])
 def test_what_was_measured_beside_other_programs_is_used_and_not_kept(monkeypatch, tmp_path, share, is_kept):
-    monkeypatch.setattr(disturbance, "_waited_ns", Waiting(share))
+    monkeypatch.setattr(disturbance, "_run_queue_wait_ns", Waiting(share))
     database = ProfileDatabase(tmp_path / "profile.db")
     ratios = measure_ratios(perceptron(), Form(threads=1), database=database, budget_s=0.01)
     optimizers = perceptron_graph(width=64).meta.optimizers
@@ -251,7 +251,7 @@ def test_rounds_that_were_left_alone_count_where_there_are_enough(monkeypatch):
         turn = (len(calls) - 1) // 2
         return {"1": time.perf_counter_ns() - busy_until_ns if turn % 2 else 0}
 
-    monkeypatch.setattr(disturbance, "_waited_ns", waited)
+    monkeypatch.setattr(disturbance, "_run_queue_wait_ns", waited)
     ratios = measure_ratios(perceptron(), Form(threads=1), budget_s=0.2)
 
     assert 0.0 == ratios.waited_ratio

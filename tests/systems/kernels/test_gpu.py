@@ -12,7 +12,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.hardware import machine
 from windtunnel.measure import cuda
 from windtunnel.measure.cuda import DeviceArray, Launch
-from windtunnel.measure.sandbox import Limits, contained
+from windtunnel.measure.sandbox import Limits, run_in_fork
 from windtunnel.systems.kernels.candidate_process import evaluate, golden
 from windtunnel.systems.kernels.cases import load_cases
 from windtunnel.systems.kernels.compiling import ptx_of, read_module
@@ -62,7 +62,7 @@ def test_pointers_keep_the_memory_that_they_point_into():
 def answer(origin, edits):
     """Kind and error of a candidate, in a process that may die of it."""
     text = apply(scale_kernel().function, edits).render()
-    ending = contained(lambda lock: evaluate(origin, text, set(), 0.0, 1, lock), Limits())
+    ending = run_in_fork(lambda lock: evaluate(origin, text, set(), 0.0, 1, lock), Limits())
     return pickle.loads(ending.answer)[:2] if ending.kind == "done" else (ending.kind, float("inf"))
 
 

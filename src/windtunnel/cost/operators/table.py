@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.reading import ReadLimit, unpacked
+from windtunnel.base.reading import ReadLimit, read_decompressed
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 
@@ -243,7 +243,7 @@ def _read_table(path: Path) -> OpTable:
 
 def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
-        rows = list(csv.reader(unpacked(ReadLimit(path), cost=16, error=InputError).decode().splitlines()))
+        rows = list(csv.reader(read_decompressed(ReadLimit(path), cost=16, error=InputError).decode().splitlines()))
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot be read: {error}", where=str(path)) from error
     if len(rows) < 2:

@@ -22,7 +22,7 @@ from windtunnel.cost.rerun.program import Program, tensors_of
 from windtunnel.errors import PriceError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
-from windtunnel.measure.disturbance import watched
+from windtunnel.measure.disturbance import watch_disturbance
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import elapsed_ns, quiet, rounds, spread_of_quiet, spread_ratio
 
@@ -130,7 +130,7 @@ def measure_update(
     if known is not None and known.is_trusted:
         return Factor.of(known)
     for _ in range(_MAX_SERIES):
-        with watched() as stretch:
+        with watch_disturbance() as stretch:
             old_ns, new_ns = _fly(optimizers, new, threads, touched, budget_s)
         if not stretch.is_disturbed:
             break

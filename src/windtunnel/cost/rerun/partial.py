@@ -24,8 +24,8 @@ from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.errors import NotApplicableError, PriceError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
-from windtunnel.measure.disturbance import MOST_WAITED, watched
-from windtunnel.measure.fingerprint import installed_versions, libraries, machine
+from windtunnel.measure.disturbance import MOST_WAITED, watch_disturbance
+from windtunnel.measure.fingerprint import libraries, machine, package_versions
 from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_of_quiet, spread_ratio
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: P
     result = _Rounds()
     for _ in range(_MAX_SERIES):
         for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
-            with watched() as stretch:
+            with watch_disturbance() as stretch:
                 if turn % 2:
                     after, before = new.run(), old.run()
                 else:
@@ -335,7 +335,7 @@ def _key(program: Program, index: int, phase: str, new: Form, old: Form) -> _Key
 @cache
 def _release() -> str:
     """Layers of ours change from one to the next."""
-    return installed_versions().get("windtunnel", "")
+    return package_versions().get("windtunnel", "")
 
 
 def _digest(text: str) -> str:

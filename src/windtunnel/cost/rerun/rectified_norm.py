@@ -17,7 +17,7 @@ import numba
 import numpy as np
 import torch
 
-from windtunnel.measure.threads import compiled_threads
+from windtunnel.measure.threads import match_torch_threads
 
 __all__ = ["RectifiedNorm"]
 
@@ -102,7 +102,7 @@ _KERNELS = {
 
 
 def _run(name: str, *arguments: Any) -> None:
-    with compiled_threads() as threads:
+    with match_torch_threads() as threads:
         _KERNELS[name][threads > 1](*arguments)
 
 

@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.reading import ReadLimit, parse_json, shown, unpacked
+from windtunnel.base.reading import ReadLimit, format_value, parse_json, read_decompressed
 from windtunnel.errors import TraceError
 from windtunnel.sources.chakra.fields import NODE_TYPES
 from windtunnel.sources.chakra.wire import PROBLEMS, Scan, first_texts, scan, unpack_varints
 
-__all__ = ["Nodes", "read_nodes", "unpacked_head"]
+__all__ = ["Nodes", "read_head", "read_nodes"]
 
 # N nodes, D dependencies
 Ints = NDArray[Any]
@@ -67,7 +67,7 @@ def read_nodes(path: Path, read_limit: int | None = None) -> Nodes:
         not there.
     """
     limit = ReadLimit(path, read_limit)
-    data = unpacked(limit)
+    data = read_decompressed(limit)
     if not data:
         raise TraceError("the file is empty", where=str(path), fix="export the trace again")
     if re.match(rb"\s*\{\s*[\"}]", data):
@@ -81,7 +81,7 @@ def _memory_of(num_nodes: int, num_data: int, num_ctrl: int, num_attrs: int) -> 
     return 600 * num_nodes + 100 * (num_data + num_ctrl) + 300 * num_attrs
 
 
-def unpacked_head(path: Path) -> bytes:
+def read_head(path: Path) -> bytes:
     """The first 4 KiB of a file, packed with gzip or not; nothing if they cannot be read."""
     try:
         with path.open("rb") as file:
@@ -101,7 +101,7 @@ def _from_scan(path: Path, data: bytearray, found: Scan) -> Nodes:
         )
     node = found.node
     names = [data[index : index + size].decode("utf-8", "replace") for index, size in node[:, 4:6].tolist()]
-    return _assembled(
+    return _assemble_nodes(
         path, node[:, 0], names, node[:, 1], node[:, 2] * 1000, node[:, 3] * 1000,
         found.data_deps, found.ctrl_deps, _attributes(data, found),
         {"tensor descriptions": found.num_texts} if found.num_texts else {}, first_texts(data),
@@ -123,13 +123,13 @@ def _value(data: bytearray, number: int, value: int, extent: int) -> Any:
     if number in _TEXT_FIELDS:
         return data[value : value + extent].decode("utf-8", "replace") if extent >= 0 else ""
     if number in _LIST_FIELDS and extent >= 0:
-        return _unpacked_list(data[value : value + extent])
+        return _unpack_list(data[value : value + extent])
     if number in _ZIGZAG_FIELDS:
         return (value >> 1) ^ -(value & 1)
     return value
 
 
-def _unpacked_list(inner: bytearray) -> list[int]:
+def _unpack_list(inner: bytearray) -> list[int]:
     """The integers of a list message: its key, the length as varint, then the packed values."""
     end_of_length = next((i for i in range(1, len(inner)) if inner[i] < 128), len(inner))
     return unpack_varints(inner[end_of_length + 1 :])
@@ -156,7 +156,7 @@ class _Document(msgspec.Struct):
 
 
 def _from_json(path: Path, data: bytearray) -> Nodes:
-    document: _Document = _decoded(path, data, _Document)
+    document: _Document = _decode(path, data, _Document)
     if not bytes(document.workload_graph):
         is_torch = bool(bytes(document.nodes))
         raise TraceError(
@@ -164,7 +164,7 @@ def _from_json(path: Path, data: bytearray) -> Nodes:
             where=str(path),
             fix="convert it with a Chakra converter, or load the profiler's Kineto trace instead",
         )
-    rows: list[_Row] = _decoded(path, data, list[_Row], document.workload_graph)
+    rows: list[_Row] = _decode(path, data, list[_Row], document.workload_graph)
     data_deps = [pair for n, row in enumerate(rows) for pair in _pairs(path, n, "data_deps", row.data_deps)]
     ctrl_deps = [
         pair
@@ -172,7 +172,7 @@ def _from_json(path: Path, data: bytearray) -> Nodes:
         for key, deps in (("ctrlDeps", row.ctrlDeps), ("ctrl_deps", row.ctrl_deps))
         for pair in _pairs(path, n, key, deps)
     ]
-    return _assembled(
+    return _assemble_nodes(
         path,
         np.array([_whole(path, n, "Id", row.Id) for n, row in enumerate(rows)], np.int64),
         [_text(path, n, row.Name) for n, row in enumerate(rows)],
@@ -193,7 +193,9 @@ def _json_attributes(path: Path, rows: list[_Row]) -> dict[str, dict[int, Any]]:
     }
     for n, row in enumerate(rows):
         if not isinstance(row.attr, dict | None):
-            raise TraceError(f"attr {shown(row.attr)} is no object", where=f"{path}: node {n}", fix="export it again")
+            raise TraceError(
+                f"attr {format_value(row.attr)} is no object", where=f"{path}: node {n}", fix="export it again"
+            )
         for name, value in (row.attr or {}).items():
             items = value if isinstance(value, list) else [value]
             if all(isinstance(item, str) or _is_whole(item) for item in items):  # what is neither is of other tools
@@ -207,7 +209,7 @@ def _texts(about: Any) -> dict[str, str]:
     return {name: text for name, text in items if isinstance(text, str)}
 
 
-def _decoded(path: Path, data: bytearray, kind: Any, part: msgspec.Raw | None = None) -> Any:
+def _decode(path: Path, data: bytearray, kind: Any, part: msgspec.Raw | None = None) -> Any:
     try:
         return msgspec.json.decode(data if part is None else part, type=kind)
     except msgspec.ValidationError as error:
@@ -221,14 +223,14 @@ def _decoded(path: Path, data: bytearray, kind: Any, part: msgspec.Raw | None = 
 def _pairs(path: Path, n: int, key: str, deps: Any) -> list[tuple[int, int]]:
     """Dependencies of one node as (node, id waited for)."""
     if not isinstance(deps, list | None):
-        raise TraceError(f"{key} {shown(deps)} is not a list", where=f"{path}: node {n}", fix="export it again")
+        raise TraceError(f"{key} {format_value(deps)} is not a list", where=f"{path}: node {n}", fix="export it again")
     return [(n, _whole(path, n, "dependency", dep)) for dep in deps or ()]
 
 
 def _whole(path: Path, n: int, key: str, value: Any) -> int:
     if not _is_whole(value):
         raise TraceError(
-            f"{key} {shown(value)} is not a whole number", where=f"{path}: node {n}", fix="export it again"
+            f"{key} {format_value(value)} is not a whole number", where=f"{path}: node {n}", fix="export it again"
         )
     whole: int = value
     return whole
@@ -240,7 +242,7 @@ def _is_whole(value: Any) -> bool:
 
 def _text(path: Path, n: int, value: Any) -> str:
     if not isinstance(value, str):
-        raise TraceError(f"Name {shown(value)} is no text", where=f"{path}: node {n}", fix="export it again")
+        raise TraceError(f"Name {format_value(value)} is no text", where=f"{path}: node {n}", fix="export it again")
     return value
 
 
@@ -248,13 +250,15 @@ def _nanoseconds(path: Path, n: int, runtime_us: Any) -> int:
     is_number = isinstance(runtime_us, int | float) and not isinstance(runtime_us, bool)
     if not is_number or not 0 <= runtime_us < 2**50 or math.isnan(runtime_us):
         raise TraceError(
-            f"runtime {shown(runtime_us)} is no time in microseconds", where=f"{path}: node {n}", fix="export it again"
+            f"runtime {format_value(runtime_us)} is no time in microseconds",
+            where=f"{path}: node {n}",
+            fix="export it again",
         )
     nanoseconds: int = round(runtime_us * 1000)
     return nanoseconds
 
 
-def _assembled(
+def _assemble_nodes(
     path: Path, ids: Ints, names: list[str], types: Ints, start_ns: Ints, duration_ns: Ints,
     data_deps: Ints, ctrl_deps: Ints, attrs: dict[str, dict[int, Any]], dropped: dict[str, int], about: dict[str, str],
 ) -> Nodes:  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.base.reading import shown
+from windtunnel.base.reading import format_value
 from windtunnel.errors import TraceError
 from windtunnel.graph import UNPLACED, EdgeKind, Graph, Meta, ProcessGroup, ResourceKind
 from windtunnel.sources.chakra.fields import (
@@ -27,7 +27,7 @@ from windtunnel.sources.chakra.fields import (
     WORK,
     kinds,
 )
-from windtunnel.sources.chakra.nodes import Nodes, read_nodes, unpacked_head
+from windtunnel.sources.chakra.nodes import Nodes, read_head, read_nodes
 from windtunnel.sources.chakra.resources import read_resources
 
 __all__ = ["is_chakra_json", "load_chakra"]
@@ -46,7 +46,7 @@ _MESSAGE_NAMES = {_SEND: "send", _RECV: "recv"}
 
 def is_chakra_json(path: Path) -> bool:
     """Whether the file begins as a Chakra trace in JSON does; a file that cannot be read does not."""
-    return b'"workload_graph"' in unpacked_head(path)
+    return b'"workload_graph"' in read_head(path)
 
 
 @registry.source(
@@ -129,7 +129,7 @@ def _check_attributes(path: Path, nodes: Nodes) -> None:
         for row, value in nodes.attrs.get(name, {}).items():
             if not isinstance(value, int):
                 raise TraceError(
-                    f"attribute {name} of node {nodes.ids[row]} is {shown(value)} instead of a whole number",
+                    f"attribute {name} of node {nodes.ids[row]} is {format_value(value)} instead of a whole number",
                     where=f"{path}: {nodes.names[row][:80]!r}",
                     fix="export it again",
                 )

@@ -16,10 +16,10 @@ from windtunnel.errors import TraceError
 from windtunnel.graph import Strings, Table
 from windtunnel.graph.schema import RESOURCE_COLUMNS
 
-__all__ = ["read_resources", "written_resources"]
+__all__ = ["encode_resources", "read_resources"]
 
 
-def written_resources(resources: Table) -> str:
+def encode_resources(resources: Table) -> str:
     """All columns, by name."""
     columns = {name: _plain(resources[name]) for name in sorted(resources)}
     return json.dumps(columns, separators=(",", ":"))

@@ -30,7 +30,7 @@ from windtunnel.sources.chakra.fields import (
     WORK,
     kinds,
 )
-from windtunnel.sources.chakra.resources import written_resources
+from windtunnel.sources.chakra.resources import encode_resources
 from windtunnel.sources.chakra.wire import encode_varints, field_bytes, field_varint, unpack_varints, varint
 
 __all__ = ["SUFFIXES", "paths_of", "save_chakra"]
@@ -119,7 +119,7 @@ def _of_rank(graph: Graph, rank: int) -> Graph:
 
 def _write(graph: Graph, path: Path) -> None:
     nodes = _nodes(graph)
-    about = {"schema": _SCHEMA, RESOURCES: written_resources(graph.resources)}
+    about = {"schema": _SCHEMA, RESOURCES: encode_resources(graph.resources)}
     data = _json(nodes, about) if ".json" in path.name else _protobuf(nodes, about)
     with whole(path) as scratch:
         scratch.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
@@ -132,10 +132,10 @@ def _protobuf(nodes: list[dict[str, Any]], about: dict[str, str]) -> bytes:
     first = field_bytes(1, _VERSION.encode()) + b"".join(
         field_bytes(2, _attribute(name, text)) for name, text in about.items()
     )
-    return b"".join(_delimited(message) for message in (first, *map(_message, nodes)))
+    return b"".join(_add_length_prefix(message) for message in (first, *map(_message, nodes)))
 
 
-def _delimited(message: bytes) -> bytes:
+def _add_length_prefix(message: bytes) -> bytes:
     return varint(len(message)) + message
 
 
@@ -194,7 +194,7 @@ def _nodes(graph: Graph) -> list[dict[str, Any]]:
     """What each node says; dependencies and lists as packed integers."""
     tasks = graph.tasks
     ids, types, is_cpu = _ids(graph), _types(graph), _runs_on_host(graph)
-    ctrl, data = (_packed(graph, ids, is_control) for is_control in (True, False))
+    ctrl, data = (_pack_dependencies(graph, ids, is_control) for is_control in (True, False))
     names = tasks.strings("name").to_numpy()
     start_us = tasks["start_ns"] // 1000 if "start_ns" in tasks else np.zeros(graph.num_tasks, np.int64)
     parent = tasks.get("parent", np.full(graph.num_tasks, -1))
@@ -260,7 +260,7 @@ def _edges_by_task(graph: Graph, is_control: bool) -> tuple[Ints, Ints]:
     return rows, np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=graph.num_tasks))])
 
 
-def _packed(graph: Graph, ids: Ints, is_control: bool) -> list[bytes]:
+def _pack_dependencies(graph: Graph, ids: Ints, is_control: bool) -> list[bytes]:
     rows, indptr = _edges_by_task(graph, is_control)
     return encode_varints(ids[graph.edges["src"][rows]], indptr)
 
@@ -277,7 +277,7 @@ def _attributes(graph: Graph, types: Ints, is_cpu: Ints) -> dict[str, list[Any]]
     for names, least in ((WORK, 1), (INTEGERS, 0)):
         for attribute, column in names.items():
             values = tasks.get(column)
-            values = _derived(graph, attribute, types) if values is None else values
+            values = _derive_attribute(graph, attribute, types) if values is None else values
             if values is not None:
                 result[attribute] = _where(values >= least, values)
     if "group" in tasks and graph.meta.groups:
@@ -295,7 +295,7 @@ def _where(mask: Ints, values: Ints) -> list[int | None]:
     return [value if has else None for has, value in zip(mask.tolist(), values.tolist(), strict=True)]
 
 
-def _derived(graph: Graph, attribute: str, types: Ints) -> Ints | None:
+def _derive_attribute(graph: Graph, attribute: str, types: Ints) -> Ints | None:
     """Who sends, who receives, and the number of the stream, where no trace said so; None where nothing does."""
     tasks = graph.tasks
     if attribute in ("comm_src", "comm_dst") and "peer" in tasks and "rank" in tasks:

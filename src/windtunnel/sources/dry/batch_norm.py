@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.sources.dry.patches import replaced
+from windtunnel.sources.dry.patches import patch_attributes
 
 __all__ = ["on_device"]
 
@@ -62,7 +62,7 @@ def on_device(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
     @functools.wraps(forward)
     def call(*args: Any) -> torch.Tensor:
-        with replaced(for_a_while):
+        with patch_attributes(for_a_while):
             return forward(*args)
 
     return call

@@ -44,14 +44,14 @@ class _Work:
 
 def graph_of(trace: Trace) -> Graph:
     """The iteration of one rank."""
-    described = [_described(call) for call in trace.calls]
+    described = [_describe_call(call) for call in trace.calls]
     runs = [operator.role in (Role.COMPUTE, Role.RECIPE) for operator in described]
     work = _Work(
         [call for call, is_run in zip(trace.calls, runs, strict=True) if is_run],
         [operator for operator, is_run in zip(described, runs, strict=True) if is_run],
         list(_places(trace.calls, runs)),
     )
-    flow = follow(*zip(*_numbered(described, runs), strict=True)) if described else Flow()
+    flow = follow(*zip(*_number_operators(described, runs), strict=True)) if described else Flow()
     tasks = _columns(trace, work, flow)
     memory = _memory(trace.calls, runs)
     kernels = len(work.calls)
@@ -66,17 +66,17 @@ def graph_of(trace: Trace) -> Graph:
 # --- what a call is -----------------------------------------------------------------------------------
 
 
-def _described(call: Call) -> Operator:
+def _describe_call(call: Call) -> Operator:
     operator = describe(call.node)
     if call.message is not None:
-        return _sent(call, operator)
+        return _describe_collective(call, operator)
     if call.node["schema"].startswith(_FILLS_RESULT):
         filled = _spans(call.node["outputs"], [0])
         return replace(operator, role=Role.COMPUTE, reads=operator.reads[:-1], mutates=filled)
     return operator
 
 
-def _sent(call: Call, operator: Operator) -> Operator:
+def _describe_collective(call: Call, operator: Operator) -> Operator:
     message = call.message
     assert message is not None
     given = _spans(call.node["inputs"], message.inputs)
@@ -101,7 +101,7 @@ def _places(calls: list[Call], runs: list[bool]) -> Iterator[int]:
         yield last.get(call.stream, -1)
 
 
-def _numbered(operators: list[Operator], runs: list[bool]) -> Iterator[tuple[Operator, int]]:
+def _number_operators(operators: list[Operator], runs: list[bool]) -> Iterator[tuple[Operator, int]]:
     count = -1
     for operator, is_run in zip(operators, runs, strict=True):
         count += is_run

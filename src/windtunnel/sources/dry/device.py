@@ -21,14 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from windtunnel.sources.dry.batch_norm import on_device
-from windtunnel.sources.dry.patches import replaced
+from windtunnel.sources.dry.patches import patch_attributes
 from windtunnel.sources.dry.streams import Streams
-from windtunnel.sources.dry.values import READS, Values, asker, has_no_value, known_value, read_known
+from windtunnel.sources.dry.values import READS, Values, asker, has_no_value, read_known, value_of_fake
 from windtunnel.sources.memory.packed_sequences import PAD, pad
 from windtunnel.sources.memory.small_values import forget_value
 from windtunnel.sources.torch.device_operators import as_on_device, device_functions
 
-__all__ = ["device_stands_in", "reads_answered"]
+__all__ = ["answer_reads", "device_stands_in"]
 
 _GIB = 2**30
 _NAME = "NVIDIA H100 80GB HBM3"
@@ -58,7 +58,7 @@ class _Answers(TorchFunctionMode):
         del types
         if func in _FACTS:
             return func(*args)
-        if func in READS and isinstance(args[0], torch.Tensor) and (value := known_value(args[0])) is not None:
+        if func in READS and isinstance(args[0], torch.Tensor) and (value := value_of_fake(args[0])) is not None:
             return read_known(func, value)
         if func in READS and has_no_value(args[0]):
             if not asker().startswith(_UPDATES):  # its counters lie on the host
@@ -87,7 +87,7 @@ class _Answers(TorchFunctionMode):
         result = func(*args, **named)
         if func is _SET_DATA:
             forget_value(args[0])
-        self._values.seen(func, args, named, result)
+        self._values.mark_result(func, args, named, result)
         return result
 
 
@@ -121,7 +121,7 @@ def _here(device: Any) -> Any:
 
 
 @contextmanager
-def reads_answered(values: Values, streams: Streams, *, has_device: bool, maps_devices: bool = True) -> Iterator[None]:
+def answer_reads(values: Values, streams: Streams, *, has_device: bool, maps_devices: bool = True) -> Iterator[None]:
     """Answer reads of values, for which a program waits, and map devices; in a backward pass as well."""
     answers = _Answers(values, streams, has_device=has_device, maps_devices=maps_devices)
     run_backward = torch.autograd.graph._engine_run_backward
@@ -138,7 +138,7 @@ def reads_answered(values: Values, streams: Streams, *, has_device: bool, maps_d
     meanings[FakeTensor] = {"tolist": torch.Tensor.tolist}
     if has_device:
         meanings[torch.nn.functional] = device_functions()
-    with answers, replaced(meanings):
+    with answers, patch_attributes(meanings):
         yield
 
 
@@ -146,7 +146,7 @@ def reads_answered(values: Values, streams: Streams, *, has_device: bool, maps_d
 def device_stands_in(streams: Streams, devices_per_host: int, local_rank: int) -> Iterator[None]:
     """Let torch find a device."""
     try:
-        with replaced(_answers(streams, devices_per_host, local_rank)):
+        with patch_attributes(_answers(streams, devices_per_host, local_rank)):
             yield
     finally:
         torch.get_device_module.cache_clear()  # it remembers that "cuda" was the host
@@ -182,7 +182,7 @@ def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[A
         autocast: {"__init__": _for_host(autocast.__init__)},
         torch.Tensor: _constants(None, "record_stream"),
         torch: {
-            "set_default_device": _mapped(torch.set_default_device),
+            "set_default_device": _map_device_argument(torch.set_default_device),
             "Generator": _Generator,
             "Stream": streams.stream_class,
             "Event": streams.event_class,
@@ -269,5 +269,5 @@ class _Generator(metaclass=_AnyGenerator):
         return _HOST_GENERATOR(device=_here(device))
 
 
-def _mapped(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _map_device_argument(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return lambda device: original(_here(device))

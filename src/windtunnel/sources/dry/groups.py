@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.torch.messages import FUNCTIONAL, OPS, PEER_TO_PEER, size_of
 
-__all__ = ["Groups", "Message", "completed"]
+__all__ = ["Groups", "Message", "complete_collective"]
 
 # places of what comes out and of what goes in among the arguments; of all others first and second
 _PLACES = {
@@ -129,7 +129,7 @@ def _group_of(told: Any) -> Any:
     return resolve._resolve_process_group(told) if isinstance(told, str) else told
 
 
-def completed(schema: Any, message: Message, values: list[Any]) -> Any:
+def complete_collective(schema: Any, message: Message, values: list[Any]) -> Any:
     """What an operator of ``c10d`` would return once all is there."""
     filled = values[message.outputs[0]] if message.outputs else values[0]
     future: Any = torch.futures.Future()

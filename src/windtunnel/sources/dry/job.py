@@ -28,8 +28,8 @@ from torch.testing._internal.distributed import fake_pg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.errors import InputError
-from windtunnel.sources.dry.groups import Groups, completed
-from windtunnel.sources.dry.patches import replaced, replaced_everywhere
+from windtunnel.sources.dry.groups import Groups, complete_collective
+from windtunnel.sources.dry.patches import patch_attributes, replace_functions
 from windtunnel.sources.memory.dispatch import DispatchTracer
 
 __all__ = ["Mailbox", "rank_of_job"]
@@ -96,8 +96,8 @@ def rank_of_job(rank: int, num_ranks: int, devices_per_host: int, mailbox: Mailb
         "TORCHELASTIC_RUN_ID": "dry",
     }
     mailbox.begin(rank)
-    stands_in = replaced_everywhere(_functions(rank, local, num_ranks, mailbox))
-    with _environment({name: str(value) for name, value in reported.items()}), stands_in, replaced(_methods()):
+    stands_in = replace_functions(_functions(rank, local, num_ranks, mailbox))
+    with _environment({name: str(value) for name, value in reported.items()}), stands_in, patch_attributes(_methods()):
         try:
             yield
         finally:
@@ -148,7 +148,7 @@ def _functions(rank: int, local: int, num_ranks: int, mailbox: Mailbox) -> dict[
         dist.send_object_list: send,
         dist.recv_object_list: receive,
         # draws again and again until no value lies outside
-        torch.nn.init._no_grad_trunc_normal_: _drawn_once,
+        torch.nn.init._no_grad_trunc_normal_: _fill_normal,
         dist.init_device_mesh: _on_real_numbers(dist.init_device_mesh),
         _fsdp_common._chunk_with_empty: lambda tensor, num_chunks, dim: _Chunks(tensor, num_chunks, dim),
     }
@@ -186,9 +186,9 @@ def _methods() -> dict[Any, dict[str, Any]]:
         torch: {"save": _nothing},
         torch.distributed.checkpoint: {"save": _nothing, "async_save": _nothing},
         PipelineStage: {
-            "_warmup_forward_vote": _voted,
-            "_warmup_backward_result": _voted,
-            "_recv_meta": _told(PipelineStage._recv_meta),
+            "_warmup_forward_vote": _vote_static_shapes,
+            "_warmup_backward_result": _vote_static_shapes,
+            "_recv_meta": _patch_receive_meta(PipelineStage._recv_meta),
         },
         dist.Reducer: {"_rebuild_buckets": _rebuilt(dist.Reducer._rebuild_buckets)},
     }
@@ -261,14 +261,14 @@ def _without_devices(original: Callable[..., None]) -> Callable[..., None]:
 _DEVICES = ("device_ids", "output_device")
 
 
-def _voted(stage: Any, *_: Any, **__: Any) -> Any:
+def _vote_static_shapes(stage: Any, *_: Any, **__: Any) -> Any:
     """Whether the stages of a pipeline know all shapes: they all say the same."""
     knows = not stages.InferenceMode.needs_dynamic(stage._user_meta, True)
     with _disable_current_modes():
         return torch.tensor([int(knows)], dtype=torch.int32)
 
 
-def _told(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+def _patch_receive_meta(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
     """What a stage learns of others: gradients from later ones look as its outputs do."""
 
     def receive(stage: Any, source: int) -> Any:
@@ -306,7 +306,7 @@ class _OnlyWholeNumbers(DispatchTracer):
             values = [*args, *(argument.default_value for argument in func._schema.arguments[len(args) :])]
             message = self._groups.message_of(func._schema, values)
             assert message is not None
-            return completed(func._schema, message, values)
+            return complete_collective(func._schema, message, values)
         if types or named.get("dtype", torch.int32).is_floating_point:
             with self._fake_mode:
                 return func(*args, **named)
@@ -314,7 +314,7 @@ class _OnlyWholeNumbers(DispatchTracer):
 
 
 @torch.no_grad()
-def _drawn_once(tensor: torch.Tensor, mean: float, std: float, *_: Any, **__: Any) -> torch.Tensor:
+def _fill_normal(tensor: torch.Tensor, mean: float, std: float, *_: Any, **__: Any) -> torch.Tensor:
     """A truncated normal distribution by its shape."""
     return tensor.normal_(mean, std)
 

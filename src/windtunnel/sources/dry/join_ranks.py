@@ -20,10 +20,10 @@ from windtunnel.graph.ranks import join
 from windtunnel.sources.dry.build import graph_of
 from windtunnel.sources.dry.trace import Trace
 
-__all__ = ["joined"]
+__all__ = ["join_traces"]
 
 
-def joined(traces: Sequence[Trace], num_ranks: int, devices_per_host: int) -> Graph:
+def join_traces(traces: Sequence[Trace], num_ranks: int, devices_per_host: int) -> Graph:
     """One graph of all traced ranks that differ.
 
     Parameters
@@ -51,7 +51,9 @@ def joined(traces: Sequence[Trace], num_ranks: int, devices_per_host: int) -> Gr
             },
         }
     )
-    return _met(replace(graphs[0], tasks=tasks, edges=edges, resources=resources, meta=meta)).validate()
+    return _synchronize_messages(
+        replace(graphs[0], tasks=tasks, edges=edges, resources=resources, meta=meta)
+    ).validate()
 
 
 def _distinct(traces: Sequence[Trace]) -> list[tuple[Trace, int]]:
@@ -118,7 +120,7 @@ def _with_groups(graph: Graph, groups: tuple[ProcessGroup, ...]) -> Graph:
     return graph.with_columns(group=index[graph.tasks["group"]])
 
 
-def _met(graph: Graph) -> Graph:
+def _synchronize_messages(graph: Graph) -> Graph:
     """Let traced ranks begin their common messages together."""
     tasks = graph.tasks
     rows = np.flatnonzero(tasks["kind"] == Kind.COMM).tolist()

@@ -17,22 +17,22 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.errors import InputError
-from windtunnel.sources.dry.device import device_stands_in, reads_answered
-from windtunnel.sources.dry.patches import replaced
+from windtunnel.sources.dry.device import answer_reads, device_stands_in
+from windtunnel.sources.dry.patches import patch_attributes
 from windtunnel.sources.dry.streams import Streams
 from windtunnel.sources.dry.values import Values, own_line
 from windtunnel.sources.memory.fake_mode import fake_tensors
-from windtunnel.sources.torch.compile_boundaries import uncompiled
+from windtunnel.sources.torch.compile_boundaries import run_eagerly
 from windtunnel.sources.torch.script import Ended, Pilot, run_until_enough
 
-__all__ = ["run_uncomputed", "uncomputed", "without_workers"]
+__all__ = ["run_without_compute", "skip_compute", "without_workers"]
 
 SomePilot = TypeVar("SomePilot", bound=Pilot)
 _NEEDS_DEVICE = ("cuda", "dummy base class", "nvidia", "gpu", "accelerator")
 
 
 @contextmanager
-def uncomputed(
+def skip_compute(
     values: Values,
     streams: Streams | None = None,
     *,
@@ -59,14 +59,14 @@ def uncomputed(
     with ExitStack() as stack:
         if has_device:
             stack.enter_context(device_stands_in(queues, devices_per_host, local_rank))
-        stack.enter_context(uncompiled())
+        stack.enter_context(run_eagerly())
         stack.enter_context(fake_tensors())
-        stack.enter_context(reads_answered(values, queues, has_device=has_device, maps_devices=maps_devices))
-        stack.enter_context(_empty_inputs_refused())
+        stack.enter_context(answer_reads(values, queues, has_device=has_device, maps_devices=maps_devices))
+        stack.enter_context(_refuse_empty_inputs())
         yield
 
 
-def run_uncomputed(
+def run_without_compute(
     script: Path,
     argv: Sequence[str],
     make_pilot: Callable[[Values], SomePilot],
@@ -132,7 +132,7 @@ def _run_once(
             script,
             argv,
             pilot,
-            surroundings=uncomputed(values, has_device=has_device, maps_devices=False),
+            surroundings=skip_compute(values, has_device=has_device, maps_devices=False),
             on_loader=on_loader,
         )
     return ended, pilot, bool(requested)
@@ -148,7 +148,7 @@ def _questions(is_missing: bool) -> Iterator[list[str]]:
         return False
 
     names: Mapping[Any, Mapping[str, Any]] = {torch.cuda: {"is_available": answer}} if is_missing else {}
-    with replaced(names):
+    with patch_attributes(names):
         yield requested
 
 
@@ -167,7 +167,7 @@ def without_workers(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _empty_inputs_refused() -> Iterator[None]:
+def _refuse_empty_inputs() -> Iterator[None]:
     """A model that is called with an empty batch does no work, so that all that is said of it would be wrong."""
     depth = 0
 

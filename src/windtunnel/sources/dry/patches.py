@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["replaced", "replaced_everywhere"]
+__all__ = ["patch_attributes", "replace_functions"]
 
 _ABSENT = object()
 
 
 @contextmanager
-def replaced(meanings: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
+def patch_attributes(meanings: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
     """Set attributes of modules and classes within."""
     kept: list[tuple[Any, str, Any]] = []
     try:
@@ -36,7 +36,7 @@ def replaced(meanings: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def replaced_everywhere(others: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
+def replace_functions(others: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
     """Call other functions in the place of some, in every module that has them, and in those that are loaded within."""
     ours = {original: functools.update_wrapper(other, original) for original, other in others.items()}
     _exchange(ours)

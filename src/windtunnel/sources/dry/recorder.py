@@ -16,7 +16,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._pytree import tree_leaves
 
-from windtunnel.sources.dry.groups import WAIT, WRAP, Groups, Message, completed
+from windtunnel.sources.dry.groups import WAIT, WRAP, Groups, Message, complete_collective
 from windtunnel.sources.dry.streams import Streams
 from windtunnel.sources.memory.dispatch import DispatchTracer, is_device_query, is_of_wrappers
 from windtunnel.sources.memory.in_place import as_in_place
@@ -84,19 +84,19 @@ class _Storages:
         if known is not None and known() is storage:
             return known.number
         self._count += 1
-        reference = _Reference(storage, self._died)
+        reference = _Reference(storage, self._forget_storage)
         reference.number = self._count
         self._known[id(storage)] = reference
         return self._count
 
-    def grown(self, number: int, storage: Any) -> int:
+    def update_size(self, number: int, storage: Any) -> int:
         """By how many bytes it is larger than when it was last seen."""
         size = storage.nbytes()
         extended = size - self.sizes.get(number, 0)
         self.sizes[number] = size
         return int(extended)
 
-    def _died(self, reference: weakref.ref[Any]) -> None:
+    def _forget_storage(self, reference: weakref.ref[Any]) -> None:
         number = reference.number  # type: ignore[attr-defined]
         self.freed_bytes += self.sizes.pop(number, 0)
 
@@ -143,7 +143,7 @@ class Recorder(DispatchTracer):
         message = self._groups.message_of(func._schema, values)
         inputs = self._side(values) if self.places is not None else {}
         if message is not None and func.namespace == "c10d":
-            result = completed(func._schema, message, values)
+            result = complete_collective(func._schema, message, values)
         else:
             result = func(*args, **(kwargs or {}))
         if self.places is None:
@@ -179,7 +179,7 @@ class Recorder(DispatchTracer):
         if number:
             self.calls[-1].freed_bytes += self._storages.freed_bytes
         self._storages.freed_bytes = 0
-        stream, waits = self._streams.enqueue(number, message, _filled(node, message))
+        stream, waits = self._streams.enqueue(number, message, _collective_outputs(node, message))
         self.calls.append(Call(node, stream, phase, layer, waits, self._streams.host_waits(), message, born))
 
     def _side(self, values: Iterable[Any]) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Recorder(DispatchTracer):
     def _record(self, tensor: torch.Tensor) -> tuple[list[Any], int]:
         storage = tensor.untyped_storage()
         number = self._storages.number(storage)
-        extended = self._storages.grown(number, storage)
+        extended = self._storages.update_size(number, storage)
         index = [id(tensor), number, tensor.storage_offset(), tensor.numel(), tensor.element_size(), "cpu"]
         return index, extended
 
@@ -242,7 +242,7 @@ def _text(schema: Any) -> str:
     return _TEXTS[key]
 
 
-def _filled(node: dict[str, Any], message: Message | None) -> list[int]:
+def _collective_outputs(node: dict[str, Any], message: Message | None) -> list[int]:
     """Storages that a collective fills."""
     if message is None:
         return []

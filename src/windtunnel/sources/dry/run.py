@@ -75,14 +75,14 @@ def dry_run(
         PyTorch is not installed.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.dry.join_ranks import joined
-    from windtunnel.sources.torch.script import checked_script
+    from windtunnel.sources.dry.join_ranks import join_traces
+    from windtunnel.sources.torch.script import check_script
 
     _check(num_ranks, ranks_to_trace, devices_per_host, device)
-    path = checked_script(script)
+    path = check_script(script)
     options = _Options(path, argv, num_ranks, devices_per_host, device == "cuda", guesses)
-    traces = _traced(options, ranks_to_trace, progress)
-    graph = joined(traces, num_ranks, devices_per_host)
+    traces = _trace_ranks(options, ranks_to_trace, progress)
+    graph = join_traces(traces, num_ranks, devices_per_host)
     return graph.with_meta(source=DRY_RUN, origin={"script": str(path.resolve()), "argv": list(argv)})
 
 
@@ -106,7 +106,7 @@ class _Options:
     guesses: bool
 
 
-def _traced(options: _Options, given: Sequence[int], progress: Progress | None) -> list[Trace]:
+def _trace_ranks(options: _Options, given: Sequence[int], progress: Progress | None) -> list[Trace]:
     from windtunnel.sources.dry.job import Mailbox
 
     mailbox, traces = Mailbox(), dict[int, Any]()
@@ -115,7 +115,7 @@ def _traced(options: _Options, given: Sequence[int], progress: Progress | None) 
         # a stage learns shapes from the one before it
         rank = waiting[0] if given else min(waiting)
         waiting.remove(rank)
-        traces[rank] = _traced_rank(options, rank, mailbox)
+        traces[rank] = _trace_rank(options, rank, mailbox)
         if not given:
             waiting += [peer for peer in sorted(traces[rank].peers) if peer not in {*traces, *waiting}]
         if progress is not None:
@@ -123,7 +123,7 @@ def _traced(options: _Options, given: Sequence[int], progress: Progress | None) 
     return [traces[rank] for rank in sorted(traces)]
 
 
-def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
+def _trace_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
     from windtunnel.sources.dry.no_compute import without_workers
     from windtunnel.sources.dry.trace import Tracing
     from windtunnel.sources.torch.script import run_until_enough
@@ -149,14 +149,14 @@ def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
 @contextmanager
 def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> Iterator[None]:
     from windtunnel.sources.dry.job import rank_of_job
-    from windtunnel.sources.dry.no_compute import uncomputed
+    from windtunnel.sources.dry.no_compute import skip_compute
     from windtunnel.sources.dry.values import Values
 
     tracing.values = Values(options.guesses)
     per_host = options.devices_per_host
     with (
         rank_of_job(rank, options.num_ranks, per_host, mailbox),
-        uncomputed(
+        skip_compute(
             tracing.values,
             tracing.streams,
             has_device=options.has_device,

@@ -54,10 +54,10 @@ class Streams:
         """Queue a call on its stream, that of its process group for a collective; says what it waits for."""
         here = self._stack[-1].number
         if message is None:
-            return here, self._queued(call, here)
+            return here, self._enqueue(call, here)
         stream = self._way(message)
         self._wait(stream, self._last.get(here), *self._waits.get(here, ()))  # its input is ready there
-        waits = self._queued(call, stream)
+        waits = self._enqueue(call, stream)
         if message.blocks:
             self._wait(here, call)
         else:
@@ -70,7 +70,7 @@ class Streams:
             self.ways.append(way)
         return COMM + self.ways.index(way)
 
-    def _queued(self, call: int, stream: int) -> tuple[int, ...]:
+    def _enqueue(self, call: int, stream: int) -> tuple[int, ...]:
         waits = tuple(sorted(self._waits.pop(stream, ())))
         self._last[stream] = call
         return waits

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.dry.groups import Groups
-from windtunnel.sources.dry.patches import replaced
+from windtunnel.sources.dry.patches import patch_attributes
 from windtunnel.sources.dry.recorder import Call, Recorder
 from windtunnel.sources.dry.streams import Streams
 from windtunnel.sources.dry.values import Values
@@ -95,7 +95,7 @@ class Tracing:
             functional: {"_maybe_wrap_tensor": functional._wrap_tensor_autograd},
             ShardingPropagator: {shapes.__name__: _unseen(shapes)},
         }
-        with replaced(meanings), self.recorder:
+        with patch_attributes(meanings), self.recorder:
             yield
 
     def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:

@@ -22,7 +22,7 @@ from windtunnel.errors import InputError
 from windtunnel.sources.memory.origins import program_frame
 from windtunnel.sources.memory.small_values import value_of
 
-__all__ = ["READS", "StandIn", "Values", "asker", "has_no_value", "known_value", "own_line", "read_known"]
+__all__ = ["READS", "StandIn", "Values", "asker", "has_no_value", "own_line", "read_known", "value_of_fake"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _OPTIM = str(Path(torch.__file__).parent / "optim")
@@ -71,13 +71,13 @@ class Values:
     guesses: bool = False
     lines: dict[str, int] = field(default_factory=dict)
 
-    def seen(self, function: Any, args: tuple[Any, ...], named: Mapping[str, Any], result: Any) -> None:
+    def mark_result(self, function: Any, args: tuple[Any, ...], named: Mapping[str, Any], result: Any) -> None:
         """Mark what is known of a result."""
         if function is _UNSCALE:  # fills in whether a gradient of a scaled loss is not finite
             setattr(args[1], _MARK, False)
         if not isinstance(result, torch.Tensor):
             return
-        moved = None if named else _moved(getattr(function, "__name__", ""), args)
+        moved = None if named else _offset_number(getattr(function, "__name__", ""), args)
         if moved is not None or (args and result is args[0] and hasattr(result, _NUMBER)):
             setattr(result, _NUMBER, moved or _Number(object()))  # what is changed in place is another number
         if function in _NEVER or function in _ALWAYS:
@@ -96,7 +96,7 @@ class Values:
             return known if function in (torch.Tensor.item, torch.Tensor.__bool__) else int(known)
         self._note(own_line())
         if function is torch.Tensor.tolist and tensor.dim():
-            return _nested(list(tensor.shape), lambda: self._value(tensor.dtype, _Number(object())))
+            return _make_nested_list(list(tensor.shape), lambda: self._value(tensor.dtype, _Number(object())))
         value = self._value(tensor.dtype, _number(tensor) or _Number(object()))
         return value if function in (torch.Tensor.item, torch.Tensor.tolist) else _CONVERSIONS[function](value)
 
@@ -177,8 +177,8 @@ def asker() -> str:
     return "" if frame is None else str(frame.f_code.co_filename)
 
 
-def _nested(shape: list[int], make: Callable[[], Any]) -> Any:
-    return [_nested(shape[1:], make) for _ in range(shape[0])] if shape else make()
+def _make_nested_list(shape: list[int], make: Callable[[], Any]) -> Any:
+    return [_make_nested_list(shape[1:], make) for _ in range(shape[0])] if shape else make()
 
 
 def _flat(values: Any) -> Iterator[Any]:
@@ -217,7 +217,7 @@ def _number(value: Any) -> _Number | None:
     return result
 
 
-def _moved(name: str, args: Any) -> _Number | None:
+def _offset_number(name: str, args: Any) -> _Number | None:
     """The number that is some known distance from another one; None of anything else."""
     if name not in _SUMS or len(args) != _BOUNDS or type(args[1]) is not int:
         return None
@@ -260,7 +260,7 @@ def _arithmetic(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def calculate(self: Any, *others: Any) -> Any:
         result = original(self, *others)
         if type(result) is int:
-            return WholeStandIn(result).of(self.values, _moved(name, (self, *others)))
+            return WholeStandIn(result).of(self.values, _offset_number(name, (self, *others)))
         return StandIn(result).of(self.values) if type(result) is float else result
 
     return calculate
@@ -294,7 +294,7 @@ READS: set[Any] = {torch.Tensor.item, torch.Tensor.tolist, *_TO_ARRAYS, *_CONVER
 """What brings a value to Python."""
 
 
-def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+def value_of_fake(tensor: torch.Tensor) -> torch.Tensor | None:
     """The value of a fake tensor that the program itself has computed."""
     return value_of(tensor) if isinstance(tensor, FakeTensor) else None
 

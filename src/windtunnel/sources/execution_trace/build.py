@@ -72,7 +72,7 @@ def build(document: Document, measured: Measured | None, source: str) -> Graph:
     tasks = _find_tasks(nodes, works, parent, np.argsort(main, kind="stable"), measured)
     event_of = dict(zip(main.tolist(), range(len(nodes)), strict=True))
     columns = _columns(nodes, works, labels, tasks, measured, source)
-    columns |= _moved(flow, tasks, main)
+    columns |= _traffic_columns(flow, tasks, main)
     edges = _Edges()
     _add_data(edges, flow, tasks, event_of)
     _add_order(edges, nodes, works, tasks)
@@ -203,7 +203,7 @@ def _kind(work: Work, on_device: bool) -> int:
     return int(Kind.COMPUTE if computes else Kind.HOST)
 
 
-def _moved(flow: Flow, tasks: _Tasks, main: Int) -> dict[str, Any]:
+def _traffic_columns(flow: Flow, tasks: _Tasks, main: Int) -> dict[str, Any]:
     """Bytes that each task reads and writes."""
     does = [tasks.doing(event) == task for task, event in enumerate(tasks.event)]
     slices = main[tasks.event].tolist()

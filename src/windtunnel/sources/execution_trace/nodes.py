@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from windtunnel.base.reading import ReadLimit, parse_json, unpacked
+from windtunnel.base.reading import ReadLimit, parse_json, read_decompressed
 from windtunnel.errors import TraceError
 
 __all__ = ["SCHEMAS", "Document", "Node", "read_document", "tensors"]
@@ -119,8 +119,8 @@ def read_document(path: Path, read_limit: int | None = None) -> Document:
     TraceError
         The file is cut (byte), has an unknown schema, lacks a field (which node), or its nodes contradict each other.
     """
-    data = unpacked(ReadLimit(path, read_limit), cost=_BYTES_PER_JSON_BYTE)
-    head = _decoded(path, data, _Head)
+    data = read_decompressed(ReadLimit(path, read_limit), cost=_BYTES_PER_JSON_BYTE)
+    head = _decode(path, data, _Head)
     schema = head.schema.partition("-")[0]
     if schema not in SCHEMAS:
         raise TraceError(
@@ -129,9 +129,9 @@ def read_document(path: Path, read_limit: int | None = None) -> Document:
             fix=f"known are {', '.join(SCHEMAS)} (with or without -chakra); record it again with another PyTorch",
         )
     raw = head.nodes
-    nodes = [_of_flat(node) for node in _decoded(path, data, list[_Flat], raw)] if schema == "1.0.1" else []
+    nodes = [_of_flat(node) for node in _decode(path, data, list[_Flat], raw)] if schema == "1.0.1" else []
     if schema != "1.0.1":
-        nodes = [_of_nested(path, node) for node in _decoded(path, data, list[_Nested], raw)]
+        nodes = [_convert_nested_node(path, node) for node in _decode(path, data, list[_Nested], raw)]
     nodes.sort(key=lambda node: node.id)
     _check_tree(path, nodes)
     work = [node for node in nodes if not node.name.startswith(_ROOT)]
@@ -146,7 +146,7 @@ def read_document(path: Path, read_limit: int | None = None) -> Document:
     return Document(path, head.schema, work)
 
 
-def _decoded(path: Path, data: bytearray, kind: Any, nodes: msgspec.Raw | None = None) -> Any:
+def _decode(path: Path, data: bytearray, kind: Any, nodes: msgspec.Raw | None = None) -> Any:
     try:
         return msgspec.json.decode(data if nodes is None else nodes, type=kind)
     except msgspec.ValidationError as error:
@@ -178,12 +178,12 @@ def _of_flat(node: _Flat) -> Node:
     )  # fmt: skip
 
 
-def _of_nested(path: Path, node: _Nested) -> Node:
+def _convert_nested_node(path: Path, node: _Nested) -> Node:
     details = {attribute.name: attribute.value for attribute in node.attrs}
     try:
         numbers = msgspec.convert(details, _Numbers)
     except msgspec.ValidationError as error:
-        raise _broken(path, node, f"its attributes are wrong: {error}") from error
+        raise _node_error(path, node, f"its attributes are wrong: {error}") from error
     for name in _Numbers.__struct_fields__:
         details.pop(name, None)
     return Node(
@@ -193,7 +193,7 @@ def _of_nested(path: Path, node: _Nested) -> Node:
     )  # fmt: skip
 
 
-def _broken(path: Path, node: Any, message: str) -> TraceError:
+def _node_error(path: Path, node: Any, message: str) -> TraceError:
     return TraceError(message, where=f"{path}: node {node.id} ({node.name[:60]!r})", fix=_EXPORT)
 
 
@@ -202,23 +202,23 @@ def _check_tree(path: Path, nodes: list[Node]) -> None:
     known: set[int] = set()
     for node in nodes:
         if node.id in known:
-            raise _broken(path, node, f"node id {node.id} occurs more than once")
+            raise _node_error(path, node, f"node id {node.id} occurs more than once")
         known.add(node.id)
         is_root = node.name.startswith(_ROOT)
         if node.parent > node.id or (node.parent == node.id and not is_root):
-            raise _broken(path, node, f"node {node.id} lies inside node {node.parent}: the calls form a cycle")
+            raise _node_error(path, node, f"node {node.id} lies inside node {node.parent}: the calls form a cycle")
         if node.parent not in known and not is_root:
-            raise _broken(path, node, f"node {node.id} lies inside node {node.parent}, which is not there")
+            raise _node_error(path, node, f"node {node.id} lies inside node {node.parent}, which is not there")
 
 
 def _check_tensors(path: Path, node: Node) -> None:
     for side in (node.inputs, node.outputs):
         if not len(side.values) == len(side.shapes) == len(side.types):
             counts = f"{len(side.values)} values, {len(side.shapes)} shapes, {len(side.types)} types"
-            raise _broken(path, node, f"inputs or outputs do not fit together: {counts}")
+            raise _node_error(path, node, f"inputs or outputs do not fit together: {counts}")
         deepest = max(_depth(side.values), _depth(side.shapes), _depth(side.strides))
         if deepest > _DEEPEST:
-            raise _broken(path, node, f"its inputs or outputs are nested {deepest} deep, at most {_DEEPEST} can be")
+            raise _node_error(path, node, f"its inputs or outputs are nested {deepest} deep, at most {_DEEPEST} can be")
         for index, (value, kind) in enumerate(zip(side.values, side.types, strict=True)):
             result = tensors(value)
             if result and "Tensor" not in kind:  # a list that only looks like one
@@ -226,7 +226,9 @@ def _check_tensors(path: Path, node: Node) -> None:
                 continue
             for tensor in result:
                 if not all(isinstance(number, int) and 0 <= number < _LARGEST for number in tensor[:5]):
-                    raise _broken(path, node, f"{str(tensor)[:80]} is no tensor (id, storage, offset, elements, bytes)")
+                    raise _node_error(
+                        path, node, f"{str(tensor)[:80]} is no tensor (id, storage, offset, elements, bytes)"
+                    )
 
 
 def _depth(value: Any) -> int:

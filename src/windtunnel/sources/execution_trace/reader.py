@@ -14,9 +14,9 @@ from windtunnel import registry
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph, Strings
-from windtunnel.sources.chakra.nodes import unpacked_head
+from windtunnel.sources.chakra.nodes import read_head
 
-__all__ = ["UNMEASURED", "count_unmeasured", "is_execution_trace", "load_execution_trace"]
+__all__ = ["UNMEASURED", "count_unmeasured_tasks", "is_execution_trace", "load_execution_trace"]
 
 UNMEASURED = "unmeasured"
 
@@ -26,7 +26,7 @@ def is_execution_trace(path: Path) -> bool:
 
     Kineto traces are objects too, with ``traceEvents`` or ``schemaVersion``; here it is ``schema`` and ``nodes``.
     """
-    head = unpacked_head(path)
+    head = read_head(path)
     return bool(re.match(rb"\s*\{", head) and re.search(rb'"schema"\s*:\s*"', head)) and b'"traceEvents"' not in head
 
 
@@ -85,7 +85,7 @@ def load_execution_trace(
     return build(document, measured, "measured:kineto")
 
 
-def count_unmeasured(graph: Graph) -> int:
+def count_unmeasured_tasks(graph: Graph) -> int:
     """Number of tasks that count as 0 because nothing told their duration (``cost_source`` "unmeasured").
 
     Examples
@@ -93,7 +93,7 @@ def count_unmeasured(graph: Graph) -> int:
     >>> from windtunnel.graph import GraphBuilder
     >>> builder = GraphBuilder()
     >>> _ = builder.task("a", duration_ns=1)
-    >>> count_unmeasured(builder.build())
+    >>> count_unmeasured_tasks(builder.build())
     0
     """
     sources = graph.tasks.get("cost_source")

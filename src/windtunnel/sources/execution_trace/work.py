@@ -200,11 +200,11 @@ def process_groups(nodes: list[Node], used: list[str]) -> tuple[ProcessGroup, ..
     reported: dict[str, str] = {}
     for node in nodes:
         if node.name.strip("# ") == "process_group:init" and node.inputs.values:
-            reported |= _told_groups(node.inputs.values[0])
+            reported |= _parse_groups(node.inputs.values[0])
     return tuple(ProcessGroup.read(name, reported.get(name, "")) for name in used)
 
 
-def _told_groups(text: Any) -> dict[str, str]:
+def _parse_groups(text: Any) -> dict[str, str]:
     try:
         groups = msgspec.json.decode(text) if isinstance(text, str) else []
     except msgspec.DecodeError:

@@ -29,7 +29,7 @@ def read_document(text: Text, read_events: Callable[[], None]) -> dict[str, Any]
         text.position = 3
     first = text.peek()
     if first < 0 and text.is_cut:
-        raise text.cut("before anything could be read")
+        raise text.truncation_error("before anything could be read")
     if first < 0:
         raise TraceError("the trace is empty", where=str(text.path), fix="export it again")
     if first == ord("["):
@@ -39,11 +39,11 @@ def read_document(text: Text, read_events: Callable[[], None]) -> dict[str, Any]
     elif first == ord("{"):
         meta = _read_object(text, read_events)
     else:
-        raise text.broken("this is no trace")
+        raise text.syntax_error("this is no trace")
     if text.peek() >= 0:
-        raise text.broken("there is more text after the end of the trace")
+        raise text.syntax_error("there is more text after the end of the trace")
     if text.is_cut:
-        raise text.cut("after the last event")
+        raise text.truncation_error("after the last event")
     return meta
 
 
@@ -55,10 +55,10 @@ def _read_object(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:
     byte = _next(text)
     while byte != ord("}"):
         if byte != ord('"'):
-            raise text.broken("a key in quotes is missing")
+            raise text.syntax_error("a key in quotes is missing")
         key = str(text.value())
         if _next(text) != ord(":"):
-            raise text.broken("a colon is missing")
+            raise text.syntax_error("a colon is missing")
         text.position += 1
         if key == "traceEvents" and _next(text) == ord("["):
             text.position += 1
@@ -73,9 +73,9 @@ def _read_object(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:
             text.position += 1
             byte = _next(text)
             if byte == ord("}"):
-                raise text.broken("a key is missing after the comma")
+                raise text.syntax_error("a key is missing after the comma")
         elif byte != ord("}"):
-            raise text.broken("a comma is missing")
+            raise text.syntax_error("a comma is missing")
     text.position += 1
     if not result:
         named = ", ".join(keys[:8])[:200]
@@ -91,5 +91,5 @@ def _next(text: Text) -> int:
     """The next byte that is not white space; it must be there."""
     byte = text.peek()
     if byte < 0:
-        raise text.cut("between two entries of the top level")
+        raise text.truncation_error("between two entries of the top level")
     return byte

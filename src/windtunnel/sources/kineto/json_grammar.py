@@ -248,7 +248,7 @@ def read_number(text: Ints, pos: Int, end: Int) -> tuple[Int, Int, Int, bool]:
 
 
 @njit(cache=True, nogil=True)
-def shifted(mantissa: Int, exponent: Int) -> Int:
+def scale_by_power_of_ten(mantissa: Int, exponent: Int) -> Int:
     """Mantissa * 10**exponent, rounded half to even; MISSING when it does not fit."""
     while exponent > 0 and mantissa != 0:
         if abs(mantissa) > MAX_TIME_NS // 10:

@@ -22,7 +22,7 @@ from windtunnel.sources.kineto.json_grammar import (
     fnv,
     hash_string,
     read_number,
-    shifted,
+    scale_by_power_of_ten,
     skip_value,
     space,
     wrong_escape,
@@ -156,7 +156,7 @@ def _time(number: bool, mantissa: Int, exponent: Int) -> Int:
     """A time in µs as whole ns; MISSING when it is no number, beyond the largest time when it does not fit."""
     if not number:
         return np.int64(MISSING)
-    time = shifted(mantissa, exponent + 3)
+    time = scale_by_power_of_ten(mantissa, exponent + 3)
     return np.int64(MAX_TIME_NS + 1) if time == MISSING else time
 
 
@@ -301,7 +301,11 @@ def scan_events(
                 if after >= end:
                     return NEED_TEXT, event_pos, 0
                 if number:
-                    value = _time(number, mantissa, exponent) if slot in (TS, DUR) else shifted(mantissa, exponent)
+                    value = (
+                        _time(number, mantissa, exponent)
+                        if slot in (TS, DUR)
+                        else scale_by_power_of_ten(mantissa, exponent)
+                    )
                     pos = after
                 else:  # -Infinity, or no number at all
                     after = skip_value(text, pos, end, stack)

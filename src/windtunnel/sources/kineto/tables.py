@@ -12,7 +12,7 @@ from windtunnel.base.progress import Progress
 from windtunnel.errors import NotApplicableError
 from windtunnel.sources.kineto.events import read_events
 from windtunnel.sources.ranks.reader import ranks_in
-from windtunnel.sources.timeline.recorded import find_recorded
+from windtunnel.sources.timeline.recorded import find_recorded_events
 from windtunnel.sources.timeline.tables import TableRules, TraceTables, make_tables
 
 __all__ = ["read_tables"]
@@ -52,7 +52,7 @@ def read_tables(
         file for given in paths for file in (ranks_in(Path(given), "kineto") if Path(given).is_dir() else [Path(given)])
     ]
     ranks = [
-        find_recorded(read_events(file, read_limit=read_limit, progress=progress), like_hta=rules.like_hta)
+        find_recorded_events(read_events(file, read_limit=read_limit, progress=progress), like_hta=rules.like_hta)
         for file in files
     ]
     if not any(len(recorded.name) for recorded in ranks):

@@ -125,9 +125,9 @@ class Text:
             if after >= 0:
                 break
             if after < -1:
-                raise self.broken("there is no JSON value here", self.offset - 2 - after)
+                raise self.syntax_error("there is no JSON value here", self.offset - 2 - after)
             if not self.more():
-                raise self.cut("in the middle of a value")
+                raise self.truncation_error("in the middle of a value")
         raw = self.buffer[self.position : after].tobytes()
         begin = self.byte
         self.position = after
@@ -136,9 +136,9 @@ class Text:
         try:
             return json.loads(raw.decode("utf-8", "replace"), strict=False)
         except (ValueError, RecursionError) as error:
-            raise self.broken(f"a value is no JSON: {error}", begin) from error
+            raise self.syntax_error(f"a value is no JSON: {error}", begin) from error
 
-    def broken(self, message: str, byte: int | None = None) -> TraceError:
+    def syntax_error(self, message: str, byte: int | None = None) -> TraceError:
         """An error about the byte at an offset (by default the read position)."""
         return TraceError(
             message,
@@ -146,7 +146,7 @@ class Text:
             fix="a trace is a JSON object with `traceEvents`, or a bare list of events; export it again",
         )
 
-    def cut(self, what: str) -> TraceError:
+    def truncation_error(self, what: str) -> TraceError:
         """An error about a file that ends too early."""
         packed = f" (byte {self._file.tell():,} of the gzip file)" if self._is_packed else ""
         why = "the gzip data stop before their end" if self.is_cut else "the JSON stops"

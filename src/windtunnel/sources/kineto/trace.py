@@ -232,7 +232,7 @@ class _Reader:
                 deep = (
                     f", or nested more than {json_grammar.MAX_DEPTH:,} deep" if text.buffer[position] in b"[{" else ""
                 )
-                raise text.broken(f"event {self.num_events:,} is no JSON{deep}", text.offset + int(position))
+                raise text.syntax_error(f"event {self.num_events:,} is no JSON{deep}", text.offset + int(position))
             if stopped == scan.BAD_EVENT:
                 raise self._bad_event(int(position), int(detail))
             text.position = int(position)
@@ -243,7 +243,7 @@ class _Reader:
             elif stopped == scan.NEED_ROWS:
                 self._flush()
             elif not text.more():
-                raise text.cut(f"in or after event {self.num_events:,}")
+                raise text.truncation_error(f"in or after event {self.num_events:,}")
 
     def _bad_event(self, position: int, why: int) -> TraceError:
         text = self._text
@@ -323,10 +323,10 @@ class _Reader:
         num = int(self._state[scan.NUM_STRINGS])
         offsets, lengths = self._offsets[:num].tolist(), self._lengths[:num].tolist()
         pool = self._pool[: int(self._state[scan.POOL_USED])].tobytes()
-        return tuple(_unescaped(pool[begin : begin + length]) for begin, length in zip(offsets, lengths, strict=True))
+        return tuple(_unescape(pool[begin : begin + length]) for begin, length in zip(offsets, lengths, strict=True))
 
 
-def _unescaped(raw: bytes) -> str:
+def _unescape(raw: bytes) -> str:
     """The text of a JSON string's raw bytes; what is no UTF-8 or no escape is shown as a replacement character."""
     text = raw.decode("utf-8", "replace")
     if "\\" not in text:

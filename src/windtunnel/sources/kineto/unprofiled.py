@@ -50,22 +50,22 @@ def without_profiler(graph: Graph, step_ns: float | None = None) -> Graph:
     num_steps = max(1, graph.num_iterations)
 
     def step_of(share: float) -> float:
-        return replay(_hurried(graph, share)).makespan_ns / num_steps
+        return replay(_shorten_host_times(graph, share)).makespan_ns / num_steps
 
     note = "the host's time is {} of what was recorded under the profiler"
     if step_ns is None:
         note = note.format(format_ratio(TYPICAL_SHARE)) + ", as is typical"
-        return _hurried(graph, TYPICAL_SHARE).with_meta(overhead={"note": note, "host_ratio": TYPICAL_SHARE})
+        return _shorten_host_times(graph, TYPICAL_SHARE).with_meta(overhead={"note": note, "host_ratio": TYPICAL_SHARE})
     profiled_ns = step_of(1.0)
     share = _share(step_ns, profiled_ns, step_of, f"{num_steps} steps in the trace")
-    return _hurried(graph, share).with_meta(
+    return _shorten_host_times(graph, share).with_meta(
         overhead={"note": note.format(format_ratio(share)), "host_ratio": share},
         iteration_ns={"median": step_ns, "samples": [step_ns]},
         profiled_iteration_ns={"median": profiled_ns},
     )
 
 
-def _hurried(graph: Graph, share: float) -> Graph:
+def _shorten_host_times(graph: Graph, share: float) -> Graph:
     on_host = np.append(graph.resources["kind"] == ResourceKind.HOST_THREAD, False)[graph.tasks["resource"]]
     if not on_host.any():
         raise NotApplicableError("no host was recorded, so the profiler cost it nothing", where="step time")

@@ -113,14 +113,14 @@ class AllocatorLog:
         """What was recorded; takes about as long as the steps took."""
         results: Any = self._profile.kineto_results
         log = Log()
-        _read(results.experimental_event_tree(), log)
+        _read_tree(results.experimental_event_tree(), log)
         log.changes.sort(key=attrgetter("time_ns"))
         log.nodes.sort()
         log.operators.sort()
         return log
 
 
-def _read(tree: Iterable[Any], log: Log) -> None:
+def _read_tree(tree: Iterable[Any], log: Log) -> None:
     waiting = [(event, 0, "", -2) for event in tree]
     count = 0
     while waiting:

@@ -88,7 +88,7 @@ def _run_recurrent(args: tuple[Any, ...], length: int) -> int:
         return size
 
 
-def _converted(original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     """``Module._apply`` that sets what a parameter holds; torch's own swaps fake tensors, which may be referred to."""
 
     def convert(module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
@@ -101,15 +101,15 @@ def _converted(original: Callable[..., Any]) -> Callable[..., Any]:
             module._parameters.update(kept)
         with torch.no_grad():
             for parameter in kept.values():
-                _set(parameter, function(parameter))
+                _set_data(parameter, function(parameter))
                 if parameter.grad is not None:
-                    _set(parameter.grad, function(parameter.grad))
+                    _set_data(parameter.grad, function(parameter.grad))
         return module
 
     return convert
 
 
-def _set(tensor: Any, value: Any) -> None:
+def _set_data(tensor: Any, value: Any) -> None:
     if value is not tensor:
         tensor.data = value
         if isinstance(tensor, FakeTensor):
@@ -126,7 +126,7 @@ def fake_tensors() -> Iterator[None]:
         The program needs values to go on.
     """
     apply = torch.nn.Module._apply
-    torch.nn.Module._apply = _converted(apply)  # type: ignore[method-assign]
+    torch.nn.Module._apply = _wrap_apply(apply)  # type: ignore[method-assign]
     try:
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         with fake_mode, _FakeOperators(fake_mode):

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.sources.memory.origins import DATA, UPDATE, Interned, Lines
-from windtunnel.sources.memory.patches import arrays_watched, fetches_watched, hooks_watched, transforms_allowed
+from windtunnel.sources.memory.patches import allow_transforms, watch_arrays, watch_fetches, watch_saved_hooks
 from windtunnel.sources.memory.storages import (
     FEATURE_MAP,
     GRADIENT,
@@ -110,10 +110,10 @@ class Sightings:
                 self._mark(storage.data_ptr(), category, name)
         self._look()
         self._saving = saved_tensors_hooks(self._pack, _unpack)
-        self._patches.enter_context(hooks_watched(self._saved))
-        self._patches.enter_context(transforms_allowed(self._saving))
-        self._patches.enter_context(fetches_watched(self, self._fetched))
-        self._patches.enter_context(arrays_watched(self._made))
+        self._patches.enter_context(watch_saved_hooks(self._see_saved_tensor))
+        self._patches.enter_context(allow_transforms(self._saving))
+        self._patches.enter_context(watch_fetches(self, self._see_batch_tensor))
+        self._patches.enter_context(watch_arrays(self._see_array_tensor))
         self._hooks += [
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -179,10 +179,10 @@ class Sightings:
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is None:
                 self._see(tensor, INPUT, layer=None)
 
-    def _fetched(self, tensor: torch.Tensor) -> None:
+    def _see_batch_tensor(self, tensor: torch.Tensor) -> None:
         self._see(tensor, INPUT, layer=None)
 
-    def _made(self, tensor: torch.Tensor) -> None:
+    def _see_array_tensor(self, tensor: torch.Tensor) -> None:
         """A tensor of an array: only what lies there is news; within a module it is no input."""
         if not any(storage.resizable() for storage in storages_of(tensor)):
             self._see(tensor, TEMPORARY if self._depth else INPUT, layer=None)
@@ -195,13 +195,13 @@ class Sightings:
                 return tensor
         except (NotImplementedError, RuntimeError):  # of another layout
             pass
-        self._saved(tensor)
+        self._see_saved_tensor(tensor)
         return tensor
 
-    def _saved(self, tensor: torch.Tensor) -> None:
+    def _see_saved_tensor(self, tensor: torch.Tensor) -> None:
         self._see(tensor, FEATURE_MAP, layer=None)
 
-    def _accumulated(self, parameter: torch.Tensor) -> None:
+    def _see_gradient(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is None:
             return
@@ -266,7 +266,7 @@ class Sightings:
         for name, parameter in self._discovery.parameters().items():
             layer = number(name.rpartition(".")[0])
             if parameter.requires_grad and id(parameter) not in self._names:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._see_gradient))
             self._names[id(parameter)] = f"{name}.grad", layer
             self._see(parameter.data, WEIGHT, name, layer)
             for kind in ("grad", "main_grad"):

@@ -75,7 +75,7 @@ class Lines(Interned):
         key = (frame.f_code, frame.f_lineno)
         number = self._line_of.get(key)
         if number is None:
-            text = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+            text = f"{_shorten_path(frame.f_code.co_filename)}:{frame.f_lineno}"
             number = self._line_of[key] = self.number(text)
         return number
 
@@ -198,7 +198,7 @@ def _is_foreign(filename: str) -> bool:
     return filename.startswith((*_LIBRARIES, _OWN)) and not filename.startswith(_MODELS)
 
 
-def _shown(filename: str) -> str:
+def _shorten_path(filename: str) -> str:
     """A path as short as it stays clear: within a package from its folder on, else as it is."""
     for root in (str(Path(_OWN).parent), *sys.path):
         if root and filename.startswith(f"{root}/"):

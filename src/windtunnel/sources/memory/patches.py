@@ -19,12 +19,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from windtunnel.sources.memory.origins import DATA
 
 __all__ = [
-    "arrays_watched",
-    "fetches_watched",
-    "hooks_watched",
-    "random_states_watched",
-    "resizes_watched",
-    "transforms_allowed",
+    "allow_transforms",
+    "watch_arrays",
+    "watch_fetches",
+    "watch_random_states",
+    "watch_resizes",
+    "watch_saved_hooks",
 ]
 
 _FROM_ARRAYS = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
@@ -40,7 +40,7 @@ class Phased(Protocol):
 
 
 @contextmanager
-def hooks_watched(saved: Callable[[torch.Tensor], None]) -> Iterator[None]:
+def watch_saved_hooks(saved: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Tell of the tensors that a program's own hooks on saved tensors keep."""
     original = saved_tensors_hooks.__init__
 
@@ -62,7 +62,7 @@ def hooks_watched(saved: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
 
 @contextmanager
-def transforms_allowed(saving: saved_tensors_hooks) -> Iterator[None]:
+def allow_transforms(saving: saved_tensors_hooks) -> Iterator[None]:
     """Let transforms of ``torch.func`` run, which refuse hooks on saved tensors: what they save is not seen."""
     original = torch.autograd.graph.disable_saved_tensors_hooks
     depth = 0
@@ -89,7 +89,7 @@ def transforms_allowed(saving: saved_tensors_hooks) -> Iterator[None]:
 
 
 @contextmanager
-def fetches_watched(places: Phased, see: Callable[[torch.Tensor], None]) -> Iterator[None]:
+def watch_fetches(places: Phased, see: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """While a loader fetches, the phase is DATA; tell of every tensor of its batches."""
     original: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 
@@ -113,7 +113,7 @@ def fetches_watched(places: Phased, see: Callable[[torch.Tensor], None]) -> Iter
 
 
 @contextmanager
-def resizes_watched(resized: Callable[[Any], None]) -> Iterator[None]:
+def watch_resizes(resized: Callable[[Any], None]) -> Iterator[None]:
     """Tell of every storage that Python resizes, as sharded models free what they have gathered."""
     original: Callable[[Any, int], Any] = torch.UntypedStorage.resize_
 
@@ -130,13 +130,13 @@ def resizes_watched(resized: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def random_states_watched(made: Callable[[torch.Tensor], None]) -> Iterator[None]:
+def watch_random_states(see: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Tell of every copy of the state of the random number generator: a generator makes it without an operator."""
     original = torch.random.get_rng_state
 
     def get_rng_state() -> torch.Tensor:
         state = original()
-        made(state)
+        see(state)
         return state
 
     torch.random.get_rng_state = torch.get_rng_state = get_rng_state
@@ -147,20 +147,20 @@ def random_states_watched(made: Callable[[torch.Tensor], None]) -> Iterator[None
 
 
 @contextmanager
-def arrays_watched(see: Callable[[torch.Tensor], None]) -> Iterator[None]:
+def watch_arrays(see: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Tell of tensors that are made of arrays: they lie where the array lies."""
     originals = {name: getattr(torch, name) for name in _FROM_ARRAYS}
 
-    def watched(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def watch(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def make_and_see(*args: Any, **kwargs: Any) -> torch.Tensor:
             tensor = make(*args, **kwargs)
             see(tensor)
             return tensor
 
-        return made
+        return make_and_see
 
     for name, original in originals.items():
-        setattr(torch, name, watched(original))
+        setattr(torch, name, watch(original))
     try:
         yield
     finally:

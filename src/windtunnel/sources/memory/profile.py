@@ -23,7 +23,7 @@ from windtunnel.base.outputs import replacing
 from windtunnel.base.reading import ReadLimit
 from windtunnel.errors import InputError
 from windtunnel.hardware.parts import Device
-from windtunnel.simulate.allocator import ROUNDING_BYTES, cublas_bytes, reserved_over_time
+from windtunnel.simulate.allocator import ROUNDING_BYTES, compute_reserved_bytes, cublas_bytes
 from windtunnel.sources.memory.profile_file import read_events
 from windtunnel.units import format_ratio, format_size
 
@@ -150,7 +150,7 @@ class MemoryProfile:
 
         It begins with an empty device and what is alive at the beginning.
         """
-        return reserved_over_time(self._numbers("storage"), self._numbers("size_bytes"))
+        return compute_reserved_bytes(self._numbers("storage"), self._numbers("size_bytes"))
 
     # --- at the peak ------------------------------------------------------------------------------------
 
@@ -201,11 +201,11 @@ class MemoryProfile:
 
     def by_layer(self) -> pa.Table:
         """Bytes per module path, phase of birth and category: at the peak, and the most at any time."""
-        return self._grouped(["layer", "phase", "category"])
+        return self._group_bytes(["layer", "phase", "category"])
 
     def by_line(self) -> pa.Table:
         """Bytes per source line and category: at the peak, and the most at any time."""
-        return self._grouped(["line", "category"])
+        return self._group_bytes(["line", "category"])
 
     def at_most(self) -> dict[str, int]:
         """The most of every category at any time."""
@@ -344,7 +344,7 @@ class MemoryProfile:
         np.add.at(changes, (rows[is_later], before[is_later]), -size_before[is_later])
         return changes
 
-    def _grouped(self, names: list[str]) -> pa.Table:
+    def _group_bytes(self, names: list[str]) -> pa.Table:
         """Bytes of every combination at the peak and at most, those that are never any left out, largest first."""
         code, strings = self._codes(names)
         size = self._numbers("size_bytes")

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from windtunnel.base.reading import ReadLimit, parse_json, shown
+from windtunnel.base.reading import ReadLimit, format_value, parse_json
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.graph.store import read_parquet
 
@@ -44,17 +44,17 @@ def read_events(
         raise SchemaVersionError(f"{path} has the schema {result}", where=str(path), fix=f"this one reads {schema}")
     meta = document.get("meta")
     if not isinstance(meta, dict):
-        raise InputError(f"meta of the profile is {shown(meta)} instead of a mapping", where=str(path), fix=_FIX)
+        raise InputError(f"meta of the profile is {format_value(meta)} instead of a mapping", where=str(path), fix=_FIX)
     missing = [name for name in columns if table.column_names.count(name) != 1]
     if missing:
         raise InputError(f"the profile lacks the column {missing[0]!r}, or has two", where=str(path), fix=_FIX)
-    arrays = [_typed(path, name, table.column(name), kind) for name, kind in columns.items()]
+    arrays = [_cast_column(path, name, table.column(name), kind) for name, kind in columns.items()]
     events = pa.table(arrays, names=list(columns))
     _check(path, events, categories)
     return events, meta
 
 
-def _typed(path: Path, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+def _cast_column(path: Path, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     try:
         if pa.types.is_dictionary(kind):
             column = column.cast(pa.string()).dictionary_encode()
@@ -69,7 +69,9 @@ def _check(path: Path, events: pa.Table, categories: Sequence[str]) -> None:
             raise InputError(f"column {name!r} has nulls", where=str(path), fix=_FIX)
     unknown = set(events.column("category").unique().to_pylist()) - set(categories)
     if unknown:
-        raise InputError(f"there is no category {shown(min(unknown))}", where=f"{path}: column category", fix=_FIX)
+        raise InputError(
+            f"there is no category {format_value(min(unknown))}", where=f"{path}: column category", fix=_FIX
+        )
     size, time = events.column("size_bytes"), events.column("time_ns")
     if events.num_rows and not (0 <= pc.min(size).as_py() and pc.max(size).as_py() <= _LARGEST_BYTES):
         raise InputError("a size is negative or larger than any memory", where=f"{path}: column size_bytes", fix=_FIX)

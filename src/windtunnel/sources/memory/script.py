@@ -15,7 +15,7 @@ from windtunnel.base.extras import require
 from windtunnel.errors import InputError
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.torch.hooks import StepHooks, loop_loaders
-from windtunnel.sources.torch.script import EndOfScript, checked_script, run_until_enough
+from windtunnel.sources.torch.script import EndOfScript, check_script, run_until_enough
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Device
@@ -73,11 +73,11 @@ def track_script(
     def make_pilot(*_: Any) -> _Pilot:
         return _Pilot(warmup, steps, fake=fake, limit_bytes=limit_bytes)
 
-    script = checked_script(path)
+    script = check_script(path)
     if fake:
-        from windtunnel.sources.dry.no_compute import run_uncomputed
+        from windtunnel.sources.dry.no_compute import run_without_compute
 
-        ended, pilot = run_uncomputed(
+        ended, pilot = run_without_compute(
             script, argv, make_pilot, has_device=chip is not None, guesses=guesses, loader_batch=loader_batch
         )
     else:

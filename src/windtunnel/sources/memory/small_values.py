@@ -94,7 +94,7 @@ class KnownValues(DispatchTracer):
         for tensor in tensors:
             value = value_of(tensor)
             if value is None:
-                _forget_written(func, args, named)
+                _forget_written_values(func, args, named)
                 return self.fake_result(func, args, named)
             known[id(tensor)] = value
         if func is _READ:
@@ -105,12 +105,12 @@ class KnownValues(DispatchTracer):
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self._of_real(_compute(func, args, named, known), tensors)
         if sum(leaf.numel() for leaf in tensors_in((result,))) > MAX_ELEMENTS:
-            _forget_written(func, args, named)
+            _forget_written_values(func, args, named)
             return result
         try:
             computed = _compute(func, args, named, known)
         except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
-            _forget_written(func, args, named)
+            _forget_written_values(func, args, named)
             return result
         _attach(result, computed, tensors)
         return result
@@ -157,7 +157,7 @@ def _attach(result: Any, computed: Any, tensors: list[torch.Tensor]) -> None:
             setattr(leaf, _ATTRIBUTE, _Known(value, validity))
 
 
-def _forget_written(func: Any, args: Any, named: dict[str, Any]) -> None:
+def _forget_written_values(func: Any, args: Any, named: dict[str, Any]) -> None:
     if not func._schema.is_mutable or func in _NEVER_SETS:
         return
     arguments = func._schema.arguments

@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_leaves
 from windtunnel.sources.memory.dispatch import DispatchTracer, is_of_wrappers
 from windtunnel.sources.memory.origins import BEFORE, DATA, UPDATE, Places
 from windtunnel.sources.memory.patches import (
-    fetches_watched,
-    hooks_watched,
-    random_states_watched,
-    resizes_watched,
-    transforms_allowed,
+    allow_transforms,
+    watch_fetches,
+    watch_random_states,
+    watch_resizes,
+    watch_saved_hooks,
 )
 from windtunnel.sources.memory.storages import (
     BIRTH,
@@ -108,11 +108,11 @@ class StorageTracker(DispatchTracer):
         }
         self._take_stock()
         self._saving = saved_tensors_hooks(self._pack, _unpack)
-        self._patches.enter_context(hooks_watched(self._saved))
-        self._patches.enter_context(transforms_allowed(self._saving))
-        self._patches.enter_context(fetches_watched(self.places, self._see))
-        self._patches.enter_context(resizes_watched(self._resized))
-        self._patches.enter_context(random_states_watched(self._made_state))
+        self._patches.enter_context(watch_saved_hooks(self._see_saved_tensor))
+        self._patches.enter_context(allow_transforms(self._saving))
+        self._patches.enter_context(watch_fetches(self.places, self._see))
+        self._patches.enter_context(watch_resizes(self._see_resize))
+        self._patches.enter_context(watch_random_states(self._see_random_state))
         self._hooks.append(register_optimizer_step_pre_hook(self._before_update))
         self._hooks.append(register_optimizer_step_post_hook(self._after_update))
         self.places.watch()
@@ -193,7 +193,7 @@ class StorageTracker(DispatchTracer):
             elif self.ledger.sizes[number] != storage.nbytes():
                 self._resize(number, storage)
 
-    def _made_state(self, state: torch.Tensor) -> None:
+    def _see_random_state(self, state: torch.Tensor) -> None:
         self._birth(state.untyped_storage(), _RANDOM_STATE)
 
     # --- events -----------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class StorageTracker(DispatchTracer):
         number = self._enrol(storage, title, layer, line, phase, category, size)
         if was_there:
             self.ledger.initial.append(number)
-            self._resized(storage)  # an empty one may have been filled before it was seen
+            self._see_resize(storage)  # an empty one may have been filled before it was seen
         else:
             self._note(BIRTH, number)
         return number
@@ -259,7 +259,7 @@ class StorageTracker(DispatchTracer):
         ledger.sizes[number] = 0
         self._note(DEATH, number)
 
-    def _resized(self, storage: Any) -> None:
+    def _see_resize(self, storage: Any) -> None:
         number = self._known.get(id(storage))
         if number is not None and self.ledger.sizes[number] != storage.nbytes():
             self._resize(number, storage)
@@ -305,7 +305,7 @@ class StorageTracker(DispatchTracer):
             self.places.owner_of[id(parameter)] = layer
             self._parameter_names[id(parameter)] = name
             if parameter.requires_grad:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._see_gradient))
         self._recognize()
         self._is_taking_stock = False
 
@@ -326,7 +326,7 @@ class StorageTracker(DispatchTracer):
                 path = self.places.paths.get(id(module), "")
                 self._mark(buffer, WEIGHT, f"{path}.{own}", layers.number(path))
 
-    def _accumulated(self, parameter: torch.Tensor) -> None:
+    def _see_gradient(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None:
             layer = self.places.owner_of.get(id(parameter), 0)
@@ -371,10 +371,10 @@ class StorageTracker(DispatchTracer):
                     self._categorize(number, INPUT)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._saved(tensor)
+        self._see_saved_tensor(tensor)
         return tensor
 
-    def _saved(self, tensor: torch.Tensor) -> None:
+    def _see_saved_tensor(self, tensor: torch.Tensor) -> None:
         try:
             number = self._known.get(id(tensor.untyped_storage()))
             if number is not None:

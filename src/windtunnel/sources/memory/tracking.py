@@ -80,8 +80,8 @@ def track_memory(
     from windtunnel.sources.memory.watch import Watch
 
     watch = Watch(workspace=workspace, limit_bytes=limit_bytes)
-    watch.discovery.add(_listed(model), _listed(optimizer))
-    return _followed(watch, step, warmup, steps)
+    watch.discovery.add(_as_iterable(model), _as_iterable(optimizer))
+    return _profile_steps(watch, step, warmup, steps)
 
 
 def predict_memory(
@@ -127,16 +127,18 @@ def predict_memory(
     """
     _check(build, warmup, steps)
     require("torch", extra="torch")
-    from windtunnel.sources.dry.no_compute import uncomputed
+    from windtunnel.sources.dry.no_compute import skip_compute
     from windtunnel.sources.dry.values import Values
     from windtunnel.sources.memory.watch import Watch
 
     watch, values = Watch(is_fake=True), Values(guesses=True)
-    with uncomputed(values, has_device=chip is not None, maps_devices=False):
+    with skip_compute(values, has_device=chip is not None, maps_devices=False):
         built = build()
         step = getattr(built, "step", built)
-        watch.discovery.add(_listed(getattr(built, "models", None)), _listed(getattr(built, "optimizers", None)))
-        profile = _followed(watch, step, warmup, steps, is_fake=True)
+        watch.discovery.add(
+            _as_iterable(getattr(built, "models", None)), _as_iterable(getattr(built, "optimizers", None))
+        )
+        profile = _profile_steps(watch, step, warmup, steps, is_fake=True)
         getattr(built, "close", _nothing)()
     profile.meta["num_guessed_scalars"] = sum(values.lines.values())  # type: ignore[index]
     return profile if chip is None else profile.on(chip)
@@ -173,7 +175,7 @@ def require_fit(predicted: Mapping[str, Any], limit_bytes: int, job: str, *, res
     )
 
 
-def _followed(
+def _profile_steps(
     watch: Watch, step: Callable[[], Any], warmup: int, steps: int, *, is_fake: bool = False
 ) -> MemoryProfile:
     watch.discovery.watch()
@@ -201,7 +203,7 @@ def _check(function: Any, warmup: int, steps: int) -> None:
         )
 
 
-def _listed(value: Any) -> Iterable[Any]:
+def _as_iterable(value: Any) -> Iterable[Any]:
     if value is None:
         return ()
     return value if isinstance(value, list | tuple) else (value,)

@@ -25,10 +25,10 @@ from windtunnel.sources.memory.python_facts import Learned
 from windtunnel.sources.memory.storages import EVENTS
 from windtunnel.sources.memory.tracker import StorageTracker
 from windtunnel.sources.torch.annotate import Discovery, asks_to_compile
-from windtunnel.sources.torch.compile_boundaries import uncompiled
+from windtunnel.sources.torch.compile_boundaries import run_eagerly
 from windtunnel.units import format_size
 
-__all__ = ["Watch", "tracked_profile"]
+__all__ = ["Watch", "profile_of_tracker"]
 
 _INCLUDED = "storages of tensors and blocks of torch's allocators; not the buffers that MKL and oneDNN keep"
 _INCLUDED_STORAGES = "storages of tensors; not what operators allocate for themselves"
@@ -66,7 +66,7 @@ class Watch:
             More than ``limit_bytes`` was held.
         """
         self.tracker = self._tracker()
-        with uncompiled():  # for a tracker of operators what is compiled would be compiled anew
+        with run_eagerly():  # for a tracker of operators what is compiled would be compiled anew
             self.tracker.start()
             try:
                 yield self
@@ -113,7 +113,7 @@ class Watch:
     def profile(self) -> MemoryProfile:
         """What was seen."""
         if self.tracker is not None:
-            return tracked_profile(self.tracker, is_fake=self._is_fake)
+            return profile_of_tracker(self.tracker, is_fake=self._is_fake)
         assert self.sightings is not None
         rows, lives = rows_of(self.log.read(), self.sightings, self._learned, workspace=self._workspace)
         profile = MemoryProfile.of(rows)
@@ -129,12 +129,12 @@ class Watch:
         return MemoryProfile(profile.events, meta)
 
 
-def tracked_profile(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfile:
+def profile_of_tracker(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfile:
     """What a tracker of operators has seen."""
     ledger, indices = tracker.ledger, tracker.places
     begin_ns = min([entry[0] for entry in ledger.entries[:1]], default=0)
     about = [
-        (PHASES[phase], _named(name), indices.layers.texts[layer], indices.lines.texts[line])
+        (PHASES[phase], _operator_name(name), indices.layers.texts[layer], indices.lines.texts[line])
         for phase, name, layer, line in zip(ledger.phases, ledger.names, ledger.layers, ledger.lines, strict=True)
     ]
     first = [
@@ -155,7 +155,7 @@ def tracked_profile(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfile:
     return MemoryProfile.of([(*row, *about[row[2]]) for row in [*first, *later]], meta)
 
 
-def _named(name: Any) -> str:
+def _operator_name(name: Any) -> str:
     return name if isinstance(name, str) else str(name._schema.name)
 
 

@@ -22,7 +22,7 @@ from windtunnel.sources.ranks.clock_fit import Fit, fit_ends
 from windtunnel.sources.ranks.job import Job
 from windtunnel.sources.ranks.match import Meetings
 from windtunnel.sources.ranks.messages import Messages
-from windtunnel.sources.ranks.one_way_offsets import fit_clipped
+from windtunnel.sources.ranks.one_way_offsets import fit_clipped_durations
 from windtunnel.units import format_duration
 
 __all__ = ["Clock", "clock_lines", "fit_clocks"]
@@ -66,7 +66,7 @@ class Clock:
         """Whether anything is added."""
         return bool(self.offset_ns or self.drift_ppm)
 
-    def corrected(self, time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    def to_common_ns(self, time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Times of this host's clock on the common one."""
         drift = np.rint((time_ns - self.base_ns) * (self.drift_ppm * 1e-6)).astype(np.int64)
         corrected: NDArray[np.int64] = time_ns + self.offset_ns + drift
@@ -176,7 +176,7 @@ def _one_way(evidence: Evidence) -> Floats:
     low, high = clock_bounds.intervals(limit)
     # from where the quickest message took no time: there it shows which receives waited
     edge = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high, evidence.told_ns))
-    return fit_clipped(evidence, edge, limit)
+    return fit_clipped_durations(evidence, edge, limit)
 
 
 def _is_long(moments: Floats) -> bool:
@@ -221,7 +221,7 @@ def _not_of_its_host(odd: dict[int, str], job: Job) -> TraceError:
     names = " and ".join(str(rank) for rank in list(odd)[:8])
     return TraceError(
         f"the traces of ranks {names} are swapped" if is_swap else f"the clock of rank {names} is not that of its host",
-        where="; ".join(reported[:8]) + f": {', '.join(job.named(rank) for rank in list(odd)[:8])}",
+        where="; ".join(reported[:8]) + f": {', '.join(job.trace_name(rank) for rank in list(odd)[:8])}",
         fix="exchange the two traces" if is_swap else "give each trace its own host, or leave out hosts",
     )
 

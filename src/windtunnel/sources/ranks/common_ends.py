@@ -115,7 +115,7 @@ def _require_overlap(tasks: Table, job: Job) -> None:
     rank, start = tasks["rank"], tasks["start_ns"]
     end = start + tasks["duration_ns"]
     spans = [
-        (int(start[rows].min()), int(end[rows].max()), job.named(item))
+        (int(start[rows].min()), int(end[rows].max()), job.trace_name(item))
         for item in job.ranks
         if (rows := rank == item).any()
     ]

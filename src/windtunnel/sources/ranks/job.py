@@ -62,7 +62,7 @@ class Job:
         """Ranks that there were and that are not here."""
         return sorted(set(range(min(self.world_size, 1 << 20))) - set(self.ranks))
 
-    def named(self, rank: int) -> str:
+    def trace_name(self, rank: int) -> str:
         """The trace of a rank, as messages call it."""
         return self.names[self.ranks.index(rank)]
 
@@ -77,7 +77,7 @@ def job_of(graphs: Sequence[Graph], names: Sequence[str], hosts: Sequence[str] |
     """
     graphs, names = list(graphs), list(names)
     _require_one_job(graphs, names)
-    reported = [_told_rank(graph) for graph in graphs]
+    reported = [_read_rank(graph) for graph in graphs]
     says_ranks = all(rank is not None for rank in reported)
     ranks = [rank for rank in reported if rank is not None] if says_ranks else _ranks_by_name(names)
     world_size = _world_size(graphs)
@@ -88,9 +88,11 @@ def job_of(graphs: Sequence[Graph], names: Sequence[str], hosts: Sequence[str] |
     groups = tuple(dict.fromkeys(group for graph in graphs for group in graph.meta.groups))
     has_times = all("start_ns" in graph.tasks for graph in graphs)
     origin_ns = min(graph.meta.origin_ns for graph in graphs)
-    placed = [_placed(graph, rank, origin_ns, groups, has_times) for graph, rank in zip(graphs, ranks, strict=True)]
-    told_hosts = [hosts[i] for i in order] if hosts is not None else _told_hosts(graphs, names, ranks)
-    says = says_ranks, hosts is not None, _misnamed(ranks, names) if says_ranks else ""
+    placed = [
+        _assign_rank(graph, rank, origin_ns, groups, has_times) for graph, rank in zip(graphs, ranks, strict=True)
+    ]
+    told_hosts = [hosts[i] for i in order] if hosts is not None else _read_hosts(graphs, names, ranks)
+    says = says_ranks, hosts is not None, _find_misnamed_file(ranks, names) if says_ranks else ""
     return Job(placed, names, ranks, tuple(told_hosts), groups, origin_ns, world_size, has_times, *says)
 
 
@@ -109,7 +111,7 @@ def _require_one_job(graphs: list[Graph], names: list[str]) -> None:
                 where=f"{names[known[0]]}, {names[other]}: distributedInfo",
                 fix=ONE_JOB,
             )
-    silent = [name for graph, name in zip(graphs, names, strict=True) if _told_rank(graph) is None]
+    silent = [name for graph, name in zip(graphs, names, strict=True) if _read_rank(graph) is None]
     if 0 < len(silent) < len(graphs):
         raise TraceError(
             f"{len(silent)} of {len(graphs)} traces do not say which rank they are",
@@ -118,7 +120,7 @@ def _require_one_job(graphs: list[Graph], names: list[str]) -> None:
         )
 
 
-def _told_rank(graph: Graph) -> int | None:
+def _read_rank(graph: Graph) -> int | None:
     """The rank that a graph says it is; a capture of one process says 0 and means nothing by it."""
     rank = graph.meta.distributed.get("rank")
     if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31:
@@ -139,7 +141,7 @@ def _ranks_by_name(names: list[str]) -> list[int]:
     return list(range(len(names)))
 
 
-def _told_hosts(graphs: list[Graph], names: list[str], ranks: list[int]) -> list[str]:
+def _read_hosts(graphs: list[Graph], names: list[str], ranks: list[int]) -> list[str]:
     """The host that each trace names, or the name of its file as the profiler gives it; else one clock per rank."""
     reported = [graph.meta.distributed.get("host_name") for graph in graphs]
     if all(isinstance(host, str) and host not in ("", "localhost") for host in reported):
@@ -156,7 +158,7 @@ def _world_size(graphs: list[Graph]) -> int:
     return size or max((rank + 1 for graph in graphs for group in graph.meta.groups for rank in group.ranks), default=0)
 
 
-def _misnamed(ranks: list[int], names: list[str]) -> str:
+def _find_misnamed_file(ranks: list[int], names: list[str]) -> str:
     """The first file that is called after another rank than the one whose trace it holds."""
     by_name = _ranks_by_name(names)
     if sorted(by_name) != sorted(ranks) or by_name == ranks:
@@ -200,7 +202,7 @@ def _without_addresses(groups: tuple[ProcessGroup, ...]) -> tuple[ProcessGroup, 
     return tuple(named)
 
 
-def _placed(graph: Graph, rank: int, origin_ns: int, groups: tuple[ProcessGroup, ...], has_times: bool) -> Graph:
+def _assign_rank(graph: Graph, rank: int, origin_ns: int, groups: tuple[ProcessGroup, ...], has_times: bool) -> Graph:
     """The graph as that rank, with times from the common origin and groups by their common number."""
     tasks, num_tasks = graph.tasks, graph.num_tasks
     columns: dict[str, Any] = {"rank": np.full(num_tasks, rank, np.int32)}

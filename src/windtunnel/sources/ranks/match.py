@@ -65,7 +65,7 @@ class _Comm:
     size_bytes: Rows
     when: Rows
 
-    def told(self, row: int) -> str:
+    def describe(self, row: int) -> str:
         """A task, as messages call it."""
         size = int(self.size_bytes[row])
         return f"{self.operator[row]} of {size:,} bytes" if size else str(self.operator[row])
@@ -91,7 +91,7 @@ def find_meetings(tasks: Table, job: Job, allow_missing: bool) -> Meetings:
         if len(lists) > 1:
             result += [
                 (members, item, index, whole)
-                for index, members in enumerate(_matched(comm, lists, job, item, allow_missing))
+                for index, members in enumerate(_match_collectives(comm, lists, job, item, allow_missing))
             ]
     counts = [len(members) for members, *_ in result]
     return Meetings(
@@ -137,7 +137,7 @@ def _check_members(lists: dict[int, Rows], job: Job, group: int, allow_missing: 
     if strangers:
         raise TraceError(
             f"rank {strangers[0]} takes part in {_group_name(job, group)}, of which it is no member",
-            where=job.named(strangers[0]),
+            where=job.trace_name(strangers[0]),
             fix="the traces of two ranks may be swapped; give each its own",
         )
     silent = [rank for rank in members if rank in job.ranks and rank not in lists]
@@ -145,13 +145,13 @@ def _check_members(lists: dict[int, Rows], job: Job, group: int, allow_missing: 
         some, rows = next(iter(lists.items()))
         raise TraceError(
             f"rank {silent[0]} has none of the {len(rows):,} collectives of {_group_name(job, group)}",
-            where=f"{job.named(some)}, {job.named(silent[0])}",
+            where=f"{job.trace_name(some)}, {job.trace_name(silent[0])}",
             fix="record all ranks over the same steps, or join what is here with --allow-missing",
         )
     return not silent and set(members) <= set(job.ranks)
 
 
-def _matched(comm: _Comm, lists: dict[int, Rows], job: Job, group: int, allow_missing: bool) -> list[Rows]:
+def _match_collectives(comm: _Comm, lists: dict[int, Rows], job: Job, group: int, allow_missing: bool) -> list[Rows]:
     """Members of each collective of a group."""
     sequences = [comm.sequence[rows] for rows in lists.values()]
     is_numbered = all((own >= 0).all() and (np.diff(own) > 0).all() for own in sequences)
@@ -182,12 +182,12 @@ def _check_agreement(comm: _Comm, lists: dict[int, Rows], job: Job, group: int, 
 
 def _disagreement(comm: _Comm, lists: dict[int, Rows], place: int, job: Job, group: str) -> TraceError:
     reported = [
-        f"rank {rank} has {comm.told(int(rows[place]))}{_numbered(comm, rows, place)}"
+        f"rank {rank} has {comm.describe(int(rows[place]))}{_format_number(comm, rows, place)}"
         if place < len(rows)
         else f"rank {rank} has no more"
         for rank, rows in lists.items()
     ]
-    names, counts = [job.named(rank) for rank in lists], [f"{len(rows):,}" for rows in lists.values()]
+    names, counts = [job.trace_name(rank) for rank in lists], [f"{len(rows):,}" for rows in lists.values()]
     return TraceError(
         f"the ranks disagree about collective {place} of {group}: {' and '.join(reported)}",
         where=f"{', '.join(names)}: {' and '.join(counts)} collectives{_steps(job, list(lists))}",
@@ -195,7 +195,7 @@ def _disagreement(comm: _Comm, lists: dict[int, Rows], place: int, job: Job, gro
     )
 
 
-def _numbered(comm: _Comm, rows: Rows, place: int) -> str:
+def _format_number(comm: _Comm, rows: Rows, place: int) -> str:
     number = int(comm.sequence[rows[place]])
     return f" (number {number})" if number >= 0 else ""
 

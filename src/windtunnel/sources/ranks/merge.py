@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import GraphError, InputError, TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Table
-from windtunnel.graph.ranks import join, joined_routes
+from windtunnel.graph.ranks import join, join_routes
 from windtunnel.graph.validate import find_cycle
 from windtunnel.sources.ranks.clock_fit import parts
 from windtunnel.sources.ranks.clocks import Clock, fit_clocks
@@ -90,11 +90,11 @@ def merge(
     notes = []
     if job.has_times:
         notes = check_ends(tasks, recorded, meetings, job, spread_ns, refuse=align == "auto")
-        notes += _untied(tasks, meetings, messages, job, clocks)
+        notes += _unsynchronized_host_warnings(tasks, meetings, messages, job, clocks)
     notes += _not_whole(meetings, messages, job)
     graph = _with_messages(Graph(tasks, edges, resources), messages)
     graph = _with_meetings(graph, meetings, noise_ns)
-    meta = replace(_meta(job, clocks, spread_ns, notes, origin_ns), routes=joined_routes(placed))
+    meta = replace(_meta(job, clocks, spread_ns, notes, origin_ns), routes=join_routes(placed))
     return _without_circles(Graph(graph.tasks, graph.edges, graph.resources, meta))
 
 
@@ -141,7 +141,7 @@ def _on_one_clock(job: Job, clocks: list[Clock]) -> tuple[list[Graph], int]:
     if not job.has_times:
         return job.graphs, job.origin_ns
     graphs = [
-        _corrected(graph, clock) if clock.is_set else graph for graph, clock in zip(job.graphs, clocks, strict=True)
+        _correct_times(graph, clock) if clock.is_set else graph for graph, clock in zip(job.graphs, clocks, strict=True)
     ]
     first = min((int(graph.tasks["start_ns"].min()) for graph in graphs if graph.num_tasks), default=0)
     begin = first if any(clock.is_set for clock in clocks) else min(first, 0)
@@ -159,21 +159,21 @@ def _on_machines(graphs: list[Graph], clocks: list[Clock]) -> list[Graph]:
     ]
 
 
-def _corrected(graph: Graph, clock: Clock) -> Graph:
+def _correct_times(graph: Graph, clock: Clock) -> Graph:
     """Every time of a graph on the common clock; durations and lags stretch with the drift."""
     start, duration = graph.tasks["start_ns"], graph.duration_ns
-    columns: dict[str, Any] = {"start_ns": clock.corrected(start)}
+    columns: dict[str, Any] = {"start_ns": clock.to_common_ns(start)}
     edges = graph.edges
     if "earliest_ns" in graph.tasks:
         earliest = graph.tasks["earliest_ns"]
-        columns["earliest_ns"] = np.where(earliest > 0, clock.corrected(earliest), 0)
+        columns["earliest_ns"] = np.where(earliest > 0, clock.to_common_ns(earliest), 0)
     if clock.drift_ppm:
         # as differences of times, so that the end of a task stays where the next begins
-        columns["duration_ns"] = clock.corrected(start + duration) - columns["start_ns"]
+        columns["duration_ns"] = clock.to_common_ns(start + duration) - columns["start_ns"]
         started = edges["from_start"] if "from_start" in edges else np.zeros(graph.num_edges, bool)
         since = start[edges["src"]] + np.where(started, 0, duration[edges["src"]])
         if "lag_ns" in edges:
-            lag = clock.corrected(since + edges["lag_ns"]) - clock.corrected(since)
+            lag = clock.to_common_ns(since + edges["lag_ns"]) - clock.to_common_ns(since)
             edges = edges.replace(lag_ns=np.maximum(lag, 0))
     return replace(graph, tasks=graph.tasks.replace(**columns), edges=edges)
 
@@ -259,7 +259,9 @@ def _with_messages(graph: Graph, messages: Messages) -> Graph:
 # --- what is told -------------------------------------------------------------------------------------
 
 
-def _untied(tasks: Table, meetings: Meetings, messages: Messages, job: Job, clocks: list[Clock]) -> list[str]:
+def _unsynchronized_host_warnings(
+    tasks: Table, meetings: Meetings, messages: Messages, job: Job, clocks: list[Clock]
+) -> list[str]:
     """Hosts whose clocks nothing compares to that of the first."""
     hosts = list(dict.fromkeys(clock.host for clock in clocks))
     number = np.array([hosts.index(clock.host) for clock in clocks])

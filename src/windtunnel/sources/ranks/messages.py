@@ -52,7 +52,7 @@ def find_messages(tasks: Table, job: Job) -> Messages:
             num_open += len(out) + len(into)
             continue
         if len(out) != len(into) or way[0] == way[1]:
-            raise _unpaired(way, len(out), len(into), sends, receives, job)
+            raise _mismatch_error(way, len(out), len(into), sends, receives, job)
         pairs += zip(out, into, strict=True)
     table = np.array(pairs, np.int64).reshape(-1, 2)
     return Messages(table[:, 0], table[:, 1], num_open)
@@ -73,27 +73,27 @@ def _ways(tasks: Table, name: str) -> dict[Way, list[int]]:
     return result
 
 
-def _unpaired(
+def _mismatch_error(
     way: Way, out: int, into: int, sends: dict[Way, list[int]], receives: dict[Way, list[int]], job: Job
 ) -> TraceError:
     sender, receiver, tag = way
     counts = [Counter({key: len(rows) for key, rows in some.items()}) for some in (sends, receives)]
-    swapped = _swapped(counts[0], counts[1], job.ranks)
+    swapped = _find_swapped_ranks(counts[0], counts[1], job.ranks)
     about = f" with tag {tag}" if tag >= 0 else ""
     reported = f"rank {sender} sends {out:,} messages to rank {receiver}{about}, which receives {into:,}"
     return TraceError(
         f"rank {sender} talks to itself" if sender == receiver else f"{reported}: message {min(out, into)} has one end",
-        where=f"{job.named(sender)}, {job.named(receiver)}",
+        where=f"{job.trace_name(sender)}, {job.trace_name(receiver)}",
         fix=f"the traces of ranks {swapped[0]} and {swapped[1]} look swapped: exchange them"
         if swapped
         else "cut the traces to the same training steps; one may be cut short, or of another run",
     )
 
 
-def _swapped(sends: Counter[Way], receives: Counter[Way], ranks: list[int]) -> tuple[int, int] | None:
+def _find_swapped_ranks(sends: Counter[Way], receives: Counter[Way], ranks: list[int]) -> tuple[int, int] | None:
     """The only two ranks whose exchange makes every message whole; None if there are none, or several such pairs."""
 
-    def seen(way: Way, own: int, pair: tuple[int, int]) -> Way:
+    def exchange(way: Way, own: int, pair: tuple[int, int]) -> Way:
         # who recorded it is another; whom it named is as told
         true = {pair[0]: pair[1], pair[1]: pair[0]}
         return tuple(true.get(item, item) if index == own else item for index, item in enumerate(way))  # type: ignore[return-value]
@@ -104,9 +104,9 @@ def _swapped(sends: Counter[Way], receives: Counter[Way], ranks: list[int]) -> t
             out: Counter[Way] = Counter()
             into: Counter[Way] = Counter()
             for way, count in sends.items():
-                out[seen(way, 0, (rank, other))] += count
+                out[exchange(way, 0, (rank, other))] += count
             for way, count in receives.items():
-                into[seen(way, 1, (rank, other))] += count
+                into[exchange(way, 1, (rank, other))] += count
             if out == into:
                 result.append((rank, other))
     return result[0] if len(result) == 1 else None

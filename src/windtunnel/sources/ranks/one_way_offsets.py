@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.sources.ranks.clock_bounds import nearest
 from windtunnel.sources.ranks.clock_evidence import Evidence
 
-__all__ = ["fit_clipped"]
+__all__ = ["fit_clipped_durations"]
 
 # P messages, H hosts
 Floats = NDArray[np.float64]
@@ -25,7 +25,7 @@ _CLOSE_NS = 1.0
 _RIDGE = 1e-6  # what messages do not tell stays as it is
 
 
-def fit_clipped(evidence: Evidence, offset: Floats, limit_HH: Floats) -> Floats:
+def fit_clipped_durations(evidence: Evidence, offset: Floats, limit_HH: Floats) -> Floats:
     """Least variance of clipped durations within the limits, by projected Newton steps from ``offset`` [H] on."""
     placed = nearest(offset, limit_HH)
     best = _variance(evidence, placed)
@@ -46,31 +46,31 @@ def fit_clipped(evidence: Evidence, offset: Floats, limit_HH: Floats) -> Floats:
     return placed
 
 
-def _clipped(evidence: Evidence, offset: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+def _clip_durations(evidence: Evidence, offset: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     """Duration of each receive [P] from the later of its own begin and the send on, and whether it waited."""
     since_sent = evidence.received - evidence.sent + offset[evidence.target] - offset[evidence.source]
     return np.minimum(since_sent, evidence.took), since_sent < evidence.took
 
 
-def _centered(values: Floats, family: NDArray[np.int64]) -> Floats:
+def _center_by_family(values: Floats, family: NDArray[np.int64]) -> Floats:
     count = np.bincount(family)
     centered: Floats = values - (np.bincount(family, values) / np.maximum(count, 1))[family]
     return centered
 
 
 def _variance(evidence: Evidence, offset: Floats) -> float:
-    clipped, _ = _clipped(evidence, offset)
-    return float((_centered(clipped, evidence.family) ** 2).sum())
+    clipped, _ = _clip_durations(evidence, offset)
+    return float((_center_by_family(clipped, evidence.family) ** 2).sum())
 
 
 def _derivatives(evidence: Evidence, offset: Floats) -> tuple[Floats, Floats]:
     """Of half the variance, with who waits held fixed: gradient [H], and the Hessian [H, H], never negative."""
-    clipped, waits = _clipped(evidence, offset)
+    clipped, waits = _clip_durations(evidence, offset)
     slope = np.zeros((len(clipped), len(offset)))
     rows = np.flatnonzero(waits)
     slope[rows, evidence.target[rows]] += 1
     slope[rows, evidence.source[rows]] -= 1
-    slope = np.stack([_centered(column, evidence.family) for column in slope.T], axis=1)
-    gradient: Floats = slope.T @ _centered(clipped, evidence.family)
+    slope = np.stack([_center_by_family(column, evidence.family) for column in slope.T], axis=1)
+    gradient: Floats = slope.T @ _center_by_family(clipped, evidence.family)
     hessian: Floats = slope.T @ slope
     return gradient, hessian

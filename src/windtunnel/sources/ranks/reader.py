@@ -13,7 +13,7 @@ from windtunnel import registry
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError, TraceError
 from windtunnel.graph import Graph
-from windtunnel.sources.formats import format_of, known_by_content
+from windtunnel.sources.formats import format_of, sniff_source
 from windtunnel.sources.ranks.merge import merge
 from windtunnel.sources.stored import is_stored
 
@@ -22,7 +22,7 @@ __all__ = ["holds_ranks", "load_ranks", "ranks_in"]
 
 def holds_ranks(path: Path) -> bool:
     """Whether a folder holds something that a source reads, one per rank."""
-    return path.is_dir() and any(_known(entry) is not None for entry in _entries(path))
+    return path.is_dir() and any(_find_source(entry) is not None for entry in _entries(path))
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -30,7 +30,7 @@ def _entries(folder: Path) -> list[Path]:
     return [] if is_stored(folder) else sorted(folder.iterdir())
 
 
-def _known(path: Path) -> registry.Plugin | None:
+def _find_source(path: Path) -> registry.Plugin | None:
     return format_of(path) if path.is_file() or is_stored(path) else None
 
 
@@ -92,14 +92,14 @@ def ranks_in(folder: Path, source: str = "") -> list[Path]:
     Beside those of the profiler, which only their names tell, often lie others that say what they are: execution
     traces of the same run, graphs that were stored.
     """
-    known = {entry: plugin for entry in _entries(folder) if (plugin := _known(entry)) is not None}
+    known = {entry: plugin for entry in _entries(folder) if (plugin := _find_source(entry)) is not None}
     result = [entry for entry, plugin in known.items() if source in ("", plugin.name)]
-    by_name = [entry for entry in result if known_by_content(entry) is None]
+    by_name = [entry for entry in result if sniff_source(entry) is None]
     return by_name or result
 
 
 def _one_source(paths: list[Path]) -> registry.Plugin:
-    result = {path: _known(path) for path in paths}
+    result = {path: _find_source(path) for path in paths}
     for path, source in result.items():
         if source is None:
             raise TraceError("no source knows this", where=str(path), fix="give one trace per rank")

@@ -26,7 +26,7 @@ from windtunnel.sources.timeline.device import Device, Starts, explain_starts, f
 from windtunnel.sources.timeline.edges import Edges, all_edges, external_start, is_released_by_wait
 from windtunnel.sources.timeline.events import MISSING, Category, Events
 from windtunnel.sources.timeline.host import Host, Labels, cut_threads, label_events
-from windtunnel.sources.timeline.invalid_records import leave_out_lost
+from windtunnel.sources.timeline.invalid_records import drop_lost_records
 from windtunnel.sources.timeline.memory import Memory, find_memory
 from windtunnel.sources.timeline.names import HOST_COLLECTIVE, matching
 from windtunnel.sources.timeline.rules import TimelineRules
@@ -105,15 +105,15 @@ def _find_parts(events: Events, window: str | None, occurrence: int | None, rule
     if not ((events.category >= Category.OPERATOR) & (events.category <= Category.COPY)).any():
         raise TraceError(
             "the trace has no complete events that do work",
-            where=f"{events.path}: {_events_found(events)}",
+            where=f"{events.path}: {_format_event_counts(events)}",
             fix="record operators or kernels, and let the profiler stop before it exports",
         )
-    events, missing = leave_out_lost(events)
+    events, missing = drop_lost_records(events)
     selected = find_window(events, window, occurrence)
     device = find_device(events)
     stream_waits = find_stream_waits(events, device)
     host_waits = find_host_waits(events, device, rules)
-    device = _settled(events, device, stream_waits, host_waits)
+    device = _clip_task_ends(events, device, stream_waits, host_waits)
     starts = explain_starts(device, None if stream_waits is None else stream_waits.latest(device), rules)
     host = cut_threads(events, host_waits.call)
     labels = label_events(events, host)
@@ -174,12 +174,12 @@ def _find_hand_offs(events: Events, host: Host, device: Device, rules: TimelineR
     return given + follow_progress(host.thread, host.start, host.end, ~busy[host.thread], ends, rules)
 
 
-def _events_found(events: Events) -> str:
+def _format_event_counts(events: Events) -> str:
     result = ", ".join(f"{number:,} {reason}" for reason, number in events.counts.items())
     return result or "no events at all"
 
 
-def _settled(events: Events, device: Device, stream_waits: StreamWaits | None, host_waits: HostWaits) -> Device:
+def _clip_task_ends(events: Events, device: Device, stream_waits: StreamWaits | None, host_waits: HostWaits) -> Device:
     """End tasks not after what waited for them: rounding of the clocks can make them overlap by up to the tolerance."""
     end = device.end.copy()
     calls = host_waits.call[host_waits.waiter]
@@ -257,7 +257,7 @@ def _assemble(parts: _Parts) -> _Columns:
         edges = replace(edges, src=renumbered[edges.src], dst=renumbered[edges.dst])
     meta = _meta(parts, origin)
     meta["other_ratio"] = _other_ratio(columns)
-    return _Columns(columns, edges.named(), _used_resources(parts, columns), meta)
+    return _Columns(columns, edges.columns_by_name(), _select_used_resources(parts, columns), meta)
 
 
 def _launch_times(parts: _Parts) -> Int64s:
@@ -275,7 +275,7 @@ def _other_ratio(columns: dict[str, Any]) -> float:
     return float(duration[columns["phase"] == Phase.OTHER].sum() / max(int(duration.sum()), 1))
 
 
-def _used_resources(parts: _Parts, columns: dict[str, Any]) -> dict[str, list[Any]]:
+def _select_used_resources(parts: _Parts, columns: dict[str, Any]) -> dict[str, list[Any]]:
     """Resources that some task uses; renumbers the tasks' column."""
     resources = _resource_columns(parts)
     used = np.bincount(columns["resource"], minlength=len(resources["name"])) > 0

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.sources.timeline.events import MISSING, Category, Events, Stream
 from windtunnel.sources.timeline.invalid_records import clip_ends, skew_warning
 from windtunnel.sources.timeline.rules import TimelineRules
-from windtunnel.sources.timeline.slices import assign_lanes, latest_ended, match_latest
+from windtunnel.sources.timeline.slices import assign_lanes, find_last_ended_task, match_latest
 
 __all__ = ["Cause", "Device", "Starts", "explain_starts", "find_device", "match_calls", "stream_label"]
 
@@ -193,7 +193,7 @@ def explain_starts(device: Device, awaited: Int64s | None, rules: TimelineRules)
     if awaited is None:
         bound_ns = np.maximum(ready_ns, before_ns)
         is_odd = device.start - bound_ns > np.where(ready_ns >= before_ns, usual_delay - floor, usual_gap)
-        awaited = _inferred_waits(device, bound_ns, is_odd, rules.wait_seen_ns)
+        awaited = _infer_waits(device, bound_ns, is_odd, rules.wait_seen_ns)
     wait_ns = _end_of(device, awaited)
     usual_wait = max(rules.stream_lag_ns, _usual((device.start - wait_ns)[(awaited >= 0) & (wait_ns <= device.start)]))
     excess = np.stack(
@@ -272,7 +272,7 @@ def _by_stream(device: Device) -> list[Int64s]:
     return [part for part in np.split(np.arange(device.num_tasks), borders) if len(part)]
 
 
-def _inferred_waits(device: Device, bound_ns: Int64s, is_odd: NDArray[np.bool_], seen_ns: int) -> Int64s:
+def _infer_waits(device: Device, bound_ns: Int64s, is_odd: NDArray[np.bool_], seen_ns: int) -> Int64s:
     """Find for oddly late tasks one of another stream, launched earlier, that ended just before them."""
     awaited = np.full(device.num_tasks, -1, np.int64)
     if len(device.streams) < 2:
@@ -284,7 +284,7 @@ def _inferred_waits(device: Device, bound_ns: Int64s, is_odd: NDArray[np.bool_],
         order = order[np.argsort(device.end[order], kind="stable")]
         asking = late[device.stream[late] == stream]
         since = np.maximum(device.start[asking] - seen_ns, bound_ns[asking])
-        result = latest_ended(
+        result = find_last_ended_task(
             device.end[order],
             device.start[order],
             device.launch_ns[order],

@@ -64,7 +64,7 @@ class Edges:
         """The columns in order."""
         return self.src, self.dst, self.kind, self.lag_ns, self.from_start
 
-    def named(self) -> dict[str, Any]:
+    def columns_by_name(self) -> dict[str, Any]:
         """The columns by name."""
         return dict(zip(self.__slots__, self.columns(), strict=True))
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from windtunnel.sources.timeline.recorded import Span
 
-__all__ = ["QUARTILES", "describe", "length_ns", "merged", "shared_ns"]
+__all__ = ["QUARTILES", "describe", "exclusive_ns_by_set", "length_ns", "merge_intervals"]
 
 Int64s = NDArray[np.int64]
 QUARTILES = {"min": 0.0, "p25": 25.0, "p50": 50.0, "p75": 75.0, "max": 100.0}
 
 
-def merged(start: Int64s, end: Int64s) -> Span:
+def merge_intervals(start: Int64s, end: Int64s) -> Span:
     """Intervals without overlap that cover the same time, in order; those that touch are one."""
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
@@ -32,7 +32,7 @@ def length_ns(span: Span) -> int:
     return int((span.end - span.start).sum())
 
 
-def shared_ns(spans: list[Span]) -> Int64s:
+def exclusive_ns_by_set(spans: list[Span]) -> Int64s:
     """Time in which only certain sets of merged intervals run: entry ``m`` is for those of the bits of ``m``."""
     bits = np.concatenate([np.repeat([1 << index, -(1 << index)], len(span.start)) for index, span in enumerate(spans)])
     times = np.concatenate([np.concatenate(span) for span in spans])

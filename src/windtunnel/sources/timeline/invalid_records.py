@@ -16,13 +16,13 @@ from windtunnel.sources.timeline.events import Category, Events
 from windtunnel.sources.timeline.slices import TOLERANCE_NS
 from windtunnel.units import format_duration
 
-__all__ = ["clip_ends", "leave_out_lost", "skew_warning"]
+__all__ = ["clip_ends", "drop_lost_records", "skew_warning"]
 
 # D device tasks, ordered by stream and start
 Int64s = NDArray[np.int64]
 
 
-def leave_out_lost(events: Events) -> tuple[Events, str]:
+def drop_lost_records(events: Events) -> tuple[Events, str]:
     """Ignore device records of time 0 and duration 0, which stand for records that were lost; says how many."""
     category = events.category
     is_lost = events.is_device & (events.start_ns == 0) & (events.duration_ns == 0)

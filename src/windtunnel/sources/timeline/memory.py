@@ -79,7 +79,7 @@ def _columns(host: Host, owner: Int64s, change: Int64s, pairs: Int64s, base: int
     output, freed, workspace = (np.zeros(host.num_slices, np.int64) for _ in range(3))
     np.add.at(output, source[outlives | is_kept], size[outlives | is_kept])
     np.add.at(freed, target[outlives & ~is_kept], size[outlives & ~is_kept])
-    np.maximum.at(workspace, owner[owner >= 0], _risen(owner, change)[owner >= 0])
+    np.maximum.at(workspace, owner[owner >= 0], _bytes_above_start(owner, change)[owner >= 0])
     columns = {
         "output_bytes": output,
         "workspace_bytes": np.maximum(workspace - output, 0),
@@ -88,7 +88,7 @@ def _columns(host: Host, owner: Int64s, change: Int64s, pairs: Int64s, base: int
     return Memory(columns, source[outlives], target[outlives], base)
 
 
-def _risen(owner: Int64s, change: Int64s) -> Int64s:
+def _bytes_above_start(owner: Int64s, change: Int64s) -> Int64s:
     """Bytes at each record [M] above those when its slice made its first change."""
     order = np.argsort(owner, kind="stable")
     total = np.cumsum(change[order])

@@ -18,7 +18,7 @@ from windtunnel.sources.timeline.device import find_device, match_calls
 from windtunnel.sources.timeline.events import MISSING, Category, Events
 from windtunnel.sources.timeline.names import matching
 
-__all__ = ["NO_CALL", "KernelKind", "Recorded", "Span", "find_recorded", "times_of"]
+__all__ = ["NO_CALL", "KernelKind", "Recorded", "Span", "find_recorded_events", "times_of"]
 
 # N rows, K device events
 Int64s = NDArray[np.int64]
@@ -68,7 +68,7 @@ class Recorded:
     left_out: int
 
 
-def find_recorded(events: Events, *, like_hta: bool) -> Recorded:
+def find_recorded_events(events: Events, *, like_hta: bool) -> Recorded:
     """Find the device events of one rank, without those of its last profiler step, which may be cut.
 
     Parameters

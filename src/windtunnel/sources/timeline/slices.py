@@ -204,7 +204,9 @@ def assign_lanes(stream: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints
 
 
 @njit(cache=True)
-def latest_ended(ends: Ints, starts: Ints, launches: Ints, until: Ints, since: Ints, launched_before: Ints) -> Ints:
+def find_last_ended_task(
+    ends: Ints, starts: Ints, launches: Ints, until: Ints, since: Ints, launched_before: Ints
+) -> Ints:
     """Find for each query the last task that ended in [since, until] and was launched before a time; else -1.
 
     ``ends`` is sorted; ``starts`` are the tasks' own starts (a task never waits for one that began later than

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.sources.timeline.intervals import QUARTILES, describe, length_ns, merged, shared_ns
+from windtunnel.sources.timeline.intervals import QUARTILES, describe, exclusive_ns_by_set, length_ns, merge_intervals
 from windtunnel.sources.timeline.recorded import NO_CALL, KernelKind, Recorded, Span
 
 __all__ = ["TABLES", "TableRules", "TraceTables", "make_tables"]
@@ -92,7 +92,7 @@ class TraceTables:
 
 def _temporal(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
     for rank in ranks:
-        busy = merged(*rank.span)
+        busy = merge_intervals(*rank.span)
         span_ns = int(busy.end[-1] - busy.start[0]) if len(busy.start) else 0
         idle_ns = span_ns - length_ns(busy)
         compute_ns = length_ns(_of_kind(rank, KernelKind.COMPUTATION))
@@ -108,7 +108,7 @@ def _temporal(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
 
 def _of_kind(one: Recorded, kind: KernelKind) -> Span:
     selected = one.kind == kind
-    return merged(one.span.start[selected], one.span.end[selected])
+    return merge_intervals(one.span.start[selected], one.span.end[selected])
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -146,7 +146,7 @@ def _streams(one: Recorded, among: NDArray[np.bool_]) -> Iterator[tuple[str, Int
 def _overlap(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
     for rank in ranks:
         spans = [_of_kind(rank, kind) for kind in (KernelKind.COMMUNICATION, KernelKind.COMPUTATION)]
-        communication_ns, overlapped_ns = length_ns(spans[0]), int(shared_ns(spans)[3])
+        communication_ns, overlapped_ns = length_ns(spans[0]), int(exclusive_ns_by_set(spans)[3])
         row = {"rank": rank.rank, "communication_ns": communication_ns, "overlapped_ns": overlapped_ns}
         yield {**row, "overlap_ratio": _ratio(overlapped_ns, communication_ns)}
 
@@ -180,7 +180,7 @@ def _queue(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
             yield {"rank": rank.rank, "stream": stream, "num_changes": spread.pop("count"), **spread}
 
 
-def _launched(one: Recorded) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+def _launch_times(one: Recorded) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """Rows of events with their launch here, the call's and the event's duration, and the delay between the two."""
     rows = np.flatnonzero((one.call.start != NO_CALL) & ~one.is_sync)
     call_ns = one.call.end[rows] - one.call.start[rows]
@@ -190,7 +190,7 @@ def _launched(one: Recorded) -> tuple[Int64s, Int64s, Int64s, Int64s]:
 
 def _launches(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
     for rank in ranks:
-        rows, *times = _launched(rank)
+        rows, *times = _launch_times(rank)
         for row, call_ns, device_ns, delay_ns in zip(rows.tolist(), *(t.tolist() for t in times), strict=True):
             names = {"call": rank.names[rank.call_name[row]], "name": rank.names[rank.name[row]]}
             times_of_one = {"call_ns": call_ns, "device_ns": device_ns, "delay_ns": delay_ns}
@@ -199,7 +199,7 @@ def _launches(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
 
 def _launch(ranks: Sequence[Recorded], rules: TableRules) -> Iterator[Row]:
     for rank in ranks:
-        rows, call_ns, device_ns, delay_ns = _launched(rank)
+        rows, call_ns, device_ns, delay_ns = _launch_times(rank)
         yield {
             "rank": rank.rank,
             "num_launches": len(rows),
@@ -247,7 +247,7 @@ def _sums(duration: Int64s) -> Row:
 
 def _kinds(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
     kinds = (KernelKind.COMPUTATION, KernelKind.COMMUNICATION, KernelKind.MEMORY)
-    total = np.sum([shared_ns([_of_kind(rank, kind) for kind in kinds]) for rank in ranks], axis=0)
+    total = np.sum([exclusive_ns_by_set([_of_kind(rank, kind) for kind in kinds]) for rank in ranks], axis=0)
     for mask in np.argsort(-total, kind="stable").tolist():
         if total[mask]:
             named = [kind.name.lower() for index, kind in enumerate(kinds) if mask >> index & 1]

@@ -76,7 +76,7 @@ def find_hand_offs(
                 _blocks_inside_gaps(item, other, rules.cover_ratio, edges, explained)
     for item in threads:
         _returns_after_work(item, threads, collective, rules, edges, explained)
-    _issued_collectives(threads, issues, collective, edges, explained)
+    _link_issued_collectives(threads, issues, collective, edges, explained)
     _first_slices(threads, edges, explained)
     pairs = np.array(list(edges), np.int64).reshape(-1, 2)
     lags = np.array([lag for lag, _ in edges.values()], np.int64)
@@ -135,7 +135,7 @@ def _returns_after_work(
             explained.add(int(after[gap]))
 
 
-def _issued_collectives(
+def _link_issued_collectives(
     threads: list[_Thread], issues: NDArray[np.bool_], collective: NDArray[np.bool_], edges: Edges, explained: set[int]
 ) -> None:
     """Each host collective starts after the operator of another thread that issued it."""

@@ -17,7 +17,7 @@ from windtunnel.sources.timeline.device import NEVER, Device, match_calls
 from windtunnel.sources.timeline.events import MISSING, Category, Events, SyncKind
 from windtunnel.sources.timeline.names import matching
 from windtunnel.sources.timeline.rules import TimelineRules
-from windtunnel.sources.timeline.slices import TOLERANCE_NS, latest_ended
+from windtunnel.sources.timeline.slices import TOLERANCE_NS, find_last_ended_task
 
 __all__ = ["HostWaits", "StreamWaits", "find_host_waits", "find_stream_waits"]
 
@@ -153,13 +153,15 @@ def find_host_waits(events: Events, device: Device, rules: TimelineRules) -> Hos
     """Find the calls that return only after device tasks, at most ``return_ns`` after, and those tasks."""
     return_ns = rules.return_ns
     tasks_of: dict[int, list[int]] = dict(_copies(events, device, return_ns))
-    for call, tasks in _told_waits(events, device):
+    for call, tasks in _iter_recorded_waits(events, device):
         tasks_of.setdefault(call, []).extend(tasks)
-    inferred = dict(_inferred_waits(events, device, set(tasks_of), return_ns))
+    inferred = dict(_infer_waits(events, device, set(tasks_of), return_ns))
     tasks_of |= inferred
     room = [item for item in _waits_for_room(events, device, rules) if item[0] not in tasks_of]
     tasks_of |= {call: [task] for call, task, _ in room}
-    return _reduced(events, device, tasks_of, set(inferred), {call: own_ns for call, _, own_ns in room}, return_ns)
+    return _split_host_waits(
+        events, device, tasks_of, set(inferred), {call: own_ns for call, _, own_ns in room}, return_ns
+    )
 
 
 def _waits_for_room(events: Events, device: Device, rules: TimelineRules) -> Iterator[tuple[int, int, int]]:
@@ -203,7 +205,7 @@ def _copies(events: Events, device: Device, return_ns: int) -> Iterator[tuple[in
         yield int(device.call[task]), [task]
 
 
-def _told_waits(events: Events, device: Device) -> Iterator[tuple[int, list[int]]]:
+def _iter_recorded_waits(events: Events, device: Device) -> Iterator[tuple[int, list[int]]]:
     """Calls and their tasks as notes of waits tell them."""
     syncs, launched = _Syncs(events, device), _Launched(device, events.thread)
     for i, kind in enumerate(syncs.kind):
@@ -220,13 +222,13 @@ def _told_waits(events: Events, device: Device) -> Iterator[tuple[int, list[int]
         yield syncs.call[i], [task for task in tasks if task >= 0]
 
 
-def _inferred_waits(events: Events, device: Device, known: set[int], return_ns: int) -> Iterator[tuple[int, list[int]]]:
+def _infer_waits(events: Events, device: Device, known: set[int], return_ns: int) -> Iterator[tuple[int, list[int]]]:
     """Calls whose name says that they wait, without a note, and the tasks that ended just before."""
     calls = np.flatnonzero((events.category == Category.CALL) & matching(events.names, _SYNC_CALL)[events.name])
     calls = calls[~np.isin(calls, list(known))] if known else calls
     start, finish = events.start_ns[calls], events.start_ns[calls] + events.duration_ns[calls]
     order = np.argsort(device.end, kind="stable")
-    result = latest_ended(
+    result = find_last_ended_task(
         device.end[order],
         device.start[order],
         device.launch_ns[order],
@@ -246,7 +248,7 @@ def _inferred_waits(events: Events, device: Device, known: set[int], return_ns: 
             yield call, [int(order[position])] if position >= 0 else []
 
 
-def _reduced(
+def _split_host_waits(
     events: Events,
     device: Device,
     tasks_of: dict[int, list[int]],

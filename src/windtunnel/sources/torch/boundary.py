@@ -94,7 +94,7 @@ class BoundaryFinder:
             if not steps or last != self.history[-2 * period : -period]:
                 continue
             if self.known_optimizers <= steps or length >= _PATIENCE + 4 * period:
-                self._pattern = _rotated(_root(last))
+                self._pattern = _rotate_to_start(_root(last))
                 return
 
     def _after_learning(self) -> Found:
@@ -167,7 +167,7 @@ def _root(period: list[Token]) -> list[Token]:
     return next(period[:length] for length in lengths if period[:length] * (len(period) // length) == period)
 
 
-def _rotated(period: list[Token]) -> list[Token]:
+def _rotate_to_start(period: list[Token]) -> list[Token]:
     """The pattern from its natural beginning on."""
     count = Counter(period)
     begins = [index for index, token in enumerate(period) if token.kind == "next" and period[index - 1].kind == "step"]

@@ -25,7 +25,7 @@ from windtunnel.sources.torch.kernels import describe_event, kernel_name, opaque
 from windtunnel.sources.torch.loader import Loading, with_workers
 from windtunnel.sources.torch.memory import MemoryUse, account
 from windtunnel.sources.torch.ops import Operator, Role, resolve_recipes
-from windtunnel.sources.torch.overhead import calibrate, central, correct, held_out
+from windtunnel.sources.torch.overhead import calibrate, central, correct, select_validation_iterations
 from windtunnel.sources.torch.phase_and_layer import layers_of, parameter_storages, phases_of
 from windtunnel.sources.torch.profile import ITERATION, Events
 from windtunnel.sources.torch.program import (
@@ -87,7 +87,7 @@ def build_graph(recording: Recording) -> Graph:
         slices_IP = slices_IP - sent.waits_ns
     bare = np.array(recording.bare_ns, dtype=np.int64)
     # some bare iterations are held out, to say honestly how well the others predict them
-    seen = bare[~held_out(len(bare))]
+    seen = bare[~select_validation_iterations(len(bare))]
     parts = _stretches(recording, slices_IP)
     is_disturbed = "lost_ratio" in disturbance
     if sent is not None or is_disturbed:  # what a bare iteration took contains waiting
@@ -100,11 +100,11 @@ def build_graph(recording: Recording) -> Graph:
     else:
         duration = _round_to_sum(corrected_IP[selected].mean(axis=0))
     main_slice = _main_slices(thread, duration)
-    duration, corrected_IP = _gathered(thread, main_slice, duration, corrected_IP)
+    duration, corrected_IP = _gather_own_time(thread, main_slice, duration, corrected_IP)
     flow = trace_flow(thread.points, thread.operators, main_slice)
     memory = account(recording.rich, thread.points, thread.operators, main_slice, flow, thread.number, thread.names)
     columns = _columns(thread, duration, corrected_IP, main_slice, flow, memory)
-    kept = _kept(columns, flow)
+    kept = _select_slices(columns, flow)
     program, call_of, repeated = keep_program(recording.rich, recording.discovery, recording.operators)
     columns["call"] = np.array(calls_of_slices(recording.rich, thread.points, call_of), dtype=np.int32)
     if repeated:
@@ -194,7 +194,7 @@ def _working(thread: _Thread) -> NDArray[np.bool_]:
 def _stretches(recording: Recording, slices_IP: Int) -> Stretches | None:
     light = list(zip(recording.light_ns, recording.light_marks, strict=True))
     bare = list(zip(recording.bare_ns, recording.bare_marks, strict=True))
-    aside = held_out(len(bare))
+    aside = select_validation_iterations(len(bare))
     return stretches(slices_IP, light, [row for row, unseen in zip(bare, aside, strict=True) if not unseen])
 
 
@@ -216,7 +216,7 @@ def _main_slices(thread: _Thread, duration: Int) -> list[int]:
     return best
 
 
-def _gathered(thread: _Thread, main_slice: list[int], duration: Int, samples_IP: Int) -> tuple[Int, Int]:
+def _gather_own_time(thread: _Thread, main_slice: list[int], duration: Int, samples_IP: Int) -> tuple[Int, Int]:
     """All own time of an operator that computes in its main slice.
 
     A convolution's backward pass computes a gradient, asks for room, and computes the other one: one task, one price.
@@ -238,7 +238,7 @@ def _columns(
     points = thread.points
     count = points.num_slices
     owner = points.owner[:count].tolist()
-    shown = [_shown_event(points, index) for index in range(count)]
+    shown = [_find_labeling_event(points, index) for index in range(count)]
     is_main = [main_slice[event] == index and event > 0 for index, event in enumerate(owner)]
     works = [main and _computes(thread, event) for event, main in zip(owner, is_main, strict=True)]
     details = [thread.operators[event] if main else _NOTHING for event, main in zip(owner, works, strict=True)]
@@ -276,7 +276,7 @@ def _columns(
 _NOTHING = Operator(Role.NONE)
 
 
-def _shown_event(points: Points, place: int) -> int:
+def _find_labeling_event(points: Points, place: int) -> int:
     """The event that says phase and layer: Python between operators belongs to the one that it prepares."""
     event = int(points.owner[place])
     if event > 0:
@@ -302,7 +302,7 @@ def _parameter_bytes(operator: Operator, parameters: frozenset[int]) -> int:
     return sum(span.num_bytes for span in spans)
 
 
-def _kept(columns: dict[str, Any], flow: Flow) -> NDArray[np.bool_]:
+def _select_slices(columns: dict[str, Any], flow: Flow) -> NDArray[np.bool_]:
     """Slices that took time or matter for data; the others were only the profiler's."""
     touched = np.zeros(len(columns["name"]), dtype=bool)
     edges = np.array([*flow.data, *flow.control], dtype=np.int64).reshape(-1, 2)

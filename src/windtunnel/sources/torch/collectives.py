@@ -88,12 +88,12 @@ def transfers(
     InputError
         The iteration that was profiled sent other messages than the one in which they were noted.
     """
-    events = [row for row, name in enumerate(names) if _issued(name)]
+    events = [row for row, name in enumerate(names) if _message_of_event(name)]
     if not events:
         return None
-    _require_same([_issued(names[row]) for row in events], [message.op for message in messages])
+    _require_same([_message_of_event(names[row]) for row in events], [message.op for message in messages])
     issue, leave = points.enter[events], points.leave[events]
-    known = _known_waits(names, points, events, messages)
+    known = _find_marked_waits(names, points, events, messages)
     end_IC = np.stack([_ends(*profile, messages) for profile in profiles])
     told_IC = np.where(known >= 0, times_IP[:, np.maximum(known, 0) + 1], times_IP[:, leave])
     end_IC = np.where(end_IC == _UNKNOWN_NS, told_IC, end_IC)
@@ -107,7 +107,7 @@ def transfers(
     return Transfers(tuple(messages), issue, wait, own_IC, begin_IC, times_IP, _waits(times_IP, end_IC, wait))
 
 
-def _issued(name: str) -> str:
+def _message_of_event(name: str) -> str:
     """The message that an event issues; empty if none."""
     return OPS.get(name.removeprefix(_ISSUE), "") if name.startswith(_ISSUE) else ""
 
@@ -161,7 +161,7 @@ def _begins(issued_IC: Int, end_IC: Int, alone: NDArray[np.bool_]) -> Int:
     return begin
 
 
-def _known_waits(names: Sequence[str], points: Points, events: Sequence[int], messages: Sequence[Message]) -> Int:
+def _find_marked_waits(names: Sequence[str], points: Points, events: Sequence[int], messages: Sequence[Message]) -> Int:
     """The slice that waits for each message [C] where the program shows it, else -1.
 
     A message between two ranks: the n-th wait of its kind. A functional collective: the next ``wait_tensor`` that none
@@ -192,7 +192,7 @@ def _waiting_slices(times_IP: Int, end_IC: Int, leave: Int, works: NDArray[np.bo
         own = idle[idle >= min(first, last)]
         if not len(own):
             continue
-        held = np.array([_held(row, own, end) for row, end in zip(times_IP, end_IC[:, index], strict=True)])
+        held = np.array([_find_end_slice(row, own, end) for row, end in zip(times_IP, end_IC[:, index], strict=True)])
         result, votes = np.unique(held[held >= 0], return_counts=True)
         if not len(result) or votes.max() < _VOTES * len(held):
             continue
@@ -204,7 +204,7 @@ def _waiting_slices(times_IP: Int, end_IC: Int, leave: Int, works: NDArray[np.bo
     return wait
 
 
-def _held(times: Int, idle: Int, end: int) -> int:
+def _find_end_slice(times: Int, idle: Int, end: int) -> int:
     """The slice that a message ends in, or just after it: its carrier goes on after the waiter; -1 where that works."""
     place = int(np.searchsorted(times[idle], end, "right")) - 1
     if place < 0:
@@ -279,9 +279,11 @@ def with_transfers(graph: Graph, found: Transfers, kept: NDArray[np.bool_], chos
     begun_ns = _mean(found.times_ns[chosen] - found.times_ns[chosen][:, :1])
     measured = graph.tasks.replace(start_ns=np.append(begun_ns[:-1][kept], graph.tasks["start_ns"][kept.sum() :]))
     return Graph.from_columns(
-        tasks=measured.concat(Table.typed(_columns(graph, found, issue, groups, chosen), TASK_COLUMNS), TASK_COLUMNS),
-        edges=graph.edges.concat(Table.typed(edges, EDGE_COLUMNS), EDGE_COLUMNS),
-        resources=graph.resources.concat(Table.typed(network, RESOURCE_COLUMNS), RESOURCE_COLUMNS),
+        tasks=measured.concat(
+            Table.from_columns(_columns(graph, found, issue, groups, chosen), TASK_COLUMNS), TASK_COLUMNS
+        ),
+        edges=graph.edges.concat(Table.from_columns(edges, EDGE_COLUMNS), EDGE_COLUMNS),
+        resources=graph.resources.concat(Table.from_columns(network, RESOURCE_COLUMNS), RESOURCE_COLUMNS),
         meta=graph.meta.with_entries({"groups": groups, "origin_ns": origin_ns}),
     )
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-__all__ = ["SuspendedCall", "aside", "not_compiled", "uncompiled"]
+__all__ = ["SuspendedCall", "aside", "exclude_from_compilation", "run_eagerly"]
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def run_eagerly() -> Iterator[None]:
     """Within, everything that ``torch.compile`` made runs as plain Python; what is compiled stays so and is used again.
 
     Module hooks are called then, and no guard of compiled code fails because of them.
@@ -79,7 +79,7 @@ class SuspendedCall:
             self._frames.set_eval_frame(None)
 
 
-def not_compiled(function: Callable[..., Any]) -> None:
+def exclude_from_compilation(function: Callable[..., Any]) -> None:
     """Have the compiler run this function as it is; what it calls may still be compiled."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     frames = sys.modules.get("torch._dynamo.eval_frame")

@@ -92,11 +92,11 @@ class CompiledRegions:
         original = torch.compile
 
         @functools.wraps(original)
-        def compile_seen(*args: Any, **kwargs: Any) -> Any:
+        def compile_and_patch(*args: Any, **kwargs: Any) -> Any:
             self._patch_dynamo()
             return original(*args, **kwargs)
 
-        torch.compile = compile_seen
+        torch.compile = compile_and_patch
         self._undo.append(lambda: setattr(torch, "compile", original))
 
     def remove(self) -> None:
@@ -123,13 +123,13 @@ class CompiledRegions:
             return
 
         def call_compiler(output: Any, graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
-            return self._seen(graph, original(output, graph, example_inputs))
+            return self._register_region(graph, original(output, graph, example_inputs))
 
         call_compiler.regions = self  # type: ignore[attr-defined]
         setattr(OutputGraph, "_call_user_compiler", call_compiler)  # noqa: B010
         self._undo.append(lambda: setattr(OutputGraph, "_call_user_compiler", original))
 
-    def _seen(self, graph: torch.fx.GraphModule, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _register_region(self, graph: torch.fx.GraphModule, function: Callable[..., Any]) -> Callable[..., Any]:
         region = _Region(len(self._regions), graph, function, list(_sources(graph)))
         self._regions.append(region)
 
@@ -192,10 +192,10 @@ class CompiledRegions:
         text = _PARTS.sub(r".\1", text)
         for root in sorted(self._roots, key=len, reverse=True):
             if text == root or text.startswith(root + "."):
-                return _joined(self._roots[root], text[len(root) + 1 :]) or self._title
+                return _join_path(self._roots[root], text[len(root) + 1 :]) or self._title
         return next(iter(self._roots.values())) or self._title if len(self._roots) == 1 else ""
 
-    def traced(self, paths: Mapping[int, str]) -> set[int]:
+    def modules_in_regions(self, paths: Mapping[int, str]) -> set[int]:
         """Modules, by identity, that lie within compiled code: a hook on them would have it compiled anew."""
         roots = set(self._roots.values())
         if "" in roots:
@@ -249,5 +249,5 @@ def _without_common_end(text: str, path: str) -> tuple[str, str]:
     return ".".join(first), ".".join(second)
 
 
-def _joined(root: str, rest: str) -> str:
+def _join_path(root: str, rest: str) -> str:
     return f"{root}.{rest}" if root and rest else root or rest

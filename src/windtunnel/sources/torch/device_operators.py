@@ -71,7 +71,7 @@ def attention(
     plain = query.dim() == 4 and key.size(-1) == value.size(-1) == width and width % _ALIGNED == 0
     is_half, is_grouped = query.dtype in _HALVES, enable_gqa and query.size(-3) != key.size(-3)
     if not plain or width > _MOST_WIDTH or (is_grouped and not is_half):
-        return _unchanged(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _call_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     aten = torch.ops.aten
     if attn_mask is None and is_half:
         return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
@@ -83,7 +83,7 @@ def attention(
     return run(query, key, value, mask, keeps, dropout_p, is_causal, scale=scale)[0]
 
 
-def _unchanged(*args: Any, **kwargs: Any) -> Any:
+def _call_attention(*args: Any, **kwargs: Any) -> Any:
     with torch._C.DisableTorchFunction():
         return _ATTENTION(*args, **kwargs)
 

@@ -97,12 +97,12 @@ class DeviceRecorder:
             self._enter(_Phase.TRACE)
             self._restart()
         elif self._phase is _Phase.TRACE:
-            self._traced(is_regular)
+            self._continue_tracing(is_regular)
 
     def _enter(self, phase: _Phase) -> None:
         self._phase, self._turn = phase, 0
 
-    def _traced(self, is_regular: bool) -> None:
+    def _continue_tracing(self, is_regular: bool) -> None:
         self._unmark()
         if not is_regular:  # the trace begins anew
             self._turn = 0
@@ -177,7 +177,7 @@ class DeviceRecorder:
             hardware={**host_facts(), **result.meta.hardware},
             iteration_ns=summary_ns(self.bare_ns),
             overhead={**result.meta.overhead, **known, "note": "; ".join(notes)},
-            optimizers=_as_run(keep_optimizers(self._discovery)),
+            optimizers=_set_default_foreach(keep_optimizers(self._discovery)),
             models=keep_models(self._discovery),
             memory_base_bytes=self._discovery.resident_bytes(),
         )
@@ -194,7 +194,7 @@ def _without_profiler(traced: Graph, step_ns: float) -> Graph:
         return result.with_meta(overhead={**result.meta.overhead, "note": note})
 
 
-def _as_run(optimizers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _set_default_foreach(optimizers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """With the implementation that torch takes on a device where none is asked for."""
     for optimizer in optimizers:
         for group in optimizer["groups"]:

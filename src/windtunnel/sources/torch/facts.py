@@ -14,8 +14,8 @@ import torch
 
 from windtunnel import hardware
 from windtunnel.hardware.host import processor_name
-from windtunnel.measure.disturbance import disturbed_reach
-from windtunnel.sources.torch.overhead import Correction, held_out
+from windtunnel.measure.disturbance import disturbance_log_error
+from windtunnel.sources.torch.overhead import Correction, select_validation_iterations
 from windtunnel.sources.torch.precision import precision
 from windtunnel.sources.torch.recording import Recording
 
@@ -40,7 +40,7 @@ def facts_of(
 ) -> dict[str, Any]:
     """All of it."""
     bare = recording.bare_ns
-    aside = [elapsed for elapsed, unseen in zip(bare, held_out(len(bare)), strict=True) if unseen]
+    aside = [elapsed for elapsed, unseen in zip(bare, select_validation_iterations(len(bare)), strict=True) if unseen]
     profiled = summary_ns(recording.light_ns or [recording.rich_ns])
     overhead: dict[str, Any] = correction.as_meta()
     overhead["num_profiled_iterations"] = num_samples
@@ -58,7 +58,7 @@ def facts_of(
     if missing := disturbance.get(
         "lost_ratio"
     ):  # what a quiet machine is estimated to take, and how well that is known
-        factor = math.exp(disturbed_reach(missing))
+        factor = math.exp(disturbance_log_error(missing))
         ends = {"low": int(replayed_ns / factor), "high": int(replayed_ns * factor)}
         measured = {**measured, "median": replayed_ns, **ends}
     return {

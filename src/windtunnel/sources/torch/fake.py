@@ -50,12 +50,12 @@ def fake_capture(build: Callable[[], Any], *, progress: Progress | None = None) 
         PyTorch is not installed.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.dry.no_compute import uncomputed
+    from windtunnel.sources.dry.no_compute import skip_compute
     from windtunnel.sources.dry.values import Values
     from windtunnel.sources.torch.recorder import Recorder
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
-    with uncomputed(Values(guesses=True), maps_devices=False):
+    with skip_compute(Values(guesses=True), maps_devices=False):
         built = build()
         models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
         recorder.recording.discovery.add(models, optimizers)
@@ -89,16 +89,16 @@ def fake_capture_script(
         The file is not there or is no Python; the script needs values; it ended before an iteration was whole.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.dry.no_compute import run_uncomputed
+    from windtunnel.sources.dry.no_compute import run_without_compute
     from windtunnel.sources.torch.recorder import Recorder
-    from windtunnel.sources.torch.script import RecorderPilot, checked_script
+    from windtunnel.sources.torch.script import RecorderPilot, check_script
 
-    script = checked_script(path)
+    script = check_script(path)
 
     def make_pilot(_: Any) -> RecorderPilot:
         return RecorderPilot(Recorder(iterations=0, warmup=1, progress=progress, is_fake=True))
 
-    ended, pilot = run_uncomputed(script, argv, make_pilot, guesses=guesses)
+    ended, pilot = run_without_compute(script, argv, make_pilot, guesses=guesses)
     recorder = pilot.recorder
     if recorder.recording.rich is None:
         message, fix = ended.reason("iterations")

@@ -34,7 +34,7 @@ def as_if_real(events: Events) -> Events:
     named = {name: getattr(events, name)[kept] for name in columns}
     seen = replace(events, names=[events.names[row] for row in kept.tolist()], **named, nodes={})
     nodes = {item: events.nodes[item] for item in seen.record_id.tolist() if item in events.nodes}
-    seen = replace(seen, nodes=_nested(seen, nodes))
+    seen = replace(seen, nodes=_nest_nodes(seen, nodes))
     _Storages().assign(seen)
     return seen
 
@@ -51,7 +51,7 @@ def _inside_dispatch(events: Events) -> NDArray[np.bool_]:
     return hidden
 
 
-def _nested(events: Events, nodes: dict[int, Node]) -> dict[int, Node]:
+def _nest_nodes(events: Events, nodes: dict[int, Node]) -> dict[int, Node]:
     """The nodes, each below the nearest one that is still there."""
     result: dict[int, Node] = {}
     open_rows: dict[int, list[tuple[int, int]]] = {}  # by thread: (end, node id)

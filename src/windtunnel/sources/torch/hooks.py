@@ -26,7 +26,7 @@ from typing import Any
 from windtunnel.base.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.sources.torch.boundary import BoundaryFinder, Found, Token
-from windtunnel.sources.torch.compile_boundaries import SuspendedCall, aside, not_compiled
+from windtunnel.sources.torch.compile_boundaries import SuspendedCall, aside, exclude_from_compilation
 
 __all__ = ["StepHooks", "loop_loaders", "steps_per_epoch"]
 
@@ -144,7 +144,7 @@ class StepHooks:
     def _patch_optimizers(self) -> None:
         from torch.optim import Optimizer
 
-        def patched_construction(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patch_construction(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
                 original(optimizer, *args, **kwargs)
@@ -152,7 +152,7 @@ class StepHooks:
 
             return construct
 
-        def patched_hooking(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patch_hooking(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def hook_step(optimizer: Any) -> None:
                 original(optimizer)
@@ -160,8 +160,8 @@ class StepHooks:
 
             return hook_step
 
-        self._patch(Optimizer, "__init__", patched_construction)
-        self._patch(Optimizer, "_patch_step_function", patched_hooking)
+        self._patch(Optimizer, "__init__", patch_construction)
+        self._patch(Optimizer, "_patch_step_function", patch_hooking)
         for cls in _subclasses(Optimizer):
             if getattr(cls.__dict__.get("step"), "hooked", False):
                 self._patch_step(cls)
@@ -170,17 +170,17 @@ class StepHooks:
         if getattr(cls.step, "is_windtunnel", False):  # type: ignore[attr-defined]
             return  # by itself, or by the class that it inherits from
 
-        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patch_step(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
                 return aside(self._step, optimizer, functools.partial(original, optimizer, *args, **kwargs))
 
             step.is_windtunnel = True  # type: ignore[attr-defined]
-            not_compiled(step)
+            exclude_from_compilation(step)
             self._not_compiled.append(step)
             return step
 
-        self._patch(cls, "step", patched)
+        self._patch(cls, "step", patch_step)
 
     def _step(self, optimizer: Any, step: SuspendedCall) -> Any:
         if not self._is_home():
@@ -216,11 +216,11 @@ class StepHooks:
         from torch.utils.data import DataLoader
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        def patched_construction(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patch_construction(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def construct(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
                 if self._is_home() and self._on_loader is not None:
-                    kwargs = self._on_loader({"dataset": dataset, **_named(args, kwargs)})
+                    kwargs = self._on_loader({"dataset": dataset, **_name_loader_arguments(args, kwargs)})
                     dataset, args = kwargs.pop("dataset"), ()
                 original(loader, dataset, *args, **kwargs)
                 if self._is_home():
@@ -228,15 +228,15 @@ class StepHooks:
 
             return construct
 
-        def patched_next(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def fetch(iterator: Any) -> Any:
                 return self._next(iterator, functools.partial(original, iterator))
 
             return fetch
 
-        self._patch(DataLoader, "__init__", patched_construction)
-        self._patch(_BaseDataLoaderIter, "__next__", patched_next)
+        self._patch(DataLoader, "__init__", patch_construction)
+        self._patch(_BaseDataLoaderIter, "__next__", patch_next)
 
     def _next(self, iterator: Any, fetch: Callable[[], Any]) -> Any:
         if not self._is_home() or self._depth["next"] or self._depth["step"]:
@@ -257,9 +257,9 @@ class StepHooks:
     def _patch_compiler(self) -> None:
         import torch
 
-        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patch_compile(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
-            def compile_unwatched(model: Any = None, **options: Any) -> Any:
+            def compile_model(model: Any = None, **options: Any) -> Any:
                 # the compiler would trace the hooks too, and break its graphs at them
                 if self._is_home():
                     if isinstance(model, torch.nn.Module) and not any(model is known for known in self.models):
@@ -267,12 +267,12 @@ class StepHooks:
                     self.unwatch_modules()
                 compiled = original(model, **options)
                 for step in self._not_compiled:
-                    not_compiled(step)
+                    exclude_from_compilation(step)
                 return compiled
 
-            return compile_unwatched
+            return compile_model
 
-        self._patch(torch, "compile", patched)
+        self._patch(torch, "compile", patch_compile)
 
     def _watch_modules(self) -> None:
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -316,7 +316,7 @@ class StepHooks:
     def _patch_backward(self) -> None:
         import torch
 
-        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def backward(*args: Any, **kwargs: Any) -> Any:
                 if not self._is_home():
@@ -332,7 +332,7 @@ class StepHooks:
 
             return backward
 
-        self._patch(torch.autograd, "backward", patched)
+        self._patch(torch.autograd, "backward", patch_backward)
 
     def _patch(self, owner: Any, name: str, wrapper: Wrapper) -> None:
         # what is inherited is given back by deleting, so that no class keeps a function of another one
@@ -357,7 +357,7 @@ _LOADER_ARGUMENTS = (
 )
 
 
-def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _name_loader_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """A ``DataLoader``'s arguments after the data set, all by name."""
     return {**dict(zip(_LOADER_ARGUMENTS, args, strict=False)), **kwargs}
 

@@ -67,10 +67,10 @@ class IrregularWatch:
         """Begin to watch."""
         import torch
 
-        self._patch(torch, "save", functools.partial(self._timed, _CHECKPOINT))
-        self._patch(builtins, "print", functools.partial(self._timed, _LOGGING))
-        self._patch(logging.Logger, "handle", functools.partial(self._timed, _LOGGING))
-        self._patch(torch.nn.Module, "eval", self._marked)
+        self._patch(torch, "save", functools.partial(self._time_calls, _CHECKPOINT))
+        self._patch(builtins, "print", functools.partial(self._time_calls, _LOGGING))
+        self._patch(logging.Logger, "handle", functools.partial(self._time_calls, _LOGGING))
+        self._patch(torch.nn.Module, "eval", self._mark_validation)
 
     def remove(self) -> None:
         """Stop watching."""
@@ -82,9 +82,9 @@ class IrregularWatch:
         self._patched.append((owner, name, getattr(owner, name)))
         setattr(owner, name, wrapper(getattr(owner, name)))
 
-    def _timed(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _time_calls(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth or not self._is_home():
                 return original(*args, **kwargs)
             self._depth += 1
@@ -95,9 +95,9 @@ class IrregularWatch:
                 self._depth -= 1
                 self._note(kind, self._clock() - begun_ns)
 
-        return timed
+        return call
 
-    def _marked(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _mark_validation(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def eval_(module: Any) -> Any:
             if self._is_home() and module.training:

@@ -18,10 +18,10 @@ from windtunnel.graph import Graph, Kind, ResourceKind
 from windtunnel.graph.ranks import meetings
 from windtunnel.simulate import replay
 from windtunnel.sources.ranks import merge
-from windtunnel.sources.torch.overhead import central, held_out
+from windtunnel.sources.torch.overhead import central, select_validation_iterations
 from windtunnel.sources.torch.timeline_points import match_in_order
 
-__all__ = ["joined_step"]
+__all__ = ["join_step_ranks"]
 
 # R ranks, C messages, I iterations
 Int = NDArray[np.int64]
@@ -30,7 +30,7 @@ _ROUNDS = 4
 _LEAST, _MOST = 0.5, 2.0  # of the factor that makes the replay as long as the step
 
 
-def joined_step(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
+def join_step_ranks(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
     """Join the ranks of a step.
 
     Parameters
@@ -47,7 +47,7 @@ def joined_step(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
     own = [own[0], *[_with_calls_of(own[0], graph) for graph in own[1:]]]  # the joined graph keeps one program
     merged = merge(own, names, align="none", hosts=["one"] * len(graphs), allow_missing=False)
     together = merged.tasks.replace(
-        earliest_ns=np.zeros(merged.num_tasks, dtype=np.int64), duration_ns=_waited_by_chance(merged, late_ns)
+        earliest_ns=np.zeros(merged.num_tasks, dtype=np.int64), duration_ns=_set_chance_waits(merged, late_ns)
     )
     return _as_long_as_the_step(Graph(together, merged.edges, merged.resources, merged.meta), graphs)
 
@@ -74,7 +74,7 @@ def _typical(samples: Int) -> int:
     return round(float(samples[central(samples.astype(np.float64))].mean()))
 
 
-def _waited_by_chance(graph: Graph, late_ns: dict[Key, int]) -> Int:
+def _set_chance_waits(graph: Graph, late_ns: dict[Key, int]) -> Int:
     """Durations in which the meeting of each collective takes what its ranks are late by chance."""
     duration, key_of, result = graph.duration_ns.copy(), dict(_collectives(graph)), meetings(graph)
     for hub, member in zip(result.hub.tolist(), result.member.tolist(), strict=True):
@@ -122,13 +122,13 @@ def _as_long_as_the_step(graph: Graph, graphs: Sequence[Graph]) -> Graph:
     bare = [np.array(item.meta.iteration_ns.get("samples", ()), dtype=np.int64) for item in graphs]
     if any(len(item) < 2 for item in bare):
         return graph
-    seen_ns = float(np.median([np.median(item[~held_out(len(item))]) for item in bare]))
-    aside_ns = float(np.median([np.median(item[held_out(len(item))]) for item in bare]))
+    seen_ns = float(np.median([np.median(item[~select_validation_iterations(len(item))]) for item in bare]))
+    aside_ns = float(np.median([np.median(item[select_validation_iterations(len(item))]) for item in bare]))
     is_host = np.isin(graph.tasks["resource"], np.flatnonzero(graph.resources["kind"] == ResourceKind.HOST_THREAD))
     ratio, settled, replayed_ns = 1.0, graph, float(replay(graph).makespan_ns)
     for _ in range(_ROUNDS):
         ratio = float(np.clip(ratio * seen_ns / replayed_ns, _LEAST, _MOST))
-        settled = _scaled(graph, is_host, ratio)
+        settled = _scale_durations(graph, is_host, ratio)
         replayed_ns = float(replay(settled).makespan_ns)
     overhead: dict[str, Any] = {
         **graph.meta.overhead,
@@ -139,7 +139,7 @@ def _as_long_as_the_step(graph: Graph, graphs: Sequence[Graph]) -> Graph:
     return replace(settled, meta=settled.meta.with_entries({"overhead": overhead}))
 
 
-def _scaled(graph: Graph, rows: NDArray[np.bool_], ratio: float) -> Graph:
+def _scale_durations(graph: Graph, rows: NDArray[np.bool_], ratio: float) -> Graph:
     columns = {name: graph.tasks[name].copy() for name in ("duration_ns", "samples_ns")}
     for column in columns.values():
         column[rows] = np.rint(column[rows] * ratio).astype(np.int64)

@@ -44,11 +44,11 @@ class KernelMarks:
         """Mark every kernel that is loaded by now."""
         if self._undo or "torch._inductor.codecache" not in sys.modules:
             return
-        for module in _generated_modules():
+        for module in _list_generated_modules():
             for name, access in _accesses(str(module.__file__)).items():
                 kernel = vars(module).get(name)
                 if callable(kernel):
-                    setattr(module, name, _marked(f"{KERNEL}{name}:{access}", kernel))
+                    setattr(module, name, _annotate_kernel(f"{KERNEL}{name}:{access}", kernel))
                     self._undo.append(functools.partial(setattr, module, name, kernel))
 
     def off(self) -> None:
@@ -58,7 +58,7 @@ class KernelMarks:
         self._undo = []
 
 
-def _generated_modules() -> list[Any]:
+def _list_generated_modules() -> list[Any]:
     from torch._inductor.codecache import PyCodeCache
 
     modules = {id(module): module for module in PyCodeCache.modules}
@@ -94,7 +94,7 @@ def _access(parameter: str) -> str:
     return next((letter for name, letter in _ACCESS if name in parameter), "-")
 
 
-def _marked(label: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _annotate_kernel(label: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         with annotate(label, [value for value in args if isinstance(value, torch.Tensor)]):
             return kernel(*args)

@@ -15,13 +15,13 @@ from urllib.parse import unquote
 
 from torch.autograd.profiler import record_function
 
-__all__ = ["escaped", "escaped_labels", "plain"]
+__all__ = ["escape_label", "escape_labels", "plain"]
 
 _OF_TORCH = ("Optimizer.", "enumerate(DataLoader)", "Torch-Compiled", "## Call Compiled", "DistributedDataParallel.")
 _UNSAFE = re.compile(r'["\\\x00-\x1f\x7f%]')
 
 
-def escaped(name: str) -> str:
+def escape_label(name: str) -> str:
     """A name as JSON can hold it within quotes."""
     return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02x}", name)
 
@@ -32,7 +32,7 @@ def plain(name: str) -> str:
 
 
 @contextmanager
-def escaped_labels(*, keeps_all: bool = True) -> Iterator[None]:
+def escape_labels(*, keeps_all: bool = True) -> Iterator[None]:
     """While this lasts, ``record_function`` blocks have escaped names.
 
     Parameters
@@ -44,18 +44,18 @@ def escaped_labels(*, keeps_all: bool = True) -> Iterator[None]:
     enter, leave = record_function.__enter__, record_function.__exit__
 
     @functools.wraps(enter)
-    def entered(block: Any) -> Any:
+    def enter_block(block: Any) -> Any:
         block.is_kept = keeps_all or str(block.name).startswith(_OF_TORCH)
         if not block.is_kept:
             return block
-        block.name = escaped(str(block.name))
+        block.name = escape_label(str(block.name))
         return enter(block)
 
     @functools.wraps(leave)
-    def left(block: Any, *failure: Any) -> Any:
+    def leave_block(block: Any, *failure: Any) -> Any:
         return leave(block, *failure) if getattr(block, "is_kept", True) else None
 
-    record_function.__enter__, record_function.__exit__ = entered, left  # type: ignore[method-assign]
+    record_function.__enter__, record_function.__exit__ = enter_block, leave_block  # type: ignore[method-assign]
     try:
         yield
     finally:

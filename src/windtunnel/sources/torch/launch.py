@@ -43,7 +43,7 @@ class Ranks(msgspec.Struct, frozen=True):
         """Whether the link is slower than the loopback."""
         return self.bandwidth_bytes_per_s is not None or self.latency_ns > 0
 
-    def told(self) -> dict[str, float]:
+    def nonzero_fields(self) -> dict[str, float]:
         """What makes such a job again, for ``meta.origin``."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
@@ -114,12 +114,12 @@ def join_job(rank: int, num_ranks: int, meeting: Meeting) -> None:
 
 def rank_here() -> int:
     """Which process of its job this is, as launchers tell it; 0 where there is no job."""
-    return _told("RANK") if is_one_of_several() else 0
+    return _env_int("RANK") if is_one_of_several() else 0
 
 
 def num_ranks_here() -> int:
     """Processes of the job that this one is of, as launchers tell it; 0 where they do not."""
-    return _told("WORLD_SIZE")
+    return _env_int("WORLD_SIZE")
 
 
 def is_one_of_several() -> bool:
@@ -127,6 +127,6 @@ def is_one_of_several() -> bool:
     return num_ranks_here() > 1
 
 
-def _told(name: str) -> int:
+def _env_int(name: str) -> int:
     value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else 0

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from windtunnel.sources.torch.compile_boundaries import SuspendedCall, aside, not_compiled
+from windtunnel.sources.torch.compile_boundaries import SuspendedCall, aside, exclude_from_compilation
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class LiveProgram:
             yield
             self._step_changes.remove(change)
         else:
-            with self.each_optimizer(lambda optimizer: swap(optimizer, "step", _replaced(optimizer, change))):
+            with self.each_optimizer(lambda optimizer: swap(optimizer, "step", _wrap_step(optimizer, change))):
                 yield
 
     @contextmanager
@@ -155,13 +155,13 @@ class LiveProgram:
             yield from model.named_modules()
 
 
-def _replaced(optimizer: torch.optim.Optimizer, change: StepChange) -> Callable[..., Any]:
+def _wrap_step(optimizer: torch.optim.Optimizer, change: StepChange) -> Callable[..., Any]:
     original = optimizer.step
 
     def step(*args: Any, **kwargs: Any) -> Any:
         return aside(change, optimizer, partial(original, *args, **kwargs))
 
-    not_compiled(step)
+    exclude_from_compilation(step)
     return step
 
 

@@ -55,8 +55,8 @@ class LoaderMeter:
     def install(self) -> None:
         """Begin to measure."""
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            self._patch(fetcher, "fetch", self._timed_fetch)
-        self._patch(_MultiProcessingDataLoaderIter, "_get_data", self._timed_wait)
+            self._patch(fetcher, "fetch", self._time_fetch)
+        self._patch(_MultiProcessingDataLoaderIter, "_get_data", self._time_wait)
 
     def remove(self) -> None:
         """Stop measuring."""
@@ -79,9 +79,9 @@ class LoaderMeter:
         self._patched.append((owner, name, original))
         setattr(owner, name, wrapper(original))
 
-    def _timed_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _time_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def timed(fetcher: Any, index: Any) -> Any:
+        def fetch(fetcher: Any, index: Any) -> Any:
             worker = torch.utils.data.get_worker_info()
             if worker is None or worker.id >= _MAX_WORKERS:
                 return original(fetcher, index)
@@ -91,11 +91,11 @@ class LoaderMeter:
             self._batches[worker.id] += 1
             return batch
 
-        return timed
+        return fetch
 
-    def _timed_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _time_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def timed(iterator: Any) -> Any:
+        def wait(iterator: Any) -> Any:
             self.num_workers = iterator._num_workers
             begun_ns = time.perf_counter_ns()
             try:
@@ -103,7 +103,7 @@ class LoaderMeter:
             finally:
                 self._waited_ns += time.perf_counter_ns() - begun_ns
 
-        return timed
+        return wait
 
 
 def with_workers(graph: Graph, loading: Loading) -> Graph:
@@ -129,10 +129,10 @@ def with_workers(graph: Graph, loading: Loading) -> Graph:
     load_ns = whole_ns if is_bound else min(per_batch, whole_ns)
     load_samples = whole_samples if is_bound else np.full(samples.shape[1], load_ns)
     changed = graph.with_columns(duration_ns=duration, samples_ns=samples)
-    return _grown(changed, loading, load_ns, load_samples)
+    return _append_loading_tasks(changed, loading, load_ns, load_samples)
 
 
-def _grown(graph: Graph, loading: Loading, load_ns: int, load_samples: Any) -> Graph:
+def _append_loading_tasks(graph: Graph, loading: Loading, load_ns: int, load_samples: Any) -> Graph:
     load, wait = graph.num_tasks, graph.num_tasks + 1
     common = {"phase": int(Phase.DATA), "cost_source": "measured", "op_schema": "", "order": graph.num_tasks}
     new = [
@@ -143,7 +143,7 @@ def _grown(graph: Graph, loading: Loading, load_ns: int, load_samples: Any) -> G
         | {"name": "wait for batch", "op": "wait", "kind": int(Kind.SYNC), "resource": 0}
         | {"duration_ns": 0, "samples_ns": np.zeros_like(load_samples)},
     ]
-    tasks = {name: _extended(name, column, new) for name, column in graph.tasks.items()}
+    tasks = {name: _append_rows(name, column, new) for name, column in graph.tasks.items()}
     ends = {"src": [0, load, load - 1], "dst": [load, wait, wait], "from_start": [True, False, False]}
     kinds = {"kind": [EdgeKind.CONTROL, EdgeKind.SYNC, EdgeKind.ORDER]}
     added = ends | kinds
@@ -161,7 +161,7 @@ def _grown(graph: Graph, loading: Loading, load_ns: int, load_samples: Any) -> G
     return Graph.from_columns(tasks=tasks, edges=edges, resources=resources, meta=meta)
 
 
-def _extended(name: str, column: Any, rows: list[dict[str, Any]]) -> Any:
+def _append_rows(name: str, column: Any, rows: list[dict[str, Any]]) -> Any:
     if isinstance(column, Strings):
         return column.concat(Strings.of(str(row.get(name, "")) for row in rows))
     values = [row.get(name, np.zeros(column.shape[1:], dtype=column.dtype)) for row in rows]

@@ -62,7 +62,7 @@ def account(
         num_bytes, address = int(events.memory_bytes[row]), int(events.memory_address[row])
         if num_bytes > 0:
             block = compiled.block(place, num_bytes)
-            block = block or _allocated(points, operators, main_slice, flow, place, num_bytes)
+            block = block or _assign_allocation(points, operators, main_slice, flow, place, num_bytes)
             live[address] = block
             use.output[block.task] += num_bytes
             held[block.operator] = held.get(block.operator, 0) + num_bytes
@@ -101,7 +101,7 @@ class _CompiledBuffers:
         return None
 
 
-def _allocated(
+def _assign_allocation(
     points: Points, operators: list[Operator], main_slice: list[int], flow: Flow, place: int, num_bytes: int
 ) -> _Block:
     """Memory belongs to the operator that computes around it, or to the first that writes into it."""

@@ -116,7 +116,7 @@ class MessageLog(TorchDispatchMode):
         index = len(self.messages)
         result = func(*args, **(kwargs or {}))
         if op and len(self.messages) == index:  # what calls another of these is noted there
-            self.messages.append(_noted(op, args, result))
+            self.messages.append(_make_message(op, args, result))
         return result
 
 
@@ -135,7 +135,7 @@ class WaitMarks:
 
         @functools.wraps(original)
         def wait(one: Any, *args: Any, **kwargs: Any) -> Any:
-            with annotate(WAIT + _awaited(one)):
+            with annotate(WAIT + _work_name(one)):
                 return original(one, *args, **kwargs)
 
         work.wait = wait
@@ -147,14 +147,14 @@ class WaitMarks:
             work.wait, self._original = self._original, None
 
 
-def _awaited(work: Any) -> str:
+def _work_name(work: Any) -> str:
     try:
         return _NUMBERED.get(work._get_op_type(), "collective")
     except RuntimeError:  # one that a program made itself
         return "work"
 
 
-def _noted(op: str, args: tuple[Any, ...], result: Any) -> Message:
+def _make_message(op: str, args: tuple[Any, ...], result: Any) -> Message:
     group = _group(args)
     ranks = tuple(distributed.get_process_group_ranks(group))
     sizes = [size_of(arg) for arg in (*args, result) if isinstance(arg, (list, tuple, torch.Tensor))]

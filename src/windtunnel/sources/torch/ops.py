@@ -153,7 +153,7 @@ def _parse(text: str) -> _Schema:
     """Which arguments change (``(a!)``) and whether the result is one of them or a view of one."""
     name, _, rest = text.partition("(")
     arguments, _, returns = rest.rpartition(") -> ")
-    stated = [part.strip() for part in _split(arguments)]
+    stated = [part.strip() for part in _split_arguments(arguments)]
     parts = [part for part in stated if part != "*"]
     num_positional = stated.index("*") if "*" in stated else len(stated)
     mutated = frozenset(row for row, part in enumerate(parts) if re.search(r"\(\w+!(\s*->[^)]*)?\)", part))
@@ -162,7 +162,7 @@ def _parse(text: str) -> _Schema:
     return _Schema(name, mutated, re.search(r"Tensor\(\w", returns) is not None, outs)
 
 
-def _split(arguments: str) -> list[str]:
+def _split_arguments(arguments: str) -> list[str]:
     parts, depth, begin = [], 0, 0
     for index, letter in enumerate(arguments):
         depth += (letter in "([") - (letter in ")]")

@@ -22,7 +22,7 @@ from windtunnel.sources.torch.profile import LightProfiler
 from windtunnel.sources.torch.segments import Stretches
 from windtunnel.sources.torch.timeline_points import Points
 
-__all__ = ["Correction", "calibrate", "central", "correct", "held_out"]
+__all__ = ["Correction", "calibrate", "central", "correct", "select_validation_iterations"]
 
 Int = NDArray[np.int64]
 
@@ -85,7 +85,7 @@ def central(totals: NDArray[np.float64]) -> NDArray[np.intp]:
     return order[cut : len(order) - cut]
 
 
-def held_out(count: int) -> NDArray[np.bool_]:
+def select_validation_iterations(count: int) -> NDArray[np.bool_]:
     """Which of the bare iterations the correction must not see, bool [count].
 
     Every second one; as two follow each other without a change of instrument, first and second take turns.

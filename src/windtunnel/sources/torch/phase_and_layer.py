@@ -111,7 +111,7 @@ def layers_of(
     """Module path of every event of ``points``; empty where there is none."""
     layers = labels_within(events, points, MODULE)
     claimed = _gradient_writers(events, points, phases, operators)
-    compiled = _compiled_events(events, points)
+    compiled = _find_compiled_events(events, points)
     for event, phase in enumerate(phases):
         if phase is Phase.UPDATE:
             layers[event] = _layer_of_parameters(operators[event], storages)
@@ -120,7 +120,7 @@ def layers_of(
     return layers
 
 
-def _compiled_events(events: Events, points: Points) -> set[int]:
+def _find_compiled_events(events: Events, points: Points) -> set[int]:
     """Events within compiled code."""
     result: set[int] = set()
     for event, row in enumerate(points.rows.tolist()):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.sources.torch.overhead import held_out
+from windtunnel.sources.torch.overhead import select_validation_iterations
 from windtunnel.units import format_ratio
 
 __all__ = ["precision"]
@@ -45,7 +45,7 @@ def precision(bare_ns: Sequence[int]) -> dict[str, Any]:
     durations = np.array(bare_ns, dtype=np.float64)
     if len(durations) < _FEWEST or not np.median(durations):
         return {}
-    num_aside = int(held_out(len(durations)).sum())
+    num_aside = int(select_validation_iterations(len(durations)).sum())
     resamples = np.random.default_rng(0).choice(durations, size=(_NUM_RESAMPLES, num_aside))
     error_ratio = float(np.median(resamples, axis=1).std() / np.median(durations))
     requested = math.ceil(len(durations) * (error_ratio / WANTED) ** 2 / 10) * 10

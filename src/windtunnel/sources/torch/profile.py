@@ -24,7 +24,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import ExecutionTraceObserver
 
 from windtunnel.errors import TraceError
-from windtunnel.sources.torch.labels import escaped, plain
+from windtunnel.sources.torch.labels import escape_label, plain
 
 __all__ = ["ITERATION", "Events", "LightProfiler", "RichProfiler", "annotate", "quiet_native_log"]
 
@@ -69,7 +69,7 @@ class Events:
 
 def annotate(name: str, inputs: list[Any] | None = None) -> Any:
     """A context manager that puts ``name`` into the profile."""
-    label = escaped(name)
+    label = escape_label(name)
     return _RecordFunctionFast(label, inputs) if inputs is not None else _RecordFunctionFast(label)
 
 
@@ -139,7 +139,7 @@ class RichProfiler(LightProfiler):
         """
         try:
             nodes = _execution_nodes(self._trace_path)
-            exported = self._exported()
+            exported = self._export_rows()
         finally:
             self.discard()
         events = _columns(self._raw(), exported, nodes)
@@ -156,7 +156,7 @@ class RichProfiler(LightProfiler):
         """Forget what was recorded."""
         self._folder.cleanup()
 
-    def _exported(self) -> list[dict[str, Any]]:
+    def _export_rows(self) -> list[dict[str, Any]]:
         path = self._trace_path.with_name("profile.json")
         assert self._profile.kineto_results is not None
         with quiet_native_log():

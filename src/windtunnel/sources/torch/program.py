@@ -52,10 +52,10 @@ def keep_program(
     operators : Events, optional
         An iteration in which compiled code ran operator by operator.
     """
-    program, call_of, repeated = _traced(rich, discovery, opens_compiled=False)
+    program, call_of, repeated = _read_trace(rich, discovery, opens_compiled=False)
     if operators is None or not any(call.get("mark") == COMPILED for call in program["calls"]):
         return program, call_of, repeated
-    opened, _, _ = _traced(operators, discovery, opens_compiled=True)
+    opened, _, _ = _read_trace(operators, discovery, opens_compiled=True)
     place_of = _same_calls(program["calls"], opened)
     if place_of is None:
         return program, call_of, repeated
@@ -77,12 +77,12 @@ def _same_calls(calls: list[dict[str, Any]], opened: dict[str, Any]) -> dict[int
     return dict(enumerate(indices))
 
 
-def _traced(
+def _read_trace(
     rich: Events, discovery: Discovery, *, opens_compiled: bool
 ) -> tuple[dict[str, Any], dict[int, int], set[int]]:
     marker = rich.markers()[0]
     inside = set(rich.record_id[rich.inside(marker)].tolist()) if len(rich.record_id) else set()
-    nodes = _nested_by_time(rich, {record_id: node for record_id, node in rich.nodes.items() if record_id in inside})
+    nodes = _nest_by_time(rich, {record_id: node for record_id, node in rich.nodes.items() if record_id in inside})
     sequences = dict(zip(rich.record_id.tolist(), rich.sequence.tolist(), strict=False))
     parameters = {
         int(value[0]): node["name"].removeprefix(PARAMETER)
@@ -94,7 +94,7 @@ def _traced(
     return trace_program(nodes, sequences, parameters, frozen, opens_compiled=opens_compiled)
 
 
-def _nested_by_time(rich: Events, nodes: Mapping[int, Node]) -> dict[int, Node]:
+def _nest_by_time(rich: Events, nodes: Mapping[int, Node]) -> dict[int, Node]:
     """Nodes whose parents are those that enclose them in time.
 
     An operator that ends by an exception, as a checkpoint ends its second run early, stays the parent of all that
@@ -294,7 +294,7 @@ class _Writer:
         if call == NO_CALL and node["schema"]:
             call = len(self.calls)
             self.calls.append(_call(node))
-            self._see_compiled(node["id"], call)
+            self._record_compiled_call(node["id"], call)
         if call == NO_CALL:
             return
         self._inside[node["id"]] = self.call_of[record_id] = call
@@ -323,7 +323,7 @@ class _Writer:
         elif parent in self._layer_of:
             self._layer_of[number] = self._layer_of[parent]
 
-    def _see_compiled(self, number: int, call: int) -> None:
+    def _record_compiled_call(self, number: int, call: int) -> None:
         region = self._region_of.get(number)
         if region is not None:
             self.ranges[region] = (self.ranges[region][0], call + 1)

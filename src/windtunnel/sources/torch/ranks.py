@@ -19,7 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Graph, load
 from windtunnel.measure.workers import Workers
 from windtunnel.sources.torch.launch import Ranks, launch
-from windtunnel.sources.torch.script import IncompleteCaptureError, checked_script
+from windtunnel.sources.torch.script import IncompleteCaptureError, check_script
 
 __all__ = ["capture_ranks"]
 
@@ -63,10 +63,10 @@ def capture_ranks(
         The ranks do not agree about what they sent each other.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.torch.join_ranks import joined_step
+    from windtunnel.sources.torch.join_ranks import join_step_ranks
     from windtunnel.sources.torch.rank_process import Orders
 
-    script = checked_script(path)
+    script = check_script(path)
     with (
         tempfile.TemporaryDirectory(prefix="windtunnel-ranks-") as folder,
         launch(ranks) as (link, meeting, environment),
@@ -82,8 +82,8 @@ def capture_ranks(
         ) as workers:
             answers = workers.gather(heard=lambda answer: _forward(progress, answer))
             _require_all(answers, script, workers.log_tail())
-        graphs = [_placed(load(answer["path"]), ranks) for answer in answers]
-    return joined_step(graphs, [f"rank {rank} of {script.name}" for rank in range(ranks.num_ranks)])
+        graphs = [_add_launch_origin(load(answer["path"]), ranks) for answer in answers]
+    return join_step_ranks(graphs, [f"rank {rank} of {script.name}" for rank in range(ranks.num_ranks)])
 
 
 def _forward(progress: Progress | None, answer: dict[str, Any]) -> None:
@@ -105,6 +105,6 @@ def _require_all(answers: Sequence[dict[str, Any]], script: Path, log: str) -> N
     ) from InputError(log)
 
 
-def _placed(graph: Graph, ranks: Ranks) -> Graph:
+def _add_launch_origin(graph: Graph, ranks: Ranks) -> Graph:
     """The graph of one rank, with what starts its job again."""
-    return graph.with_meta(origin={**graph.meta.origin, "ranks": ranks.told()})
+    return graph.with_meta(origin={**graph.meta.origin, "ranks": ranks.nonzero_fields()})

@@ -22,7 +22,7 @@ from windtunnel.measure.allocator import hold_heap, page_faults
 from windtunnel.measure.collector import CollectorClock
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, module_paths, require_host
-from windtunnel.sources.torch.compile_boundaries import uncompiled
+from windtunnel.sources.torch.compile_boundaries import run_eagerly
 from windtunnel.sources.torch.compiled import CompiledRegions, Mode
 from windtunnel.sources.torch.device_recorder import DeviceRecorder, lies_on_device
 from windtunnel.sources.torch.disturbed_iterations import QuietWatch
@@ -123,7 +123,7 @@ class Recorder:
         """Start the instruments of the next iteration."""
         slot = self._slots[self._position]
         if slot is Slot.DISCOVER:
-            self._stance.enter_context(uncompiled())
+            self._stance.enter_context(run_eagerly())
             self.recording.discovery.watch()
             self._begin_messages()
         elif slot is Slot.RICH:
@@ -264,7 +264,7 @@ class Recorder:
         self._regions.set_mode(mode)
         self._profiler.start()
         self._annotator.roll_call()
-        self._annotator.watch(self._regions.traced(self._annotator.paths) if len(self._regions) else None)
+        self._annotator.watch(self._regions.modules_in_regions(self._annotator.paths) if len(self._regions) else None)
         # compiled code would be compiled anew, and fake tensors compute in Python, by functions of torch
         if not (len(self._regions) or is_compiling() or self._is_fake):
             self._lines.enter_context(mark_lines())

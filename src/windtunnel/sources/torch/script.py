@@ -35,7 +35,7 @@ __all__ = [
     "Pilot",
     "RecorderPilot",
     "capture_script",
-    "checked_script",
+    "check_script",
     "num_planned",
     "run_as_main",
     "run_until_enough",
@@ -111,7 +111,7 @@ def capture_script(
     require("torch", extra="torch")
     from windtunnel.sources.torch.recorder import Recorder
 
-    script = checked_script(path)
+    script = check_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
     leads = (pilot or (RankPilot if is_one_of_several() else RecorderPilot))(recorder)
     ended = run_until_enough(script, argv, leads)
@@ -159,7 +159,7 @@ class Ended:
         if isinstance(failure, KeyboardInterrupt):
             return f"interrupted {seen}", f"run it again, or ask for fewer {option}"
         if isinstance(failure, SystemExit):
-            return self._exited(failure, seen, longer)
+            return self._describe_exit(failure, seen, longer)
         if failure is not None:
             return f"{name} raised {type(failure).__name__} {seen}: {failure}", self._by_itself()
         if self.hooks.num_steps == 0:
@@ -171,7 +171,7 @@ class Ended:
             )
         return f"{name} ended {seen}, too early", longer
 
-    def _exited(self, failure: SystemExit, seen: str, longer: str) -> tuple[str, str]:
+    def _describe_exit(self, failure: SystemExit, seen: str, longer: str) -> tuple[str, str]:
         """It ended itself: over its arguments, before it trained, or while it trained."""
         call = "os._exit" if isinstance(failure, LeftProcess) else "sys.exit"
         reported = f"{self.script.name} called {call}({failure.code!r}) {seen}"
@@ -219,7 +219,7 @@ def run_until_enough(
     Parameters
     ----------
     script : Path
-        One that :func:`checked_script` has let pass.
+        One that :func:`check_script` has let pass.
     argv : sequence of str
         Its arguments.
     pilot : Pilot
@@ -239,14 +239,14 @@ def run_until_enough(
     WindtunnelError
         An instrument's own.
     """
-    from windtunnel.sources.torch.labels import escaped_labels
+    from windtunnel.sources.torch.labels import escape_labels
 
     hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=on_loader, holds_heap=False)
     if isinstance(pilot, RecorderPilot):
         pilot.irregular.follow(hooks)
     failure: BaseException | None = None
     try:
-        with surroundings or nullcontext(), escaped_labels(keeps_all=False), hooks:
+        with surroundings or nullcontext(), escape_labels(keeps_all=False), hooks:
             run_as_main(script, argv)
     except EndOfScript:
         pass
@@ -273,7 +273,7 @@ def _as_main_program(script: Path, argv: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _told_of_exit(home: int) -> Iterator[None]:
+def _intercept_exit(home: int) -> Iterator[None]:
     """``os._exit`` of the main thread of this process unwinds the script; anywhere else it does what it always did."""
     leave = os._exit
 
@@ -296,7 +296,7 @@ def run_as_main(script: Path, argv: Sequence[str] = ()) -> None:
     """
     home = os.getpid()
     try:
-        with _as_main_program(script, argv), _told_of_exit(home):
+        with _as_main_program(script, argv), _intercept_exit(home):
             runpy.run_path(str(script), run_name="__main__")
     except BaseException as error:
         if os.getpid() != home:
@@ -306,7 +306,7 @@ def run_as_main(script: Path, argv: Sequence[str] = ()) -> None:
         _leave_child(None)
 
 
-def checked_script(path: str | Path) -> Path:
+def check_script(path: str | Path) -> Path:
     """The path of a script that is there and is Python.
 
     Raises

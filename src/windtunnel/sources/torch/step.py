@@ -66,14 +66,14 @@ def capture(
             fix="pass a function that does one training iteration",
         )
     from windtunnel.sources.torch.annotate import Discovery
-    from windtunnel.sources.torch.labels import escaped_labels
+    from windtunnel.sources.torch.labels import escape_labels
     from windtunnel.sources.torch.recorder import Recorder
 
-    discovery = Discovery().add(_listed(model), _listed(optimizer))
+    discovery = Discovery().add(_as_iterable(model), _as_iterable(optimizer))
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), discovery=discovery, progress=progress)
     recorder.begin()
     try:
-        with escaped_labels():
+        with escape_labels():
             while not recorder.is_complete:
                 step()
                 recorder.boundary()
@@ -85,7 +85,7 @@ def capture(
     return graph
 
 
-def _listed(value: Any) -> Iterable[Any]:
+def _as_iterable(value: Any) -> Iterable[Any]:
     if value is None:
         return ()
     return value if isinstance(value, (list, tuple)) else (value,)

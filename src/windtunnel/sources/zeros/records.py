@@ -174,7 +174,7 @@ def read_zeros(path: Path) -> ZeroRecords:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
-            _checked_schema(header, path)
+            _check_schema(header, path)
             records = tuple(_records(header["layers"], stored, path))
     except (
         OSError,
@@ -194,7 +194,7 @@ def read_zeros(path: Path) -> ZeroRecords:
     return ZeroRecords(str(header.get("program", "")), records, dict(header.get("skipped", {})))
 
 
-def _checked_schema(header: Any, path: Path) -> None:
+def _check_schema(header: Any, path: Path) -> None:
     schema = str(header.get("schema", "")) if isinstance(header, dict) else ""
     if schema == SCHEMA:
         return

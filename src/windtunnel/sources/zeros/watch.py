@@ -47,7 +47,9 @@ class ZeroWatch:
         from windtunnel.sources.torch.annotate import module_paths
 
         self._samples = samples
-        self._layers = {path: module for path, module in _named(models, module_paths(models)) if _kind(module)}
+        self._layers = {
+            path: module for path, module in _iter_named_modules(models, module_paths(models)) if _kind(module)
+        }
         self._handles: list[Any] = []
         self._seen: dict[str, dict[str, Any]] = {}
         self._done: list[LayerRecord] = []
@@ -97,7 +99,7 @@ class ZeroWatch:
             if _kind(module) == "convolution" and given.dim() != 4:
                 self._skipped["without a batch"] += 1
                 return
-            cut = self._cut(given)
+            cut = self._sample_batch(given)
             one = {
                 "kind": _kind(module),
                 "inputs": tuple(cut.shape),
@@ -113,15 +115,15 @@ class ZeroWatch:
         return look
 
     def _keep(self, one: dict[str, Any], gradient: Any) -> None:
-        cut = self._cut(gradient.detach())
+        cut = self._sample_batch(gradient.detach())
         one["outputs"], one["dY_bits"] = tuple(cut.shape), _bits(cut)
 
-    def _cut(self, tensor: Any) -> Any:
+    def _sample_batch(self, tensor: Any) -> Any:
         """What is kept of a batch: some images, or some rows."""
         return tensor[: self._samples] if tensor.dim() == 4 else tensor.reshape(-1, tensor.shape[-1])[:_ROWS]
 
 
-def _named(models: Iterable[Any], paths: dict[int, str]) -> Iterable[tuple[str, Any]]:
+def _iter_named_modules(models: Iterable[Any], paths: dict[int, str]) -> Iterable[tuple[str, Any]]:
     for model in models:
         for module in model.modules():
             yield paths.get(id(module), type(module).__name__), module

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base.reading import ReadLimit, read_json, shown
+from windtunnel.base.reading import ReadLimit, format_value, read_json
 from windtunnel.errors import InputError
 from windtunnel.hardware import Link
 
@@ -155,7 +155,7 @@ def _cluster(document: Any, stem: str) -> Cluster:
     for tier in tiers:
         count = tier.get("count")
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InputError(f"count must be 1 or more, not {shown(count)}", where=f"tier {tier['name']}")
+            raise InputError(f"count must be 1 or more, not {format_value(count)}", where=f"tier {tier['name']}")
         counts.append(count)
     links = [_link(tier.get("link", {}), str(tier["name"])) for tier in tiers]
     return Cluster(
@@ -176,11 +176,13 @@ def _link(table: Any, tier: str) -> Link:
     rate, latency, kind = table.get("gbytes_s"), table.get("latency_us", 0), table.get("kind", "ring")
     if kind != "ring":
         raise InputError(
-            f"a link of kind {shown(kind)} has no price", where=f"tier {tier}", fix='"ring" is the kind that has one'
+            f"a link of kind {format_value(kind)} has no price",
+            where=f"tier {tier}",
+            fix='"ring" is the kind that has one',
         )
     if not _is_number(rate) or rate <= 0 or not _is_number(latency) or latency < 0:
         raise InputError(
-            f"a link of {shown(rate)} GB/s and {shown(latency)} µs cannot be",
+            f"a link of {format_value(rate)} GB/s and {format_value(latency)} µs cannot be",
             where=f"tier {tier}",
             fix='write "link": {"gbytes_s": 1.25, "latency_us": 5, "kind": "ring"}',
         )
@@ -189,7 +191,7 @@ def _link(table: Any, tier: str) -> Link:
 
 def _check(table: Any, known: set[str], where: str) -> None:
     if not isinstance(table, Mapping):
-        raise InputError(f"{shown(table)} is no table of fields", where=where)
+        raise InputError(f"{format_value(table)} is no table of fields", where=where)
     unknown = sorted(set(table) - known)
     if unknown:
         raise InputError(f"{unknown[0]!r} is no field here", where=where, fix=f"known: {', '.join(sorted(known))}")
@@ -202,12 +204,12 @@ def _is_number(value: Any) -> bool:
 def _flag(document: Mapping[str, Any], field: str) -> bool:
     value = document.get(field, False)
     if not isinstance(value, bool):
-        raise InputError(f"{field} is true or false, not {shown(value)}", where=field)
+        raise InputError(f"{field} is true or false, not {format_value(value)}", where=field)
     return value
 
 
 def _seconds(document: Mapping[str, Any], field: str, default: float) -> int:
     value = document.get(field, default)
     if not _is_number(value) or value < 0:
-        raise InputError(f"{field} must be seconds of 0 or more, not {shown(value)}", where=field)
+        raise InputError(f"{field} must be seconds of 0 or more, not {format_value(value)}", where=field)
     return round(float(value) * _NS_PER_S)

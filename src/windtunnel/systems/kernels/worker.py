@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.measure.sandbox import Limits, Lock, allow_time, contained
+from windtunnel.measure.sandbox import Limits, Lock, allow_time, run_in_fork
 from windtunnel.measure.workers import Place
 from windtunnel.systems.kernels.candidate_process import Origin, evaluate, golden
 from windtunnel.systems.kernels.cases import Case
@@ -49,7 +49,7 @@ class Order:
 def main(process: Place) -> int:
     """Prepare the original, then answer until there are no orders."""
     setup: Setup = _bearable(process.config)
-    ending = contained(partial(_try_original, setup), setup.limits)
+    ending = run_in_fork(partial(_try_original, setup), setup.limits)
     if ending.kind != "done":
         process.tell(InputError(
             f"the original fails its own tests: {ending.kind}, {ending.detail}", where=setup.function.name,
@@ -79,7 +79,7 @@ def _bearable(setup: Setup) -> Setup:
 
 
 def _bears(setup: Setup, case: Case) -> bool:
-    ending = contained(partial(_try_original, replace(setup, cases=(), checks=(case,))), setup.limits)
+    ending = run_in_fork(partial(_try_original, replace(setup, cases=(), checks=(case,))), setup.limits)
     return ending.kind == "done" and isinstance(pickle.loads(ending.answer), str)
 
 
@@ -104,7 +104,7 @@ def _answer(setup: Setup, origin: Origin | None, order: Order, known: set[str]) 
             return evaluate(_origin(setup), order.text, seen, order.tolerance, order.num_pairs, allow_time)
         return evaluate(origin, order.text, seen, order.tolerance, order.num_pairs, lock)
 
-    ending = contained(action, setup.limits)
+    ending = run_in_fork(action, setup.limits)
     if ending.kind != "done":
         return (ending.kind, float("inf"), False, ending.detail, "", ())
     try:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.reading import shown
+from windtunnel.base.reading import format_value
 from windtunnel.errors import InputError
 from windtunnel.search.fields import document_of, ends_of, has_text, number_of, rows_of, unique_ids, whole_of
 
@@ -142,7 +142,7 @@ def _cells(node: Mapping[str, Any], where: str) -> _Cells:
     result: _Cells = {}
     for text in degrees:
         if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) == int(text):
-            raise InputError(f"{shown(text)} is no tensor degree", where=where, fix="1, 2, 4 ...")
+            raise InputError(f"{format_value(text)} is no tensor degree", where=where, fix="1, 2, 4 ...")
         for variant in rows_of(degrees, text, where):
             name = str(variant.get("id"))
             location = f"{where}, tensor degree {text}, {name}"
@@ -166,7 +166,7 @@ def _size(row: Mapping[str, Any], field: str, where: str) -> float:
 def _shares(variant: Mapping[str, Any], side: str, where: str) -> None:
     shares = variant.get(side, {})
     if not isinstance(shares, dict):
-        raise InputError(f"{side} is {shown(shares)}", where=where, fix="bytes by neighboring node")
+        raise InputError(f"{side} is {format_value(shares)}", where=where, fix="bytes by neighboring node")
     for other in shares:
         _size(shares, other, f"{where}, {side}")
 

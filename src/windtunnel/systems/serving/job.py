@@ -86,12 +86,12 @@ def build_served(job: str, max_inputs: int) -> Served:
     InputError
         There is no such workload, its step is more than a model and a loss, or the file has no such function.
     """
-    from windtunnel.sources.job_file import is_job_file, made_by
+    from windtunnel.sources.job_file import call_user_function, is_job_file
     from windtunnel.sources.targets import build_workload
     from windtunnel.whatifs import parse_step
 
     if is_job_file(job):
-        created = made_by(job, Served)
+        created = call_user_function(job, Served)
     else:
         selected = parse_step(job, kind="workload")
         built = build_workload(selected.name, {**selected.parameters, "batch_size": max_inputs})

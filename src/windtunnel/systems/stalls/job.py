@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.sources.job_file import is_job_file, made_by
+from windtunnel.sources.job_file import call_user_function, is_job_file
 from windtunnel.whatifs.request import parse_step
 from windtunnel.workloads.workload import Workload
 
@@ -25,7 +25,7 @@ def job_of(text: str) -> Workload:
     """
     job: Workload
     if is_job_file(text):
-        job = made_by(text, Workload)
+        job = call_user_function(text, Workload)
     else:
         step = parse_step(text, kind="workload")
         job = registry.get("workload", step.name).function(**step.parameters)

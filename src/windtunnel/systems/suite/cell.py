@@ -21,7 +21,7 @@ from windtunnel.base.reading import free_memory_bytes
 from windtunnel.errors import InfeasibleError, InputError, MissingExtraError, WindtunnelError
 from windtunnel.hardware.host import peak_resident_bytes
 from windtunnel.measure import ProfileDatabase, fingerprint
-from windtunnel.measure.fingerprint import installed_versions, now
+from windtunnel.measure.fingerprint import now, package_versions
 from windtunnel.measure.workers import Place
 from windtunnel.sources.targets import build_workload, discover
 from windtunnel.sources.torch.live import LiveProgram
@@ -80,7 +80,7 @@ def _without_numbers(order: Order, status: str, error: Exception) -> Result:
         fix=getattr(error, "fix", ""),
         domain=plugin.domain,
         source=plugin.source,
-        versions=installed_versions(),
+        versions=package_versions(),
         measured_at=now(),
     )
 
@@ -136,7 +136,7 @@ def measure_cell(order: Order) -> Result:
         predicted_memory_bytes=sum(needed.values()) or None,
         predicted_memory_by_category=needed,
         peak_resident_bytes=peak_bytes,
-        versions=installed_versions(),
+        versions=package_versions(),
         machine_id=fingerprint.machine(),
         measured_at=now(),
         seconds=time.monotonic() - begun_s,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from windtunnel import registry
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError, InputError, MissingExtraError, WindtunnelError
-from windtunnel.measure.fingerprint import installed_versions
+from windtunnel.measure.fingerprint import package_versions
 from windtunnel.sources.targets import build_workload
 from windtunnel.systems.suite.results import Cell, write_whole
 
@@ -142,7 +142,7 @@ def _digest(plugin: registry.Plugin) -> str:
         text = Path(inspect.getsourcefile(plugin.function) or "").read_bytes()
     except OSError:  # a plug-in without a file is known by its name only
         text = plugin.name.encode()
-    versions = json.dumps(installed_versions(), sort_keys=True).encode()
+    versions = json.dumps(package_versions(), sort_keys=True).encode()
     return hashlib.sha256(text + versions).hexdigest()[:12]
 
 

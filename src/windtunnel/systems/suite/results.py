@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 
 from windtunnel import hardware
 from windtunnel.base.outputs import whole
-from windtunnel.base.reading import ReadLimit, read_json, shown, unpacked
+from windtunnel.base.reading import ReadLimit, format_value, read_decompressed, read_json
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.hardware.host import cpu_quota_cores, num_sockets
 from windtunnel.measure import fingerprint
-from windtunnel.measure.fingerprint import installed_versions, now
+from windtunnel.measure.fingerprint import now, package_versions
 from windtunnel.measure.stats import Estimate
 from windtunnel.systems.suite.stable import steady
 
@@ -202,7 +202,7 @@ def write_machine(folder: Path, facts: Mapping[str, Any]) -> Path:
         "num_sockets": num_sockets(),
         "cpu_quota_cores": cpu_quota_cores(),
         "libraries": fingerprint.libraries(),
-        "versions": installed_versions(),
+        "versions": package_versions(),
         "measured_at": now(),
         **facts,
     }
@@ -284,7 +284,9 @@ def load_run(folder: str | Path) -> SuiteRun:
     machine = path / _MACHINE
     record = read_json(ReadLimit(machine)) if machine.exists() else {}
     if not isinstance(record, dict):
-        raise InputError(f"the machine is {shown(record)}", where=str(machine), fix="delete it and run with --resume")
+        raise InputError(
+            f"the machine is {format_value(record)}", where=str(machine), fix="delete it and run with --resume"
+        )
     return SuiteRun(path, record, sorted(map(_read_result, files), key=_place))
 
 
@@ -295,7 +297,7 @@ def _place(result: Result) -> tuple[object, ...]:
 
 def _read_result(file: Path) -> Result:
     try:
-        result = msgspec.json.decode(unpacked(ReadLimit(file), error=InputError), type=Result)
+        result = msgspec.json.decode(read_decompressed(ReadLimit(file), error=InputError), type=Result)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise InputError(
             f"this is no result of the suite: {error}", where=str(file), fix="delete the file and run with --resume"

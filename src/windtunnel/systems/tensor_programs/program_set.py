@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.base.outputs import whole
-from windtunnel.base.reading import ReadLimit, shown
+from windtunnel.base.reading import ReadLimit, format_value
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.systems.tensor_programs.model.code_features import CODE_NAMES, VECTOR_BITS
 from windtunnel.systems.tensor_programs.set_file import read_set
@@ -278,7 +278,7 @@ def _check_header(header: Mapping[str, Any], where: str) -> None:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise InputError(f"{name} of the header is no list of mappings", where=where, fix=fix)
     if not isinstance(header["meta"], dict):
-        raise InputError(f"meta of the header is {shown(header['meta'])}", where=where, fix=fix)
+        raise InputError(f"meta of the header is {format_value(header['meta'])}", where=where, fix=fix)
     for row, device in enumerate(header["devices"]):
         if not isinstance(device.get("name"), str):
             raise InputError(f"device {row} has no name", where=where, fix=fix)

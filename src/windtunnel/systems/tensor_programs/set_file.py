@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from windtunnel.base.reading import ReadLimit, parse_json, shown
+from windtunnel.base.reading import ReadLimit, format_value, parse_json
 from windtunnel.errors import InputError
 
 __all__ = ["read_set"]
@@ -39,7 +39,7 @@ def read_set(path: Path, limit: ReadLimit) -> tuple[dict[str, NDArray[Any]], dic
         raise InputError("this is not a program set: there is no header", where=str(path), fix=_FIX)
     header = parse_json(arrays.pop("header").tobytes(), f"{path}: its header")
     if not isinstance(header, dict):
-        raise InputError(f"the header is {shown(header)} instead of a mapping", where=str(path), fix=_FIX)
+        raise InputError(f"the header is {format_value(header)} instead of a mapping", where=str(path), fix=_FIX)
     return arrays, header
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from windtunnel.errors import InputError
-from windtunnel.sources.job_file import is_job_file, made_by
+from windtunnel.sources.job_file import call_user_function, is_job_file
 from windtunnel.systems.uneven.job import TrainJob
 from windtunnel.systems.uneven.networks import lenet_network, next_word_network, norm_of, resnet_network
 from windtunnel.workloads.image_sets import ImageSet, image_set
@@ -33,7 +33,7 @@ def train_job(text: str) -> TrainJob:
         There is no such job, function or parameter.
     """
     if is_job_file(text):
-        return made_by(text, TrainJob)
+        return call_user_function(text, TrainJob)
     name, _, rest = text.partition(":")
     if name not in JOBS:
         raise InputError(

@@ -17,7 +17,7 @@ import torch
 
 from windtunnel.measure.pairs import take_pairs
 from windtunnel.measure.rounds import elapsed_ns, quiet
-from windtunnel.measure.sandbox import Lock, contained
+from windtunnel.measure.sandbox import Lock, run_in_fork
 from windtunnel.measure.workers import Place
 from windtunnel.systems.kernels.steps.model import Order, Setup, Step, inputs_of, step_of
 
@@ -49,7 +49,7 @@ def main(process: Place) -> int:
             order: Order = process.order()
         except EOFError:
             return 0
-        ending = contained(partial(_evaluate_order, state, order), setup.limits)
+        ending = run_in_fork(partial(_evaluate_order, state, order), setup.limits)
         result = (ending.kind, math.inf, False, ending.detail, ())
         process.tell(pickle.loads(ending.answer) if ending.kind == "done" else result)
 

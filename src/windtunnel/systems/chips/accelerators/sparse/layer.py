@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.bitmaps import Words, count, packed_along, unpack
+from windtunnel.base.bitmaps import Words, count, pack_bits, unpack
 from windtunnel.errors import InputError
 from windtunnel.hardware.engines import CHUNK, SparseGrid
 from windtunnel.systems.chips.accelerators.energy import operation_pj, word_pj
@@ -142,8 +142,8 @@ def layer_cycles(zeros: LayerZeros, grid: SparseGrid, phases: tuple[str, ...] = 
     Examples
     --------
     >>> import numpy as np
-    >>> from windtunnel.base.bitmaps import packed_along
-    >>> ones = packed_along(np.ones((64, 64), dtype=bool))
+    >>> from windtunnel.base.bitmaps import pack_bits
+    >>> ones = pack_bits(np.ones((64, 64), dtype=bool))
     >>> dense = LayerZeros("dense", ConvShape(1, 64, 8, 8, 64), ones, ones)
     >>> layer_cycles(dense, SparseGrid()).passes["forward"].cycles
     {'dc': 64, 'in': 64, 'out': 64, 'in+out': 64, 'in+out+wr': 64}
@@ -231,9 +231,9 @@ def _along_pixels(zeros: LayerZeros) -> tuple[Words, Words, Words]:
     taps_PT = shape.taps("weights")
     bits = unpack(zeros.inputs, shape.channels).reshape(shape.images, -1, shape.channels)
     reached = [bits[:, np.maximum(column, 0)] & (column >= 0)[:, None] for column in taps_PT.T]  # [N, P, C] by tap
-    inputs = np.stack([packed_along(item.reshape(-1, shape.channels).T) for item in reached], axis=1)
-    inside = packed_along(np.tile(taps_PT.T >= 0, (1, shape.images)))
-    return inputs, inside, packed_along(unpack(zeros.gradients, shape.filters).T)
+    inputs = np.stack([pack_bits(item.reshape(-1, shape.channels).T) for item in reached], axis=1)
+    inside = pack_bits(np.tile(taps_PT.T >= 0, (1, shape.images)))
+    return inputs, inside, pack_bits(unpack(zeros.gradients, shape.filters).T)
 
 
 def _memory_bytes(zeros: LayerZeros, grid: SparseGrid, phase: str) -> dict[str, int]:

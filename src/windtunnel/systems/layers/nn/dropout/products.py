@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from windtunnel.measure.threads import compiled_threads
+from windtunnel.measure.threads import match_torch_threads
 from windtunnel.systems.layers.nn.dropout import engine
 from windtunnel.systems.layers.nn.dropout.keep import Span, factors_of
 from windtunnel.systems.layers.nn.gemm import add_product, product
@@ -145,7 +145,7 @@ def _run(kernel: Callable[..., None], first: Tensor, second: Tensor, spans: Span
     firsts = np.array([span.first for span in spans])
     lasts = np.array([span.last for span in spans])
     scale = first.numpy().dtype.type(spans[0].keep.scale)
-    with compiled_threads():
+    with match_torch_threads():
         kernel(first.numpy(), second.numpy(), kept, counts, firsts, lasts, scale, result.numpy())
 
 
