@@ -68,4 +68,4 @@ def test_the_command_ranks_a_stored_graph(tmp_path, monkeypatch):
     assert 3 == len(json.loads(document.stdout)["operators"])
     (tmp_path / "softmax.evolve").mkdir()  # a search that has ended
     (tmp_path / "softmax.evolve" / "result.json").write_text("{}")
-    assert "evolve place train.wt softmax.evolve" in windtunnel("kernel", "predict", "train.wt").stderr
+    assert "kernel predict step train.wt softmax.evolve" in windtunnel("kernel", "predict", "train.wt").stderr
