@@ -65,7 +65,7 @@ class Options:
     copies : int
         Of parameters: 2 for SGD, 3 with a further state, 4 for Adam.
     tolerance : float
-        Of the front.
+        Tolerance that thins the front.
     min_samples_per_s : float, optional
         What the cheapest chips have to yield.
     """
@@ -100,7 +100,7 @@ class Options:
         return ChipSpace(templates, self.clock_hz, self.memory_bandwidth_bytes_per_s, self.mode)
 
     def job(self) -> Job:
-        """What all settings have in common."""
+        """Job with what all settings have in common."""
         return Job(
             num_devices=self.num_devices,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
@@ -144,7 +144,7 @@ class Answer:
         return "given" if {"given", "chip"} & {*self.choices, *self.refused} else "plan"
 
     def gain(self, part: str = "both", over: str = "") -> float:
-        """How many times the throughput of another part; NaN where one is missing."""
+        """Return the ratio of throughputs of two parts; NaN where one is missing."""
         over = over or self.base
         if part not in self.choices or over not in self.choices:
             return math.nan
@@ -243,7 +243,7 @@ def codesign_models(
     Parameters
     ----------
     models : mapping of int to Model
-        By microbatch.
+        Models by microbatch.
     options : Options
     parts : sequence of str
         Some of ``PARTS``; those with a given plan need an expert.
@@ -321,7 +321,7 @@ class Shared:
     chip : int
         Row of the space.
     choices : mapping of str to Choice
-        By network, the best plan on it.
+        Best plan on the chip, by network.
     share : float
         Geometric mean of what it yields over what each network's own best chip does.
     """

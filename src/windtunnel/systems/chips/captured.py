@@ -38,7 +38,7 @@ def models_of_graph(name: str, graph: Graph, num_samples: int, microbatches: Seq
     graph : Graph
         One training step of one process, with shapes.
     num_samples : int
-        Of that step.
+        Samples of that step.
     microbatches : sequence of int
 
     Raises

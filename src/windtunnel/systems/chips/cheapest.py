@@ -101,7 +101,7 @@ def _least_j(case: Case) -> Floats:
 
 
 def _over_layers(case: Case, values_PUT: Floats) -> Floats:
-    """Of all layers, each at the degree at which all its ranks together take least [P]."""
+    """Sum over all layers, each at the degree at which its ranks together take the minimum, [P]."""
     counts_U = np.bincount(case.distinct, minlength=values_PUT.shape[1])
     result: Floats = (values_PUT * np.array(case.stages.network.degrees)).min(axis=2) @ counts_U
     return result

@@ -66,7 +66,7 @@ class Limits:
     Parameters
     ----------
     accuracy_points : float
-        That may be lost.
+        Points of accuracy that may be lost.
     num_multipliers, num_memory_blocks : int
         Real multipliers of the engine, and blocks of 36 Kib for weights.
     word_bits : int
@@ -83,7 +83,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Design:
-    """One choice: an engine, a block for each layer, and what they come to for a sample."""
+    """A design point: an engine, a block size for each layer, and their cost per sample."""
 
     engine: FourierEngine
     blocks: tuple[int, ...]
@@ -107,7 +107,7 @@ class CirculantAnswer:
     layers : tuple of Layer
     front : tuple of Design
     dense_cycles : float
-        Of a sample with no layer in blocks.
+        Cycles of a sample without compressed layers.
     dense_weights : int
     energy_j, fixed_point_error : float
         Of the quickest: energy of a sample; what fixed point changes, of the layer in blocks where that is largest.
@@ -204,7 +204,7 @@ def _num_weights(layers: Sequence[Layer]) -> int:
 
 
 def _dense_cycles(layers: Sequence[Layer], chip: Accelerator) -> list[float]:
-    """Of a sample, on the array of the chip."""
+    """Return the cycles of a sample on the chip's array, by layer."""
     machines = Machines.of_accelerator(chip, chip.arrays[0])
     products = Gemms.of(*([getattr(layer, name) for layer in layers] for name in ("rows", "outputs", "inputs")))
     return [float(product_cycle) for product_cycle in product_cycles(products, machines)[:, 0]]

@@ -150,7 +150,7 @@ def layers_of(graph: Graph, num_tensor: int = 1, *, names: Sequence[str] = ()) -
 
 @dataclass(frozen=True)
 class _Tasks:
-    """What a stream runs, row by row."""
+    """Columns of the tasks of a stream."""
 
     op: list[str]
     layer: list[str]
@@ -213,7 +213,7 @@ def _layer(tasks: _Tasks, name: str) -> Layer:
 
 
 def _memory(tasks: _Tasks, rows: Iterable[int], *, is_backward: bool) -> tuple[int, int]:
-    """What is left at the end, and the highest before; gradients of parameters, which nothing reads, do not count."""
+    """Return live bytes at the end and their peak; gradients of parameters, which nothing reads, do not count."""
     now = highest = 0
     for row in rows:
         if not is_backward or row in tasks.read:

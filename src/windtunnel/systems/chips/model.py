@@ -87,7 +87,7 @@ class ChipSpace:
         return self.take(first), inverse.ravel()
 
     def machines(self, *, is_single: bool) -> Machines:
-        """With all tensor cores, or with one."""
+        """Return the chips as machines with all tensor cores, or with one."""
         created = Machines.of(self.templates, clock_hz=self.clock_hz,
                            bandwidth_bytes_per_s=self.memory_bandwidth_bytes_per_s)  # fmt: skip
         return replace(created, count=np.ones_like(created.count)) if is_single else created
@@ -147,7 +147,7 @@ class LayerTimes:
     Parameters
     ----------
     forward_PUT, backward_PUT : float64 [P, U, T]
-        By the best list schedule.
+        Cycles of the best list schedule.
     min_forward_PUT, min_backward_PUT : float64 [P, U, T]
         What no schedule is below.
     forward_j_PUT, backward_j_PUT : float64 [P, U, T]
@@ -168,7 +168,7 @@ class LayerTimes:
 
     @cached_property
     def min_columns(self) -> Floats:
-        """The same of what no schedule is below."""
+        """Columns of the lower bounds on all schedules."""
         return self._columns(self.min_forward_PUT, self.min_backward_PUT)
 
     @staticmethod

@@ -18,7 +18,7 @@ __all__ = ["ChipFacts", "Chips", "describe_chips"]
 
 @dataclass(frozen=True, slots=True)
 class ChipFacts:
-    """Of one chip: area in square micrometers (0: it is no template, so it is not known), energy of one iteration."""
+    """Area of a chip in square micrometers (0: unknown, without a template), and energy of one iteration."""
 
     device: str
     area_um2: float
@@ -31,7 +31,7 @@ class ChipFacts:
 
 @dataclass(frozen=True, slots=True)
 class Chips:
-    """What forecasts on such chips come to."""
+    """Forecasts on accelerators, with area and energy."""
 
     found: Sequence[Forecast]
     facts: dict[str, ChipFacts]

@@ -38,7 +38,7 @@ _KEPT_PLANS = 6  # that were best on other chips, and bound what is searched on 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is chosen besides chip and stages: sequences of a microbatch, memory of a device, recomputing."""
+    """Choices besides chip and stages: sequences of a microbatch, memory of a device, recomputation."""
 
     microbatch: int
     memory_bytes: float
@@ -94,7 +94,7 @@ class Codesign:
 
 @dataclass
 class Case:
-    """One setting: its stages, and what is known of every chip."""
+    """A setting with its stages and the bounds of every chip."""
 
     setting: Setting
     stages: Stages
@@ -112,7 +112,7 @@ class Case:
         self.begin()
 
     def begin(self) -> None:
-        """Any chip could be the best; bounds stay."""
+        """Start a search in which any chip may be the best; bounds are kept."""
         self.open, self.known_P = np.arange(len(self.upper_P)), np.zeros(len(self.upper_P))
 
     def layers_of(self, chip: int) -> tuple[Floats, Floats]:
@@ -183,7 +183,7 @@ class Search:
     Parameters
     ----------
     models : mapping of int to Model
-        By microbatch.
+        Models by microbatch.
     space : ChipSpace
     job : Job
         Its memory, recomputing and number of microbatches are set by every setting.
@@ -192,7 +192,7 @@ class Search:
     memories : sequence of float
         Bytes of a device, to choose from.
     recomputing : sequence of bool
-        To choose from.
+        Whether to recompute; all values are tried.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Search:
 
     @property
     def upper(self) -> Floats:
-        """What no plan on each chip exceeds, as far as that is known [P]."""
+        """Upper bound on the throughput of any plan on each chip, [P]."""
         result: Floats = np.max([case.upper_P for case in self.cases], axis=0)
         return result
 
@@ -383,7 +383,7 @@ class Search:
 
 
 def _front(choices: Iterable[Choice], tolerance: float) -> tuple[Choice, ...]:
-    """What no other beats in area, energy and throughput, thinned by the tolerance; the fastest is kept."""
+    """Return the Pareto front in area, energy and throughput, thinned by the tolerance; the fastest is kept."""
     given = sorted(choices, key=lambda choice: (choice.area_um2, -choice.samples_per_s))
     goals = [(entry.area_um2, entry.energy_j, -entry.samples_per_s) for entry in given]
     ordered = [entry for entry, is_kept in zip(given, is_best(goals).tolist(), strict=True) if is_kept]

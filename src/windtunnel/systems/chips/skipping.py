@@ -90,7 +90,7 @@ class GridAnswer:
         return float(sum(layer.total(mode, phases, what) for layer in self.layers))
 
     def speedup(self, mode: str, phases: tuple[str, ...] = PHASES, what: str = "cycles") -> float:
-        """Of all layers together over the dense mode."""
+        """Return the speedup of all layers together over the dense mode."""
         spent = self.total(mode, phases, what)
         return self.total("dc", phases, what) / spent if spent else 1.0
 
@@ -142,7 +142,7 @@ def on_grid(
     Parameters
     ----------
     records : sequence of LayerRecord
-        Of one iteration.
+        Records of one iteration.
     chip : Accelerator
     graph : Graph, optional
         A captured step of the same network.
@@ -182,7 +182,7 @@ def find_miscounted_layers(answer: GridAnswer, *, seed: int = 0, progress: Progr
 
 
 def _with_steps(answer: GridAnswer, graph: Graph, chip: Accelerator) -> GridAnswer:
-    """How long the step takes in each mode, and layers that it does not have."""
+    """Add the duration of the step in each mode, and layers that the graph lacks."""
     assert chip.clock_hz is not None  # an accelerator without a clock cannot be made
     priced = forecast(graph, chip, dtype="fp16").graph
     layers = [(*both, layer_tasks(priced, both[0].name)) for both in zip(answer.zeros, answer.layers, strict=True)]
@@ -211,5 +211,5 @@ def _with_steps(answer: GridAnswer, graph: Graph, chip: Accelerator) -> GridAnsw
 
 
 def _dense_macs(shape: ConvShape) -> int:
-    """Of one pass, as a graph counts them: pixels outside of the image included."""
+    """Return the products of one pass as a graph counts them: pixels outside of the image included."""
     return shape.num_output_pixels * shape.num_weights

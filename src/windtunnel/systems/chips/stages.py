@@ -77,11 +77,11 @@ class Job:
     ----------
     num_devices : int
     memory_bytes : float
-        Of each.
+        Memory of each device.
     bandwidth_bytes_per_s : float
-        Of a device's link.
+        Bandwidth of a device's link.
     num_microbatches : int
-        Of a batch, over all pipelines.
+        Microbatches of a batch over all pipelines.
     copies : int
         Of the parameters: themselves, gradients, with Adam its states.
     is_recomputed : bool
@@ -117,7 +117,7 @@ class PlannedStage:
         Ascending.
     degree, num_devices : int
     load_s : float
-        Of one microbatch, both passes.
+        Time of one microbatch, forward and backward.
     memory_bytes : float
     """
 
@@ -327,7 +327,7 @@ class Stages:
         cuts : sequence of sequences of int
             Layers of each stage, first to last.
         degrees : sequence of int
-            Of each stage.
+            Tensor degree of each stage.
 
         Raises
         ------

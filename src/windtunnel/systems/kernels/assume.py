@@ -131,7 +131,7 @@ def _apply_promise(instruction: Instruction, uid: str, what: str) -> list[Instru
 
 
 def _narrow_to_float(instruction: Instruction) -> list[Instruction]:
-    """The same operation on floats, between casts."""
+    """Return the same operation on floats, between casts."""
     if instruction.opcode == "call" and not instruction.callee.endswith(".f64"):
         return [instruction]
     before: list[Instruction] = []
@@ -153,7 +153,7 @@ def _narrow_to_float(instruction: Instruction) -> list[Instruction]:
 
 
 def _declare_intrinsics(function: Function) -> Function:
-    """With a declaration for each intrinsic on floats that is called now."""
+    """Add a declaration for each float intrinsic that is called now."""
     lines = function.tail.splitlines()
     for instruction in function.instructions():
         name = instruction.callee

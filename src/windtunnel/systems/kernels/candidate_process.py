@@ -81,10 +81,10 @@ class Engine(Protocol):
         """A call of it with the arguments of a case."""
 
     def send(self, arrays: Iterable[Any]) -> None:
-        """What was written here is seen by kernels."""
+        """Make arrays that the host wrote visible to kernels."""
 
     def fetch(self, arrays: Iterable[Any]) -> None:
-        """What kernels wrote is seen here."""
+        """Make arrays that kernels wrote visible to the host."""
 
 
 class Host:
@@ -123,7 +123,7 @@ def _ctype(kind: str, where: str) -> Any:
 
 
 class Bench:
-    """One case in memory with walls: inputs that are put back, outputs that are filled anew, right answers."""
+    """A case in guarded memory: inputs that are restored, outputs that are refilled, right answers."""
 
     def __init__(self, case: Case, shape: Shape, engine: Engine) -> None:
         if len(case.arguments) != len(shape.parameters):

@@ -93,7 +93,7 @@ def load_cases(path: Path) -> Cases:
 
 
 def _launch(names: dict[str, Any], arguments: tuple[Value, ...], path: Path) -> Launch | None:
-    """What the tests say of the threads of a case; nothing where they say nothing."""
+    """Return the launch dimensions of a case that the tests give; nothing where they give none."""
     if not callable(names.get("launch")):
         return None
     result = tuple(names["launch"](*arguments))

@@ -34,7 +34,7 @@ from windtunnel.systems.kernels.verdict import Verdict, judge
 __all__ = ["ALLOWED", "Result", "apply_edits", "edits_of", "evolve_kernel", "open_kernel", "read_result"]
 
 ALLOWED = {"faithful": "crismph", "tests": "crismph", "promises": "crismpha"}
-"""What a winner may rest on, and the operators that are drawn."""
+"""What a winner may rest on, and the mutation operators of each."""
 _SCHEMA = "windtunnel.evolve/1"
 _CHECK_SEED, _MAX_CHECKED_BYTES = 7, 1 << 19
 _TOLERANCE = {"faithful": 0.0, "tests": 0.0, "promises": 0.01}

@@ -26,7 +26,7 @@ class Flow:
     Attributes
     ----------
     successors, predecessors : tuple of int tuples
-        Of each block.
+        Neighbors of each block.
     dominators : tuple of int frozensets
         Blocks without which one is never reached, itself included.
     """

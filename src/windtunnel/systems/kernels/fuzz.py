@@ -24,7 +24,7 @@ _FORMS = ("noise", "constant", "zeros", "negative", "wide", "tiny", "sorted", "s
 
 
 def fuzz_cases(cases: Sequence[Case], seed: int, num_each: int = 9) -> list[Case]:
-    """So many variants of each case, all forms in turn."""
+    """Return ``num_each`` variants of each case, in all forms."""
     result = []
     for index, case in enumerate(cases):
         for number in range(num_each):

@@ -61,7 +61,7 @@ class Instruction:
         Of the result; empty where there is none.
     pieces : tuple of str or Operand
     line : int
-        Of the text that was read, from 1.
+        Line of the source text, from 1.
     incoming : tuple of str
         Of a phi: the block from which each operand comes.
     """
@@ -94,11 +94,11 @@ class Instruction:
 
     @property
     def key(self) -> str:
-        """What it does, without names of values; flags and alignment are part of it."""
+        """Text of the operation without names of values; flags and alignment are part of it."""
         return "".join(piece if isinstance(piece, str) else "\0" for piece in self.pieces)
 
     def with_operand(self, slot: int, value: str) -> Instruction:
-        """The same with another value as operand ``slot``."""
+        """Return the instruction with another value as operand ``slot``."""
         position = [index for index, piece in enumerate(self.pieces) if isinstance(piece, Operand)][slot]
         pieces = list(self.pieces)
         pieces[position] = replace(pieces[position], value=value)  # type: ignore[type-var]
@@ -176,7 +176,7 @@ class Function:
         return "\n".join([*lines, "}", self.tail, *nodes, ""])
 
     def _hint_suffix(self, instruction: Instruction, nodes: list[str]) -> str:
-        """What the hints of an instruction add to its line, and to the end of the module."""
+        """Return what an instruction's hints add to its line; append their metadata to ``nodes``."""
         hints = self.hints.get(instruction.uid)
         if not hints:
             return ""

@@ -106,7 +106,7 @@ class UnknownTextError(ValueError):
 
 
 def split_bracket(text: str, start: int) -> tuple[str, str]:
-    """What the bracket at ``start`` holds, and what stands behind it."""
+    """Return the content of the bracket at ``start`` and the text behind it."""
     depth, quoted = 0, False
     for index in range(start, len(text)):
         letter = text[index]

@@ -26,7 +26,7 @@ OPERATORS = "crismp"
 
 @dataclass
 class _View:
-    """What a draw has to know of a function."""
+    """Facts about a function that a random edit needs."""
 
     function: Function
     flow: Flow
@@ -68,7 +68,7 @@ class _View:
 
 
 def draw_edit(function: Function, draw: np.random.Generator, operators: str = OPERATORS) -> Edit | None:
-    """One random edit of the function as it is now; None where two positions or an operator do not fit."""
+    """Return a random edit of the function; None where two positions or an operator do not fit."""
     op = operators[int(draw.integers(len(operators)))]
     if op in "ha":
         genes = list(hints_for(function) if op == "h" else promises_for(function))
@@ -165,7 +165,7 @@ def _repair_operands(view: _View, clone: Instruction, draw: np.random.Generator)
 
 
 def _force_use(view: _View, clone: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
-    """One later operand of the same kind becomes the copy."""
+    """Replace a random later operand of the same kind by the clone."""
     kind, index = view.kinds[clone.uid], view.positions[clone.uid]
     slots = [
         f"{user.uid}.OP{slot}"

@@ -42,7 +42,7 @@ def minimize_edits(edits: Individual, again: Again, loss: float = _LOSS) -> Indi
 
 
 def _as_fast(best: Evaluation, result: Evaluation, loss: float) -> bool:
-    """The same program is as fast whatever the clock says."""
+    """Return whether a result is as fast as the best; the same program is as fast whatever was measured."""
     return result.digest == best.digest or best.time_ratio / result.time_ratio > 1 - loss
 
 

@@ -41,7 +41,7 @@ class OperatorGain:
     ----------
     operator : str
     num_tasks : int
-        In an iteration.
+        Tasks in an iteration.
     own_ns : float
         Its own work in an iteration.
     speedup : float

@@ -37,7 +37,7 @@ class Counts:
     Attributes
     ----------
     kinds : dict of str to int
-        Of those that were run.
+        Number of outcomes of candidates that were run, by kind.
     repeated : int
         The same set of edits as before.
     same_program : int
@@ -69,7 +69,7 @@ class Bench:
     num_workers : int, optional
         By default one per core, at most two; one where kernels run on a GPU.
     split : str
-        Of the cases.
+        Split of the test cases.
     limits : Limits, optional
     num_pairs : int
         Timings of a candidate on each case.
@@ -145,11 +145,11 @@ class Bench:
 
     @property
     def num_workers(self) -> int:
-        """How many candidates run at once."""
+        """Number of candidates that run in parallel."""
         return len(self._cores)
 
     def evaluate(self, candidates: Sequence[Individual]) -> list[Evaluation]:
-        """What becomes of each, in order; those not seen before are run."""
+        """Return the evaluation of each candidate, in order; those not seen before are run."""
         keys = [key(item) for item in candidates]
         fresh: dict[str, Individual] = {}
         for name, candidate in zip(keys, candidates, strict=True):
@@ -237,7 +237,7 @@ class Bench:
         return self.time_module(apply(self.kernel.function, edits).render(), num_pairs, confidence=confidence)
 
     def time_module(self, text: str, num_pairs: int = 30, *, confidence: float = 0.95) -> Timed:
-        """The same of any module with a function of this name and these parameters."""
+        """Time any module that has a function of this name and these parameters."""
         with contextlib.ExitStack() as stack:
             fresh = self._begin(self._cores[0])
             stack.callback(fresh.close)

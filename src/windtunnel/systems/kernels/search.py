@@ -92,7 +92,7 @@ class Found:
 
     @property
     def front(self) -> list[Candidate]:
-        """Those that no other beats in time and error, quickest first, each once."""
+        """Pareto front in time and error, quickest first, without duplicates."""
         goals = np.asarray([item.evaluation.fitness for item in self.population])
         kept = {item.key: item for item, best in zip(self.population, is_best(goals), strict=True) if best}
         return sorted(kept.values(), key=lambda candidate: candidate.evaluation.fitness)
@@ -204,7 +204,7 @@ def _scan_single_edits(function: Function, evaluate: Evaluate, options: Options)
 
 
 def _passing(seeds: Sequence[Individual], evaluate: Evaluate) -> list[Candidate]:
-    """Those of the given sets that pass, the quickest first."""
+    """Return the given sets of edits that pass, quickest first."""
     result = [
         Candidate(seed, reported)
         for seed, reported in zip(seeds, evaluate(seeds), strict=True)

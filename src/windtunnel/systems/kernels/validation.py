@@ -137,7 +137,7 @@ def _store_term(memory: Term, instruction: Instruction, operands: tuple[Term, ..
 
 
 def _load_term(memory: Term, instruction: Instruction, address: Term) -> Term:
-    """What is read: what was stored there last, seen through stores that surely went elsewhere."""
+    """Return the loaded value: the last one stored there, looking past stores that cannot overlap."""
     while memory[0] == "store":
         value, there = memory[2], memory[3]
         stored = memory[1].removeprefix("store ").split(" ", 1)[0]

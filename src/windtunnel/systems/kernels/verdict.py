@@ -111,7 +111,7 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
     ----------
     kernel : Kernel
     bench : Bench
-        Of the search.
+        The bench of the search.
     candidates : sequence of Candidate
         Quickest first.
     is_faithful : bool
@@ -181,7 +181,7 @@ def _verdict(
 
 
 def _faithful_part(judges: _Judges, edits: Individual) -> Individual:
-    """Those edits that drawn inputs find nothing wrong with, where others are wrong."""
+    """Return the edits that keep the answer of fuzzed inputs, where others do not."""
     every = sort_edits(edits)
     result = judges.fuzzed.evaluate([frozenset([edit]) for edit in every])
     kept = frozenset(edit for edit, reported in zip(every, result, strict=True) if reported.kind == "ok")

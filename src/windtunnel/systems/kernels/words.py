@@ -37,7 +37,7 @@ _HINTS = {
 
 
 def describe(function: Function, edit: Edit) -> str:
-    """What an edit does, with lines of the source."""
+    """Describe an edit, with lines of the source."""
     op, text = edit[0]
     if op == "-h":
         return _hint(function, text)

@@ -26,7 +26,7 @@ __all__ = ["Order", "Setup", "main"]
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What the process is started with."""
+    """Configuration of the process."""
 
     function: Function
     raw: str

@@ -35,7 +35,7 @@ _EMPTIED: dict[str, Callable[[int, int], Schedule]] = {
 }
 _NEVER_EMPTIED: dict[str, Callable[[int, int, int], Schedule]] = {"2bw": pipedream_2bw, "pipedream": pipedream}
 NEVER_EMPTIED = tuple(_NEVER_EMPTIED)
-"""Those of them whose batches do not wait for each other."""
+"""Schedules whose batches do not wait for each other."""
 SCHEDULES = (*_EMPTIED, *_NEVER_EMPTIED)
 """Names that ``generate`` knows."""
 

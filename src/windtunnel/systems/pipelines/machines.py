@@ -96,7 +96,7 @@ def cheapest_machines(
     graph : Graph
         One training step of one process.
     num_samples : int
-        Of that step.
+        Samples of that step.
     batch : int
         Samples of one update.
     sizes : sequence of int
@@ -104,7 +104,7 @@ def cheapest_machines(
     samples_per_s : float
     instances : iterable of Instance
     max_machines : int
-        Of one kind.
+        Maximum number of machines of one kind.
     num_replayed : int
         Maximum number of replayed plans per offer, the best by the planner's cost functions.
     profiles : callable, optional
@@ -173,7 +173,7 @@ def _pass_ns(blocks: Blocks) -> float:
 
 
 def _least_ns(row: PlanRow, blocks: Blocks) -> float:
-    """What no schedule is below: all microbatches through the busiest stage."""
+    """Return a lower bound on all schedules: all microbatches through the busiest stage."""
     taken_U = blocks.forward_ns + blocks.backward_ns + (blocks.again_ns if row.recomputes else 0.0)
     stages = cut_evenly(blocks.num_blocks, row.depth)
     return row.num_microbatches * max(float(taken_U[first:last].sum()) for first, last in stages)

@@ -103,11 +103,11 @@ def build_rank_graph(
     plan : Plan
         Contiguous, of a training, without replicas; ``cost_ns`` of its problem is what a message of that output takes.
     schedule : Schedule
-        Of as many stages.
+        Schedule with the same number of stages.
     update_ns : float64 [D], optional
         What each device does after a batch.
     latency_ns : int
-        Of every value that is sent.
+        Latency of every value that is sent.
     overhead_ns : float
         Overhead of each stage per sample in addition to its layers, half of it in the forward pass.
     recomputes : bool
@@ -200,7 +200,7 @@ def stage_order(plan: Plan) -> tuple[list[int], list[set[int]]]:
 
 
 def _crossing_ns(plan: Plan, order: list[int], latency_ns: int) -> NDArray[np.float64]:
-    """What the values that cross each boundary take, every value once, each a message of its own [P - 1]."""
+    """Return the duration of the messages across each boundary, a message for each value, [P - 1]."""
     problem = plan.problem
     index = np.argsort(order)[plan.device]
     last = index.copy()

@@ -50,13 +50,13 @@ class PiperStage:
     data, tensor : int
         Replicas, and devices that share each layer.
     variants : tuple of int
-        Of each layer.
+        Number of variants of each layer.
     num_kept : int
         Microbatches under way on each replica.
     time_s : float
         Per microbatch.
     memory_bytes : float
-        Of each device.
+        Memory of each device.
     """
 
     layers: tuple[int, ...]
@@ -90,7 +90,7 @@ class PiperPlan:
 
     @property
     def time_s(self) -> float:
-        """Of the slowest stage, per microbatch."""
+        """Time of the slowest stage per microbatch."""
         return max(stage.time_s for stage in self.stages)
 
 

@@ -54,7 +54,7 @@ class PiperProblem:
         Bytes that the devices of the reading (of the sending) layer share besides, where the edge crosses stages.
     num_devices : int
     memory_bytes : float
-        Of a device.
+        Memory of a device.
     bandwidth_bytes_per_s : float
     num_microbatches : int
     """
@@ -203,7 +203,7 @@ def _sync_times(
     edges: Sequence[Mapping[str, Any]],
     side: str,
 ) -> Floats:
-    """What each edge's reader (``Fw``) or sender (``Bw``) shares for it [E, T, V]."""
+    """Return the synchronization time of each edge's reader (``Fw``) or sender (``Bw``), [E, T, V]."""
     own, other = ("destId", "sourceId") if side == "Fw" else ("sourceId", "destId")
     of_node = {int(node["id"]): cell for node, cell in zip(nodes, cells, strict=True)}
     created = np.zeros((len(edges), len(degrees), len(variants)))

@@ -40,7 +40,7 @@ class PlayedSchedule:
 
     @cached_property
     def passes(self) -> list[list[Pass]]:
-        """What each rank does, in order [R]."""
+        """Passes of each rank in order, [R]."""
         graph = self.timeline.graph
         rows = np.flatnonzero((graph.tasks["kind"] == int(Kind.COMPUTE)) & (graph.tasks["phase"] != int(Phase.UPDATE)))
         starts, ends = self.timeline.start_ns[rows].tolist(), self.timeline.finish_ns[rows].tolist()

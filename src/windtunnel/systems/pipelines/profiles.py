@@ -60,7 +60,7 @@ def profiles_of(
     graph : Graph
         One training step of one process.
     num_samples : int
-        Of that step.
+        Samples of that step.
     sizes : sequence of int
     device : Device, optional
         Priced for it; with the graph's own times unless given.

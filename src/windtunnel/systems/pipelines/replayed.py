@@ -79,7 +79,7 @@ def batch_ns(
     ----------
     row : PlanRow
     times : StageTimes
-        Of the stages of all pipelines.
+        Times of the stages of all pipelines.
     step_ns : callable, optional
         What a graph takes; by default its replay's makespan.
     width : int
@@ -118,10 +118,10 @@ def stage_times(row: PlanRow, blocks: Blocks, links: Fabric, *, latency_ns: floa
     ----------
     row : PlanRow
     blocks : Blocks
-        Of its microbatch.
+        Blocks of the row's microbatch.
     links : Fabric
     latency_ns : float
-        Of a message without bytes.
+        Latency of an empty message.
     """
     stages = cut_evenly(blocks.num_blocks, row.depth)
     backward_U = blocks.backward_ns + (blocks.again_ns if row.recomputes else 0.0)
@@ -144,7 +144,7 @@ def ring_ns_per_byte(width: int, bandwidth_bytes_per_s: float) -> float:
 
 
 def side_by_side(schedule: Schedule, width: int) -> Schedule:
-    """So many pipelines as one table; stages and ranks of each follow those of the one before."""
+    """Return ``width`` pipelines as one table; stages and ranks of each follow those of the one before."""
     if width == 1:
         return schedule
     num_ranks, num_stages, replicas = schedule.num_ranks, schedule.num_stages, range(width)

@@ -60,9 +60,9 @@ def read_schedule(
     ----------
     path : Path
     num_batches : int
-        That its microbatches make up.
+        Batches that the microbatches form.
     versions : str
-        As ``Schedule.versions``.
+        See ``Schedule.versions``.
 
     Raises
     ------

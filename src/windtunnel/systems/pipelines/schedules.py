@@ -116,7 +116,7 @@ class Schedule:
         return any(item is not None and item.kind != "F" for row in self.actions for item in row)
 
     def slots(self, rank: int) -> list[tuple[Action, ...]]:
-        """What a rank does, slot by slot: nothing, an action, or two that overlap."""
+        """Return the slots of a rank: each has no action, one, or two that overlap."""
         result: list[tuple[Action, ...]] = []
         is_open = False
         for action in self.actions[rank]:

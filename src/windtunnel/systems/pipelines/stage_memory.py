@@ -35,7 +35,7 @@ class Running:
     precision : str
         ``fp32``, or ``mixed``: weights and gradients of half the size, and master weights in full precision.
     base_bytes : float
-        Of a process, before anything else.
+        Bytes of a process before it builds anything.
     """
 
     depth: int
@@ -66,7 +66,7 @@ class StageMemory:
     weights, master, moments, gradients : float
         All versions; master weights only where the precision is mixed.
     activations : float
-        Of all microbatches under way.
+        Activations of all microbatches in flight.
     transient : float
         What a backward pass, an update or an exchange of gradients adds for a moment, beyond the activations that are
         gone by then.
@@ -96,7 +96,7 @@ def memory_of_stage(blocks: Blocks, units: tuple[int, int], stage: int, how: Run
     Parameters
     ----------
     blocks : Blocks
-        Of the microbatch.
+        Blocks of the microbatch.
     units : (int, int)
         First, and behind the last.
     stage : int

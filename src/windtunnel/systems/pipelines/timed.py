@@ -40,7 +40,7 @@ class StageTimes:
     input_ns, weights_ns : optional
         Of the two parts of a backward pass; by default half of it.
     update_ns : optional
-        Of all weights, after each batch.
+        Update of all weights after each batch.
     agree_ns : optional
         Of replicas on their weights, after each backward pass.
     exchange_ns : optional
@@ -70,7 +70,7 @@ class StageTimes:
 
 
 class Message(NamedTuple):
-    """What the pass of a microbatch at one stage hands to another."""
+    """A message from the pass of a microbatch at one stage to another stage."""
 
     src: int
     dst: int
@@ -103,7 +103,7 @@ def build_schedule_graph(
     alike : sequence of stages
         Those that exchange their gradients with each other; the same stage on several ranks does anyway.
     names : sequence of str [R], optional
-        Of the ranks.
+        Names of the ranks.
     link_of : callable, optional
         The name of the link from one rank to another; messages on one link take turns. By default each has its own.
     base_bytes : sequence of int [R]
@@ -191,7 +191,7 @@ class Line:
         return index in self._ends[rank]
 
     def into(self, action: Action) -> list[Message]:
-        """What a pass receives from other ranks."""
+        """Return the messages that a pass receives from other ranks."""
         stage, kind, index = action
         others = {"F": self.reads[stage], "W": ()}.get(kind, self._readers[stage])
         return [
@@ -199,7 +199,7 @@ class Line:
         ]
 
     def out(self, action: Action) -> list[Message]:
-        """What a pass sends to other ranks."""
+        """Return the messages that a pass sends to other ranks."""
         stage, kind, index = action
         others = {"F": self._readers[stage], "W": ()}.get(kind, self.reads[stage])
         return [
@@ -298,7 +298,7 @@ class Line:
         return list(messages)
 
     def wait(self, rank: int, messages: Sequence[Message]) -> None:
-        """What comes next comes behind them."""
+        """Make the next task of a rank wait for messages."""
         self._frontier[rank] += [self._messages[message] for message in messages]
 
     def _message(self, message: Message) -> int:

@@ -43,15 +43,15 @@ class Job:
     Parameters
     ----------
     num_workers : int
-        At most.
+        Maximum number of workers.
     memory_bytes : float
-        Of each.
+        Memory of each worker.
     batch : int
         Samples of one update.
     links : Fabric
     precision : str
     base_bytes : float
-        Of a process, before anything else.
+        Bytes of a process before it builds anything.
     recompute_factor : float, optional
         How many times longer a microbatch takes where its activations are computed again; published is 4/3. By default
         one more forward pass.
@@ -83,7 +83,7 @@ class PlanRow:
     step_ns : float
         Of a batch, with the time that filling and emptying takes; infinite where the combination cannot be.
     memory : tuple of StageMemory
-        Of a worker of each stage.
+        Memory of a worker of each stage.
     reason : str
         Why it cannot be; empty where it can.
     missing_bytes : float
@@ -109,7 +109,7 @@ class PlanRow:
 
     @property
     def peak_bytes(self) -> float:
-        """Of the worker that holds most."""
+        """Peak memory of the worker that holds most."""
         return max((item.total for item in self.memory), default=0.0)
 
     @property
@@ -174,7 +174,7 @@ def plan_2bw(
     Parameters
     ----------
     profiles : mapping of int to Blocks
-        By samples of a microbatch.
+        Blocks by samples of a microbatch.
     job : Job
     schedules : sequence of str
     widths, depths : sequence of int, optional

@@ -88,7 +88,7 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
 
 
 def weight_versions(schedule: Schedule) -> tuple[int, ...]:
-    """How many versions of its weights each rank has to keep [R]."""
+    """Return the number of weight versions that each rank has to keep, [R]."""
     if schedule.versions != "stash":
         return ({"flush": 1, "2bw": 2}[schedule.versions],) * schedule.num_ranks
     most = []
@@ -219,7 +219,7 @@ def _require_progress(table: _Table) -> None:
 
 
 def _missing(table: _Table, rank: int, index: int, done: set[Action]) -> list[Action]:
-    """What an action still needs; a part of its own is no need."""
+    """Return the parts that an action still needs; parts of its own do not count."""
     row = table.rows[rank]
     own = parts(row[index]) if row else ()
     requested = [need for part in own for need in needs(part, table.schedule.num_stages)]

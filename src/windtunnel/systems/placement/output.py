@@ -50,7 +50,7 @@ def print_even(document: dict[str, Any]) -> None:
 
 
 def print_moves(document: dict[str, Any]) -> None:
-    """What moving one node would cost."""
+    """Print the cost of moving one node."""
     from windtunnel.units import format_duration
 
     if not document.get("moves"):

@@ -68,7 +68,7 @@ def _color(device: int) -> str:
 
 
 def _depths(problem: Problem) -> np.ndarray:
-    """How many nodes lie before each on the longest way to it [N]."""
+    """Return the number of nodes on the longest path to each, [N]."""
     depth = np.zeros(problem.num_nodes, np.int64)
     for node in problem.order.tolist():
         depth[node] = max((depth[other] + 1 for other in problem.before[node]), default=0)
@@ -122,7 +122,7 @@ def _graph(plan: Plan) -> Section:
 
 
 def _bars(rows: Sequence[DeviceRow]) -> Section:
-    """One bar per device: compute, sending, receiving."""
+    """Return one bar per device: compute, sending, receiving."""
     most = max((row.load_ns for row in rows), default=1.0) or 1.0
     body = []
     for index, row in enumerate(rows):

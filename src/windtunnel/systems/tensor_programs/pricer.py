@@ -175,7 +175,7 @@ def _cached_fraction(sheet: Mapping[str, Any], num_bytes: float) -> float:
 
 
 def _seconds_per_byte(sheet: Mapping[str, Any], name: str, kept: float) -> float:
-    """Of bytes of which such a share comes from the shared cache; 0 where that rate was not measured."""
+    """Return the seconds per byte at a cached fraction; 0 where that rate was not measured."""
     far, near = sheet.get(name), sheet.get(f"cache_{name}")
     return (1 - kept) / far + kept / (near or far) if far else 0.0
 

@@ -141,7 +141,7 @@ class ProgramSet:
         return result or [self.column(devices)]
 
     def on(self, columns: Sequence[int]) -> ProgramSet:
-        """The same programs on some devices."""
+        """Return the same programs on some devices."""
         selected = list(columns)
         return replace(
             self,
@@ -193,7 +193,7 @@ class ProgramSet:
         return result
 
     def merge_devices(self, other: ProgramSet) -> ProgramSet:
-        """The same programs with the devices of both sets; where ``other`` lacks one, its times are NaN."""
+        """Return the programs with the devices of both sets; where ``other`` lacks a program, its times are NaN."""
         twice = sorted(set(self.device_names) & set(other.device_names))
         if twice:
             raise InputError(f"both sets have a device {', '.join(twice)}", where="devices", fix="rename it in one")
@@ -216,13 +216,13 @@ class ProgramSet:
         )
 
     def _identities(self) -> list[tuple[str, bytes]]:
-        """What tells programs apart: task and schedule."""
+        """Return what identifies each program: task and schedule."""
         works = [work_of(task) for task in self.tasks]
         return [(works[task], sched.tobytes()) for task, sched in zip(self.task, self.sched, strict=True)]
 
     @classmethod
     def concatenate(cls, parts: Sequence[ProgramSet]) -> ProgramSet:
-        """One set of all programs of sets that share tasks and devices."""
+        """Return one set of all programs of sets that share tasks and devices."""
         first = parts[0]
         joined: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
@@ -242,7 +242,7 @@ def parts_of(device: str) -> tuple[str, str]:
 
 
 def work_of(task: Mapping[str, Any]) -> str:
-    """What a task does, whatever networks it is listed for."""
+    """Return what identifies a task, whatever networks it is listed for."""
     return json.dumps([task.get("kind"), task.get("shape"), task.get("ops")], sort_keys=True, default=str)
 
 

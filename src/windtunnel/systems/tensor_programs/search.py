@@ -42,7 +42,7 @@ ROUNDS = 5
 
 
 class Prices(Protocol):
-    """What ranks: seconds of samples (program, device column)."""
+    """Predictor that returns seconds of samples (program, device column)."""
 
     def predict(self, programs: ProgramSet, samples: Any) -> Any:
         """Predict times in seconds, [M]."""
@@ -192,7 +192,7 @@ def in_turn(worker: Worker, keys: Sequence[int], target: Target, rounds: int = R
 
 
 def _timing(looks: Sequence[Look], band_s: Band) -> Timing:
-    """Of undisturbed looks; where there are too few, of those with the fastest canaries."""
+    """Return the timing of undisturbed looks or, where these are too few, of those with the fastest canaries."""
     quiet = undisturbed_s(looks, band_s)
     if len(quiet) < MIN_QUIET:
         quiet = [look.program_s for look in sorted(looks, key=lambda look: look.canary_s[1])[:MIN_QUIET]]

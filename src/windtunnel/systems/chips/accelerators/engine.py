@@ -43,15 +43,15 @@ class Machines:
     Parameters
     ----------
     rows, cols, count : int64 [D]
-        Of the arrays of multipliers.
+        Rows, columns and number of the arrays of multipliers.
     lanes : int64 [D]
-        Of all vector units together.
+        Vector lanes of all units together.
     buffer_bytes : int64 [D]
         On the chip, shared by the operands.
     bytes_per_cycle : float [D]
-        Of the memory.
+        Bandwidth of the memory.
     dataflow : str
-        Of all: ``os``, ``ws`` or ``is``.
+        Dataflow of all arrays: ``os``, ``ws`` or ``is``.
     is_overlapped : bool
         Whether a fold fills while the one before it computes.
     word_bytes : int
@@ -132,7 +132,7 @@ class Machines:
 
     @classmethod
     def of_accelerator(cls, chip: Accelerator, arrays: Arrays) -> Machines:
-        """One chip with one of its kinds of arrays."""
+        """Return a chip with one of its kinds of arrays."""
         assert chip.clock_hz is not None  # an accelerator without a clock cannot be made
         sram, rate = chip.sram_bytes, chip.bandwidth_bytes_per_s * chip.memory_ratio / chip.clock_hz
         numbers = (arrays.rows, arrays.cols, arrays.count, chip.lanes, chip.buffer_bytes)

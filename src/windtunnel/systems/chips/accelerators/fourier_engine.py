@@ -76,12 +76,12 @@ class BlockLayer:
 
     @property
     def dense_macs(self) -> int:
-        """What the dense layer would multiply for a sample: equivalent operations are twice that."""
+        """Multiplications of the dense layer per sample; equivalent operations are twice that."""
         return self.outputs * self.inputs
 
     @property
     def butterflies(self) -> tuple[int, int]:
-        """Of the forward and of the inverse transforms of a sample; real inputs need half of the complex ones."""
+        """Butterflies of the forward and of the inverse transforms of a sample; real inputs need half as many."""
         down, across = self.num_blocks
         per_block = self.block * self.levels
         return -(-across * per_block // 4), -(-down * per_block // 4)
@@ -100,15 +100,15 @@ class EngineUse:
     Parameters
     ----------
     transform_cycles, product_cycles, inverse_cycles : int
-        Of one sample: T_fft, T_mul, T_ifft.
+        Cycles of one sample: T_fft, T_mul, T_ifft.
     fill_cycles : int
         By which the first sample is later than those behind it.
     cycles : int
-        Of the batch.
+        Cycles of the batch.
     num_real_multipliers, num_memory_blocks : int
         Of the chip: for the engine, and for spectra and twiddles.
     energy_j : float
-        Of the batch.
+        Energy of the batch.
     operations, equivalent_operations : int
         Of the batch: real ones that are done, and those that the dense layer would do.
     """

@@ -93,7 +93,7 @@ def duration_ns(work: Work, device: Accelerator, *, is_alone: bool = False) -> F
 
 
 def _busy_ns(work: Work, device: Accelerator) -> tuple[Floats, Floats]:
-    """What arrays and vector units take, and what the memory takes [P]."""
+    """Return the busy time of arrays and vector units, and that of the memory, [P]."""
     assert device.clock_hz is not None  # an accelerator without a clock cannot be made
     parts, rates = parts_of(work), [_rate(device, item) for item in work.operator.tolist()]
     cycles = _array_cycles(work, parts, device) + _vector_cycles(work, parts, device)
@@ -104,7 +104,7 @@ def _busy_ns(work: Work, device: Accelerator) -> tuple[Floats, Floats]:
 
 
 def energy_j(work: Work, device: Accelerator) -> Floats:
-    """What each row takes in energy [P]; see ``energy``."""
+    """Return the energy of each row, [P]; see ``energy``."""
     parts = parts_of(work)
     machines = Machines.of_accelerator(device, device.arrays[0])
     products = product_energy_j(parts.products, machines)[:, 0] * parts.times
@@ -132,7 +132,7 @@ def graph_energy_j(graph: Graph, device: Accelerator, dtype: str = "") -> float:
 
 
 def _rate(device: Accelerator, operator: str) -> OperatorRate:
-    """What was found for an operator on this chip, else for all that are none of the named."""
+    """Return the measured rate of an operator on this chip, else that of all unnamed operators."""
     is_product = class_of(operator) in MATRIX_CLASSES
     name = "product" if is_product else short_name(operator)[0]
     return device.operators.get(name, device.operators.get("other", _PLAIN))

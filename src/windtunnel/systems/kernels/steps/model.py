@@ -81,7 +81,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the process is started with: a workload, and the seeds of the batches."""
+    """Configuration of the process: a workload, and the seeds of the batches."""
 
     name: str
     parameters: dict[str, Any]

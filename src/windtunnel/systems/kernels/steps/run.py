@@ -48,9 +48,9 @@ class StepResult:
     predicted : float
         Speed-up from what each operator takes alone.
     measured : Estimate
-        Of the flight, 95 %.
+        Measured speedup with its 95 % interval.
     num_operators, num_left : int
-        That are run, before and after.
+        Operators that run before and after.
     words : tuple of str
         What each edit does.
     counts : dict
@@ -113,7 +113,7 @@ class _StepBench:
         self._ends.close()
 
     def evaluate(self, candidates: Sequence[Individual]) -> list[Evaluation]:
-        """What becomes of each; those not seen before are run."""
+        """Return the evaluation of each candidate; those not seen before are run."""
         fresh = {key(candidate): candidate for candidate in candidates if key(candidate) not in self._known}
         result = self.again(list(fresh.values()), _PAIRS)
         for item in result:
@@ -138,7 +138,7 @@ class _StepBench:
         return result
 
     def pairs(self, edits: Individual, num_pairs: int) -> tuple[Evaluation, Any]:
-        """One candidate with all its timings."""
+        """Return all timings of one candidate."""
         self._workers[0].send(Order(apply(self.function, edits), self._tolerance, num_pairs))
         answer = self._workers[0].receive()
         return _evaluation(answer), np.asarray(answer[4], dtype=np.float64)
@@ -170,7 +170,7 @@ def evolve_step(
         Of a workload that says what its step is made of.
     options : Options
     parameters : dict, optional
-        Of the workload.
+        Parameters of the workload.
     tolerance : float
         The relative error of loss and gradients that is still right; 0 asks for the same bits.
     folder, progress, num_workers

@@ -62,7 +62,7 @@ def _run(program: Any, batch: list[Any], seed: int) -> list[Any]:
 
 
 def _costs(state: _State) -> dict[str, float]:
-    """What each operator takes alone, ns: the quiet time of some runs."""
+    """Return the isolated duration of each operator in ns, a lower quartile of some runs."""
     used: dict[str, list[int]] = {}
     names = {node: uid for uid, node in state.step.nodes.items()}
 

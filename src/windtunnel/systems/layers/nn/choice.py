@@ -28,7 +28,7 @@ def quickest(ways: Mapping[str, Callable[[], Any]], plain: str, *, budget_s: flo
     plain : str
         The way that is kept where no other is clearly quicker.
     budget_s : float
-        For all rounds; three are always run.
+        Time limit of all rounds; at least three are run.
     """
     times_ns: dict[str, list[int]] = {name: [] for name in ways}
     for turn in rounds(_FEWEST, _MOST, budget_s, warmup=1):

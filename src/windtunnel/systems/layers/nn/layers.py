@@ -55,7 +55,7 @@ def structured_dropout(
     operator : str
         ``aten::lstm``, ``aten::gru`` or ``aten::linear``; ``aten::dropout`` before a linear layer only scales.
     arguments : sequence
-        Of one call.
+        Arguments of one call.
     p : float
     place : str
         ``nr``: on the way into a layer; ``rh``: from step to step; ``nr+rh``: both.
@@ -95,7 +95,7 @@ def block_circulant(operator: str, arguments: Sequence[Any], *, k: int = 64) -> 
     operator : str
         ``aten::linear`` or ``aten::conv2d``.
     arguments : sequence
-        Of one call; its weight says the size.
+        Arguments of one call; the weight gives the size.
     k : int
         Rows and columns of a block.
     """

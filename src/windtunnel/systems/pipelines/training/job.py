@@ -41,7 +41,7 @@ class PipelineSpec:
     ----------
     workload, parameters
     num_ranks, num_microbatches : int
-        Of each replica.
+        Sizes of each replica.
     schedule : str
     num_chunks : int, optional
         Stages per rank, where the schedule leaves a choice.
@@ -99,7 +99,7 @@ class PlannedPipeline:
         return [[name for name, stage in self.stage_of.items() if stage == index] for index in range(num_stages)]
 
     def orders(self, num_batches: int, **more: Any) -> TrainOrders:
-        """What its ranks are to do; more as of ``orders_of``."""
+        """Return the orders of the ranks; ``more`` is passed to ``orders_of``."""
         spec = self.spec
         known = {"step_ns": self.predicted_ns, "one_process_ns": self.predicted_alone_ns, "hardware": machine()}
         return orders_of(
@@ -148,7 +148,7 @@ def plan_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) -> Pl
 
 
 def _cut_stages(job: PipelineJob, table: Schedule) -> Plan:
-    """As many stages as the schedule has, the busiest as light as can be."""
+    """Cut the layers into as many stages as the schedule has, with the lightest busiest stage."""
     plan = place(job.layers.problem)
     if len(set(plan.device.tolist())) != table.num_stages:
         return even(job.layers.problem)

@@ -24,7 +24,7 @@ _TAGS = 1 << 16  # microbatches that tags can distinguish
 
 
 class Edge(NamedTuple):
-    """What a pass gives to the next one: activations of a stage, or, backward, gradients for them."""
+    """An edge between passes: activations of a stage or, backward, their gradients."""
 
     source: int
     target: int
@@ -32,7 +32,7 @@ class Edge(NamedTuple):
 
     @classmethod
     def into(cls, action: Action, num_stages: int) -> Edge | None:
-        """What an action waits for; None where it needs no other stage."""
+        """Return the edge that an action waits for; None where it needs no other stage."""
         other = action.reads(num_stages)
         return None if other is None else cls(other, action.stage, action.microbatch)
 
@@ -119,7 +119,7 @@ class P2PChannel:
         return self._schedule.rank(way.source, way.microbatch)
 
     def _ask(self, number: int) -> None:
-        """So many messages are asked for, in the order in which they are needed."""
+        """Post receives of the next ``number`` messages, in the order in which they are needed."""
         while len(self._asked) < number and self._next < len(self._coming):
             way = self._coming[self._next]
             rank = self._rank_of_place(self._from(way))
@@ -156,7 +156,7 @@ def _tag(way: Edge, position: int) -> int:
 
 
 def _positions(schedule: Schedule) -> tuple[dict[Edge, int], dict[Edge, int]]:
-    """In which slot of its rank's row each value is made, and is used."""
+    """Return the slots of a rank's row in which each value is made and used."""
     created: dict[Edge, int] = {}
     used: dict[Edge, int] = {}
     for row in schedule.actions:

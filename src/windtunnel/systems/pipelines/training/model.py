@@ -56,7 +56,7 @@ class HostConditions:
     bandwidth_bytes_per_s : float
         Of a message, while it travels and nothing else runs.
     latency_ns : float
-        Of a message without bytes.
+        Latency of an empty message.
     slowdown : tuple of float
         How many times longer each of 1, 2 ... busy processes takes than one alone.
     spread : tuple of float
@@ -68,7 +68,7 @@ class HostConditions:
     part_ratios : (float, float)
         What the two parts of a backward pass take, gradients for inputs and for weights, of a whole one.
     copy_bytes_per_s : float
-        Of weights into another version.
+        Rate at which weights are copied into another version.
     """
 
     bandwidth_bytes_per_s: float
@@ -95,7 +95,7 @@ class PipelineJob:
     layers : Layers
         Of that, for as many devices as there are stages; compute holds a microbatch's share of the update.
     conditions : HostConditions
-        As it was found before any plan.
+        Conditions that were measured before any plan.
     message_bytes : (int, int)
         Sizes of the messages that are tried: a small one, and what the layers of this job usually send.
     num_replicas : int
@@ -242,7 +242,7 @@ def _beside_each_other(graph: Graph, core_T: NDArray[np.int64], slowdown: NDArra
 def _task_slowdowns(
     timeline: Timeline, core_T: NDArray[np.int64], slowdown: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """How many times longer each task takes by what all cores do while it runs, float64 [T]."""
+    """Return the factor by which the load of all cores slows each task, float64 [T]."""
     time_I, index = np.unique(np.concatenate([timeline.start_ns, timeline.finish_ns]), return_inverse=True)
     begins_T, ends_T = np.split(index, 2)
     users = np.zeros((len(slowdown), len(time_I)), dtype=np.int64)

@@ -85,12 +85,12 @@ class RestingBatch:
         self._targets = target.chunk(num_parts)
 
     def inputs(self, _batch: int, part: int) -> tuple[torch.Tensor, ...]:
-        """What the first stage is called with, for a microbatch."""
+        """Return the inputs of the first stage for a microbatch."""
         result: tuple[torch.Tensor, ...] = self._inputs[part]
         return result
 
     def target(self, _batch: int, part: int) -> torch.Tensor:
-        """What the last stage's output is compared with."""
+        """Return the target for the last stage's output."""
         return self._targets[part]
 
 
@@ -129,12 +129,12 @@ class Batches:
         """A microbatch of the first batch to come."""
 
     def inputs(self, batch: int, part: int) -> tuple[torch.Tensor, ...]:
-        """What the first stage is called with, for a microbatch of a batch."""
+        """Return the inputs of the first stage for a microbatch of a batch."""
         result: tuple[torch.Tensor, ...] = self._read(0, batch, part)
         return result
 
     def target(self, batch: int, part: int) -> torch.Tensor:
-        """What the last stage's output is compared with."""
+        """Return the target for the last stage's output."""
         result: torch.Tensor = self._read(1, batch, part)
         return result
 

@@ -124,7 +124,7 @@ def pipeline_of(
     ----------
     played : Played
     profiles : mapping of int to Blocks
-        By samples of a microbatch.
+        Blocks by samples of a microbatch.
     workload, parameters
     batch : int
         Samples of an update.

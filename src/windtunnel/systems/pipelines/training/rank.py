@@ -100,11 +100,11 @@ class WholeModel:
 
     @property
     def microbatch(self) -> tuple[Any, ...]:
-        """What the model is called with."""
+        """Return the inputs of the model."""
         return self.feed.inputs(0, 0)
 
     def passes(self, number: int) -> None:
-        """So many microbatches forward and backward."""
+        """Run ``number`` microbatches forward and backward."""
         for part in range(number):
             loss = self.loss(self.model(*self.feed.inputs(0, part)), self.feed.target(0, part))
             (loss / self.num_microbatches).backward()

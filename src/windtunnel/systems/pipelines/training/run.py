@@ -140,7 +140,7 @@ def job_of(
     parameters : mapping
         Its own; ``batch_size`` is that of all microbatches together.
     num_stages, num_microbatches : int
-        Of each replica.
+        Sizes of each replica.
     table : Schedule, optional
         The schedule; by default 1F1B with a process per stage.
     num_replicas : int
@@ -259,7 +259,7 @@ def _usual_messages(problem: Problem) -> tuple[int, int]:
 
 
 def _with_loss(layers: Layers, paths: set[str]) -> Layers:
-    """What runs behind the model goes where the model's output is."""
+    """Assign the operators behind the model to the stage of the model's output."""
     problem, color = layers.problem, layers.problem.color.copy()
     for name, node in layers.node_of.items():
         if name in paths:

@@ -38,14 +38,14 @@ class BatchSource(Protocol):
     """Source of batches."""
 
     def inputs(self, batch: int, part: int) -> tuple[torch.Tensor, ...]:
-        """What the first stage is called with, for a microbatch of a batch."""
+        """Return the inputs of the first stage for a microbatch of a batch."""
 
     def target(self, batch: int, part: int) -> torch.Tensor:
-        """What the last stage's output is compared with."""
+        """Return the target for the last stage's output."""
 
 
 class _Kept(NamedTuple):
-    """Of a microbatch that has gone forward."""
+    """Saved tensors of a microbatch after its forward pass."""
 
     module: torch.nn.Module
     inputs: Tensors
@@ -53,7 +53,7 @@ class _Kept(NamedTuple):
 
 
 class _Halfway(NamedTuple):
-    """Of a microbatch whose weights' gradients are still missing."""
+    """Saved tensors of a microbatch whose weight gradients are still missing."""
 
     kept: _Kept
     gradients: Tensors | None
@@ -113,7 +113,7 @@ class StageRun:
         return result
 
     def backward_weight(self, key: int) -> None:
-        """What ``backward_input`` has left."""
+        """Compute the weight gradients that ``backward_input`` has left."""
         kept, gradients, groups = self._halfway.pop(key)
         if groups is None:
             _whole_backward(kept, gradients)
@@ -144,7 +144,7 @@ class PipelineRank:
     Parameters
     ----------
     stages : mapping of int to StageRun
-        Those that lie here.
+        Stages of this rank.
     shapes : mapping of int to sequence of (shape, dtype)
         What each stage of the pipeline hands on.
     place : int
@@ -282,11 +282,11 @@ def pipeline_rank(
     ----------
     cut : sequence of CutStage [S]
     table : Schedule
-        Of the kind that it will run.
+        A schedule of the kind that will run.
     place, loss, feed, replica, reduction, on_update
         As of ``PipelineRank``.
     make_optimizer : callable
-        Of a stage's parameters.
+        Function that makes the optimizer of a stage's parameters.
     recomputes : bool
     """
     num_copies = 2 if table.versions == "2bw" else 1

@@ -31,7 +31,7 @@ def split_model(model: torch.nn.Module, inputs: tuple[Any, ...], stage_of: Mappi
     model : Module
         Shares its parameters with all pipelines that are cut of it.
     inputs : tuple
-        Of one microbatch.
+        Inputs of one microbatch.
     stage_of : mapping of str to int
         Stage by path of a module, from 0 on, without gaps; what is not named follows the module around it, or what
         it reads.
@@ -78,7 +78,7 @@ class CutStage:
     output_indices : tuple of int
         Which of its outputs the next stage reads, in that stage's order; empty for the last one.
     shapes : tuple of (shape, dtype)
-        Of these.
+        Shapes and dtypes of these outputs.
     """
 
     module: torch.nn.Module

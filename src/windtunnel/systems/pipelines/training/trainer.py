@@ -48,15 +48,15 @@ class TrainOrders:
     stage_of : dict of str to int
         Stage by path of a module.
     tables : dict of int to Schedule
-        By number of batches.
+        Schedules by number of batches.
     segments : tuple of int
         Batches between checkpoints, each with its table.
     num_replicas : int
     recomputes : bool
     max_norm : float, optional
-        Of a batch's gradient.
+        Maximum norm of a batch's gradient.
     folder : Path, optional
-        Of checkpoints.
+        Folder of checkpoints.
     first_batch : int
         Where to go on, from a checkpoint.
     returns_weights : bool
@@ -148,7 +148,7 @@ def main(process: Place) -> None:
 
 
 def _alone(orders: TrainOrders, rank: int) -> list[int]:
-    """What a step of the whole workload takes in one process, while all others wait."""
+    """Time the whole workload in one process while all others wait."""
     dist.barrier()
     used: list[int] = []
     if rank == 0 and orders.num_alone:
@@ -231,7 +231,7 @@ def _pipeline_rank(orders: TrainOrders, rank: int, on_update: Callable[[int], No
 
 
 def _reads(table: Schedule, position: int) -> tuple[int, int]:
-    """How often a place reads of a batch: inputs for the first stage, targets for the last."""
+    """Return how often a rank reads a batch: inputs for the first stage, targets for the last."""
     row = [
         action
         for action in table.actions[position]

@@ -75,7 +75,7 @@ class StageWeights:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """One for all versions; None where nothing is trained."""
+        """Optimizer of all versions; None where nothing is trained."""
         return self._optimizer
 
     def begin(self, batch: int) -> torch.nn.Module:
@@ -179,7 +179,7 @@ def _values(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _twin(module: torch.nn.Module) -> torch.nn.Module:
-    """The same module with weights of its own; what no update changes is shared."""
+    """Return a copy of the module with weights of its own; what no update changes is shared."""
     frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of itself

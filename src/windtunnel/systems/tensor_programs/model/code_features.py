@@ -111,7 +111,7 @@ class _Body:
 
     @cached_property
     def num_runs(self) -> int:
-        """How often the copied code runs."""
+        """Number of runs of the copied code."""
         return math.prod(self.extents[: self.first])
 
     @cached_property
@@ -149,7 +149,7 @@ class _Body:
         return padded != self.length and padded > self.lanes
 
     def copies(self, variables: frozenset[str]) -> int:
-        """How often what depends on some variables differs within the copied code."""
+        """Return how many distinct values of some variables the copied code has."""
         steps = 1
         for index in range(self.first, len(self.loops)):
             if self.loops[index].variable in variables:
@@ -157,7 +157,7 @@ class _Body:
         return steps
 
     def times(self, variables: frozenset[str]) -> float:
-        """How often it is done in all, when what does not change has left its loops."""
+        """Return the number of executions after invariant code has left its loops."""
         return self.num_runs * self.copies(variables) / self.num_invariant_runs(variables)
 
     def num_invariant_runs(self, variables: frozenset[str]) -> int:

@@ -40,7 +40,7 @@ _DIVISIONS = ("floordiv", "floormod")
 
 
 class Pattern(IntEnum):
-    """How the addresses of neighboring lanes lie."""
+    """Pattern of the addresses of neighboring lanes."""
 
     SAME = 0
     NEXT = 1
@@ -152,7 +152,7 @@ class Statement:
         return self.loops[:-1]
 
     def pattern(self, access: Access, variable: str, count: int) -> Pattern:
-        """How the addresses of ``count`` neighboring steps of a loop lie."""
+        """Return the address pattern of ``count`` neighboring steps of a loop."""
         if variable not in access.variables or count < 2:
             return Pattern.SAME
         key = (id(access), variable, count)
@@ -259,7 +259,7 @@ def _statement(store: Store, around: _Around, nest: Nest) -> Statement:
 
 @dataclass
 class _Seen:
-    """What a value was found to hold."""
+    """Facts about a value."""
 
     conditions: list[Expression]
     operations: Counter[str] = field(default_factory=Counter)

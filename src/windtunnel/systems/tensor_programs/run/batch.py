@@ -238,7 +238,7 @@ class Bench:
         return self._timing(pair, looks).is_steady(self._max_spread)
 
     def _time(self, measured: Measured, worker: Worker, key: int, target: Target) -> Sequence[Look]:
-        """One pass over one program; nothing where it took its process with it."""
+        """Measure one program once; return nothing where it crashed its process."""
         if all(key != member.key for member, _ in measured.programs):
             return ()
         try:

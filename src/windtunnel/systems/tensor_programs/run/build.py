@@ -39,7 +39,7 @@ THREADS = (1, 2)
 
 @dataclass(frozen=True)
 class Target:
-    """One device: an instruction set and a number of threads of the host."""
+    """A device: an instruction set and a number of threads of the host."""
 
     isa: str
     num_threads: int
@@ -117,7 +117,7 @@ def arguments_of(task: Task) -> tuple[list[Any], Any]:
 
 
 def copies_of(values: list[Any]) -> list[Any]:
-    """The same arguments, elsewhere in memory."""
+    """Return copies of the arguments, elsewhere in memory."""
     runtime = require("tvm.runtime", extra="tvm")
     copies = [runtime.empty(value.shape, value.dtype, value.device) for value in values]
     for value, copy in zip(values, copies, strict=True):

@@ -94,7 +94,7 @@ def _canonical_call(name: str, given: list[Any]) -> tuple[str, list[Any]]:
 
 
 def _result(name: str, given: Sequence[Any]) -> _Tensor | None:
-    """What comes out, as far as a task needs it."""
+    """Return the result of an operator, as far as a task needs it."""
     tensors = [item for item in given if isinstance(item, _Tensor)]
     if name == "bmm":
         return _Tensor((tensors[0].shape[0], tensors[0].shape[1], tensors[1].shape[2]))

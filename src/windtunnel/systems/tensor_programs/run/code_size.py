@@ -31,7 +31,7 @@ def _of(node: Node, loops: tuple[For, ...], limit: int) -> float:
 
 
 def _copies(loops: tuple[For, ...], limit: int) -> float:
-    """How often a statement stands in the code, counted in registers; a loop that is kept ends the copying."""
+    """Return how often a statement occurs in the code, in registers; a loop that is kept ends the copying."""
     copies, registers = 1, 1.0
     for loop in reversed(loops):
         if loop.kind == "vectorized":

@@ -78,7 +78,7 @@ def _triad_rate(isa: str, num_threads: int, num_elements: int) -> float:
 
 
 def _triad_elements() -> int:
-    """Of one array, a power of two: the three together are twice the largest cache or more."""
+    """Return the elements of one array, a power of two: three arrays are twice the largest cache or more."""
     largest = max(hardware.machine().cache_bytes.values(), default=0)
     return max(LEAST_TRIAD_ELEMENTS, 1 << math.ceil(math.log2(max(2 * largest / 12, 1))))
 

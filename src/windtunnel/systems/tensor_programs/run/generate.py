@@ -48,7 +48,7 @@ class Plan:
     num_programs : int
         How many programs the set shall have.
     seed : int
-        Of everything that is drawn.
+        Seed of all random choices.
     canary_tolerance : float
         Tolerated deviation of the canary of a look from its usual time, as a fraction.
     max_spread : float
@@ -96,7 +96,7 @@ class Plan:
         return parts.num_batches == math.ceil(len(self.rows) / self.batch_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """What must be equal for a run to go on with another one's batches."""
+        """Return what must be equal for a run to continue with another one's batches."""
         return {
             "tasks": [task.name for task in self.tasks],
             "targets": [target.name for target in self.targets],
@@ -125,7 +125,7 @@ class Sampled:
     dropped : Counter
         Programs, by the reason for which they are not in the set.
     elapsed_s : float
-        Of this run.
+        Duration of this run.
     """
 
     path: Path | None = None
@@ -219,7 +219,7 @@ def _measure_batch(plan: Plan, bench: Bench, parts: Parts, batch: int, sampled: 
 
 
 def _name_devices_after_host(measured: ProgramSet) -> ProgramSet:
-    """What was measured here, its devices named after the host."""
+    """Return the measured set with devices named after the host."""
     names = [name_after_host(name) for name in measured.device_names]
     return replace(
         measured, devices=tuple(device | {"name": name} for device, name in zip(measured.devices, names, strict=True))

@@ -121,7 +121,7 @@ def is_sound(nest: Nest) -> bool:
 
 
 class _Reader:
-    """One walk over the statements; ``scope`` says what each compiler variable is called here."""
+    """A walk over the statements; ``scope`` maps compiler variables to names."""
 
     def __init__(self, name: str) -> None:
         self.buffers: dict[str, Buffer] = {}
@@ -207,7 +207,7 @@ class _Reader:
 
 
 def _fold_constants(operation: str, left: Expression, right: Expression) -> Expression:
-    """What a loop of one step leaves behind of an index: ``0 * 8 + i`` is ``i``."""
+    """Simplify an index after loops of one step: ``0 * 8 + i`` is ``i``."""
     if isinstance(left, int) and isinstance(right, int) and operation in ("add", "sub", "mul"):
         return {"add": left + right, "sub": left - right, "mul": left * right}[operation]
     if isinstance(left, int) and (operation, left) in (("add", 0), ("mul", 1)):

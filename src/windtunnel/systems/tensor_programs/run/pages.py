@@ -85,7 +85,7 @@ def others_rate(times: Mapping[float, float], size_bytes: int, kept_bytes: float
     times : mapping
         By seconds that were waited after a set of pages was read: seconds per byte when it was read again.
     size_bytes : int
-        Of the set.
+        Bytes of the set.
     kept_bytes : float
         Bytes that the cache keeps.
     near_s, far_s : float
@@ -116,7 +116,7 @@ def _rate(seconds_per_byte: float) -> float:
 
 
 class _Pages:
-    """So many bytes, each thread's share to be read in one random order of its pages."""
+    """A set of pages; each thread reads its part in one random order of its pages."""
 
     def __init__(self, isa: str, num_threads: int, size_bytes: int) -> None:
         num_pages = size_bytes // (4 * PAGE_ELEMENTS)

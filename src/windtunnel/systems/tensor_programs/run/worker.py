@@ -48,7 +48,7 @@ _CANARY = (-1, "sse4.2")  # its key, and the instruction set that every host has
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a program looks like: its schedule's rows and its encoded nest."""
+    """A sampled program: its schedule's rows and its encoded nest."""
 
     sched: Any
     features: Any
@@ -118,7 +118,7 @@ class Worker:
 
 @dataclass
 class _State:
-    """What the process holds: scheduled modules, code by program and instruction set."""
+    """State of the process: scheduled modules, code by program and instruction set."""
 
     cores: tuple[int, ...] = ()
     modules: dict[int, Any] = field(default_factory=dict)

@@ -51,7 +51,7 @@ def patch_costs(
     words_QW : uint32 [Q, W]
         Operand pixels of all images.
     taps_PT : int64 [P, T]
-        Of one image.
+        Pixel that each tap reads, within one image.
     num_images, channels, groups, lanes : int
         Channels are those of the operand.
     """

@@ -32,7 +32,7 @@ class ConvShape:
     Parameters
     ----------
     images, channels, height, width : int
-        Of the input.
+        Sizes of the input.
     filters : int
     kernel, stride, padding, dilation : (int, int)
         Down and across.

@@ -60,7 +60,7 @@ def tile_cycles(costs: Costs, group_N: Longs, wanted_RW: Words | None, grid: Spa
     Returns
     -------
     cycles : int64 [5, K]
-        By mode.
+        Cycles of each mode and tile.
     work : int64 [5]
         Cycles of all elements together, without those that wait.
     """

@@ -41,7 +41,7 @@ class BlockCirculantConv2d(CirculantProduct):
     k : int
         Rows and columns of a block of channels.
     stride, padding, dilation : int or pair
-        As torch's.
+        As in torch.
     bias, way, dtype, device
         As of :class:`BlockCirculantLinear`.
 

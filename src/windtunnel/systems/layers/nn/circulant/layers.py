@@ -76,7 +76,7 @@ class CirculantProduct(torch.nn.Module):
         return multiply_prepared(x, self._prepared_weight(way), self.blocks, way)
 
     def _prepared_weight(self, way: str) -> Tensor:
-        """What the way multiplies with, kept until the weight changes."""
+        """Return the operand of a method, cached until the weight changes."""
         version = hash((self.weight._version, self.weight.data_ptr(), way))
         if self._kept is None or self._kept[0] != version:
             with torch.no_grad():
@@ -251,7 +251,7 @@ class CirculantAdapter(torch.nn.Module):
         return y
 
     def to_linear(self) -> torch.nn.Linear:
-        """One dense layer that gives the same."""
+        """Return an equivalent dense layer."""
         created = torch.nn.Linear(
             self.base.in_features,
             self.base.out_features,

@@ -75,7 +75,7 @@ def _transform(k: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]
 
 
 def _real_spectrum(weight: Tensor, blocks: Blocks) -> Tensor:
-    """The same in real numbers, [F, 2 q, 2 p]: real and imaginary parts of inputs to those of outputs."""
+    """Return the spectrum in real numbers, [F, 2 q, 2 p]: real and imaginary parts of inputs to those of outputs."""
     p, q, k = blocks.shape
     ahead, _ = _transform(k, weight.dtype, weight.device.type)
     real, imaginary = (weight @ ahead).view(p, q, 2, k // 2 + 1).permute(2, 3, 1, 0)  # [F, q, p]
@@ -99,7 +99,7 @@ WAYS: dict[str, tuple[Prepare, Apply]] = {
     "dft": (_real_spectrum, _by_real_spectrum),
     "dense": (dense, lambda x, matrix, _: torch.nn.functional.linear(x, matrix)),
 }
-"""What is made of the weights, which may be kept while they do not change, and the product of rows with it."""
+"""By method: the operand that it makes of the weights, which may be cached, and the product of rows with it."""
 
 
 def check_way(name: str) -> str:
@@ -132,7 +132,7 @@ def multiply(x: Tensor, weight: Tensor, blocks: Blocks, way: str = "fft") -> Ten
 
 
 def prepare_weight(weight: Tensor, blocks: Blocks, way: str) -> Tensor:
-    """What the way multiplies with."""
+    """Return the operand with which a method multiplies."""
     return WAYS[way][0](weight, blocks)
 
 

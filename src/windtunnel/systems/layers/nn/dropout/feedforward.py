@@ -165,7 +165,7 @@ class StructuredFeedForward(torch.nn.Module):
     dropout : float
         Share of the hidden units that are dropped for a whole batch.
     activation : callable
-        Of each hidden unit alone.
+        Elementwise activation.
     bias : bool
     group, seed
         See :class:`Settings`.

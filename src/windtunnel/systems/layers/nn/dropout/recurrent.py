@@ -78,7 +78,7 @@ class Settings:
 
 
 class _Structured:
-    """What both layers add to torch's."""
+    """Methods that both layers add to torch's."""
 
     settings: Settings
     num_calls: int

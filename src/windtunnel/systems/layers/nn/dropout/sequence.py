@@ -112,7 +112,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, dropped: Dropped) ->
 
 
 def _recur(dropped: Dropped, weight: Tensor) -> Callable[[int, Tensor, Tensor], None]:
-    """What adds the product of the state before a step to its gates."""
+    """Return a function that adds the product of the state before a step to its gates."""
     way = dropped.step(FORWARD, weight) if dropped.spans else None
 
     def add(step: int, state: Tensor, out: Tensor) -> None:
@@ -125,7 +125,7 @@ def _recur(dropped: Dropped, weight: Tensor) -> Callable[[int, Tensor, Tensor], 
 
 
 def _return(dropped: Dropped, weight: Tensor) -> Callable[[int, Tensor, Tensor], None]:
-    """What writes the gradient of the state before a step."""
+    """Return a function that writes the gradient of the state before a step."""
     way = dropped.step(TO_INPUT, weight) if dropped.spans else None
 
     def write(step: int, dgates: Tensor, out: Tensor) -> None:
@@ -219,7 +219,7 @@ def lstm(
     gates : [N, 4 H]
         What the input and both biases add to the gates.
     weight : [4 H, H]
-        Of the recurrence.
+        Recurrent weight.
     h0, c0 : [B, H]
     steps : Steps
     dropped : Dropped
@@ -294,7 +294,7 @@ def gru(
         What the input and its bias add to the gates.
     weight : [3 H, H]
     bias : [3 H], optional
-        Of the recurrence.
+        Recurrent bias.
     h0 : [B, H]
     steps : Steps
     dropped : Dropped

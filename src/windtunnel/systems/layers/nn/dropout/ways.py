@@ -27,7 +27,7 @@ FORWARD, TO_INPUT, TO_WEIGHT = "forward", "to_input", "to_weight"
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides how long a product takes."""
+    """Sizes that decide how long a product takes."""
 
     num_rows: int
     num_units: int
