@@ -224,7 +224,7 @@ def test_a_server_answers_the_requests_of_a_pattern(tmp_path):
     [
         (["--batch-size", "3"], "choose one of 1, 2, 4"),
         (["--period", "0s"], "has to be above 0"),
-        (["--host", "no.such.host.invalid"], "nobody can listen at no.such.host.invalid:8000"),
+        (["--host", "no.such.host.invalid"], "the server cannot listen at no.such.host.invalid:8000"),
     ],
 )
 def test_a_server_that_cannot_be_is_said_before_it_starts(tmp_path, more, message):

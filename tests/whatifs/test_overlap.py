@@ -56,5 +56,5 @@ def test_messages_without_known_readers_stay():
 
 
 def test_what_overlaps_already_is_refused():
-    with pytest.raises(NotApplicableError, match="nobody but its readers"):
+    with pytest.raises(NotApplicableError, match="only its readers wait"):
         overlap(overlap(layers([10, 10, 10], [4, 4, 4])))

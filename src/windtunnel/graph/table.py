@@ -127,7 +127,7 @@ class Table(Mapping[str, "Array | Strings"]):
         wrong = {name: length for name, length in lengths.items() if length != num_rows}
         if wrong:
             raise GraphError(
-                f"columns differ in length: {wrong} beside {num_rows} rows",
+                f"columns differ in length: {wrong} instead of {num_rows} rows",
                 fix="give every column one value per row",
             )
         self.num_rows: int = num_rows

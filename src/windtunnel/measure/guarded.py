@@ -38,7 +38,7 @@ class GuardedArray:
         libc = ctypes.CDLL(None, use_errno=True)
         for index in (begin, begin + page + inner):
             if libc.mprotect(ctypes.c_void_p(index), ctypes.c_size_t(page), 0) != 0:
-                raise OSError(ctypes.get_errno(), "the pages beside an array cannot be closed")
+                raise OSError(ctypes.get_errno(), "the pages around an array cannot be protected")
         first = page + inner - -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
         bytes_all = np.frombuffer(self._memory, dtype=np.uint8)
         self._front, self._back = bytes_all[page:first], bytes_all[first + size_bytes : page + inner]

@@ -41,7 +41,7 @@ def overlap(graph: Graph) -> Graph:
     waits &= ~np.isin(pair, pair[is_data])
     if not waits.any():
         raise NotApplicableError(
-            "nobody but its readers waits for a message" if is_read.any() else "nothing says who reads a message",
+            "only its readers wait for a message already" if is_read.any() else "nothing says who reads a message",
             where="edges SYNC and DATA of kind COMM",
             fix="trace the script with windtunnel capture --dry-run, which notes who reads what",
         )

@@ -115,5 +115,5 @@ def _as_sure_as(graph: Graph, prices: Sequence[Any]) -> Graph:
 
 def _apply_paper_ratios(change: Unpriced) -> Graph:
     if change.published is None:
-        raise NotApplicableError("nobody published ratios for this change", fix="measure it here: prices='auto'")
+        raise NotApplicableError("there are no published ratios for this change", fix="measure it here: prices='auto'")
     return change.published()

@@ -121,7 +121,9 @@ def _decode_images(path: Path) -> np.ndarray:
 def _labels(path: Path) -> np.ndarray:
     beside = path.with_name(path.name.replace(".rgbdelta.xz", "_labels.npy"))
     if not beside.exists():
-        raise InputError("the images have no labels", where=str(beside), fix="put the file of labels beside the images")
+        raise InputError(
+            "the images have no labels", where=str(beside), fix="put the file of labels next to the images"
+        )
     return np.asarray(np.load(beside))
 
 

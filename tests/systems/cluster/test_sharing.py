@@ -127,7 +127,7 @@ def test_what_cannot_be_shared_is_refused():
         simulate(replace(made, shares_links=True), jobs, ShapeSpeeds(), POLICIES["timers"], quantum=3)
     profile = Profile("net", 8, np.ones(1), np.ones(1), np.ones(1), np.ones(1, np.int64))
     links = cluster().links
-    with pytest.raises(InputError, match="nothing hides"):
+    with pytest.raises(InputError, match="no communication overlaps"):
         link_use(LayerSpeeds({"net": profile}, links, overlap=True), "net", 0, ((1, 1),), links)
 
 

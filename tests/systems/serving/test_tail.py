@@ -130,7 +130,7 @@ def test_a_file_has_moments(tmp_path):
         ("poisson:rate=-1", "'-1' is no rate"),
         ("poisson:rate=nan", "'nan' is no rate"),
         ("constant:rate=1e9", "more than 10,000,000 requests"),
-        ("constant:rate=0.1,seconds=1", "nobody comes"),
+        ("constant:rate=0.1,seconds=1", "no request arrives"),
     ],
 )
 def test_what_is_no_pattern_is_said(text, message):

@@ -164,7 +164,9 @@ def quote_training(job: Rented, offer: Offer, step: StepTime, *, billing: str = 
         Nobody bills so, or the step takes no time.
     """
     if billing not in BILLING_S:
-        raise InputError(f"nobody bills by the {billing!r}", where="billing", fix=f"one of {', '.join(BILLING_S)}")
+        raise InputError(
+            f"no machine is billed by the {billing!r}", where="billing", fix=f"one of {', '.join(BILLING_S)}"
+        )
     if step.reason:
         return Quote(offer, step, math.inf, math.inf, "type", step.reason)
     if not 0 < step.step_ns < math.inf:

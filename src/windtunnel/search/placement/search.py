@@ -106,7 +106,7 @@ def _require_known(problem: Problem, objective: Objective, solver: Solver) -> No
     is_integer = objective == "flush" or solver in ("ilp", "ilp-any")
     if _has_replicas(problem) and (is_integer or objective == "latency"):
         raise InputError(
-            "integer programmes know no replicas of a stage", where=f"{objective}, {solver}",
+            "integer programs do not support replicas of a stage", where=f"{objective}, {solver}",
             fix="--objective throughput --solver dp, or no --replicas",
         )  # fmt: skip
     if problem.link_scale is not None and objective == "latency":

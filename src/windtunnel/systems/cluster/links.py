@@ -46,7 +46,7 @@ def _tiers(speeds: LayerSpeeds, model: str, batch: int, shape: Shape) -> tuple[f
     """Shares of an iteration in racks and between them."""
     if speeds.overlap:
         raise InputError(
-            "links are shared among jobs whose sums nothing hides", where="overlap beside shared links",
+            "shared links require that no communication overlaps with computation", where="overlap and shared links",
             fix="leave one of them out",
         )  # fmt: skip
     profile = speeds.profile(model)

@@ -54,7 +54,7 @@ class Online:
             or policy.backfills or policy.migrates or policy.reserve_after_s != float("inf")
         ):  # fmt: skip
             raise InputError(
-                "this policy asks when jobs end, which nobody knows of real ones",
+                "this policy asks when jobs end, which is not known of real jobs",
                 where=f"order {policy.order}, timers {policy.timers}",
                 fix=f"take one that orders by {', '.join(_ORDERS)}, with fixed or auto timers, such as dally or fifo",
             )

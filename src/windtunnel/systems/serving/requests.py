@@ -58,7 +58,7 @@ def requests_of(text: str) -> Ints:
         raise InputError(f"these are more than {_MOST:,} requests", where=text, fix="give fewer seconds")
     found_ns = np.sort((1e9 * pattern(values)).astype(np.int64))
     if not found_ns.size:
-        raise InputError("nobody comes in that time", where=text, fix="give more seconds, or a higher rate")
+        raise InputError("no request arrives in that time", where=text, fix="give more seconds, or a higher rate")
     return found_ns
 
 

@@ -89,7 +89,7 @@ def run(
     arrivals = requests_of(requests) if requests else None
     period_s, wait_ns = parse_duration(period) / 1e9, parse_duration(wait)
     if period_s <= 0 or wait_ns < 0:
-        raise InputError("a period has to be above 0, and nobody waits less than 0", where="--period, --max-wait")
+        raise InputError("a period has to be above 0, and a wait at least 0", where="--period, --max-wait")
     server, answered = Server(splits[batch], wait_ns), None
     with ExitStack() as held:
         address = None if arrivals is not None else held.enter_context(listening(host, port))

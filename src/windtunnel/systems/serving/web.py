@@ -57,7 +57,9 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port))
     except OSError as error:
         raise InputError(
-            f"nobody can listen at {host}:{port}: {error}", where="--host, --port", fix="--port 0 takes a free one"
+            f"the server cannot listen at {host}:{port}: {error}",
+            where="--host, --port",
+            fix="--port 0 takes a free one",
         ) from error
 
 

@@ -207,7 +207,11 @@ class VirtualTraining:
             if isinstance(action, Step):
                 if self._wants_step[rank]:
                     fix = "a worker has one step"
-                    raise InputError(f"worker {rank} is told to step while it steps", where=self._strategy, fix=fix)
+                    raise InputError(
+                        f"the strategy starts a step of worker {rank} while one is running",
+                        where=self._strategy,
+                        fix=fix,
+                    )
                 self._wants_step[rank] = True
                 self._compute(rank)
             elif isinstance(action, Probe):

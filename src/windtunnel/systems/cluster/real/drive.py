@@ -174,6 +174,6 @@ def _size_of(gradients: Mapping[str, int], model: str) -> int:
     if model not in gradients:
         known = ", ".join(sorted(gradients)) or "none"
         raise InputError(
-            f"nobody said how large the gradients of {model!r} are", where="gradients", fix=f"known: {known}"
+            f"the size of the gradients of {model!r} is not given", where="gradients", fix=f"known: {known}"
         )
     return gradients[model]

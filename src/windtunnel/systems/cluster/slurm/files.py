@@ -50,7 +50,7 @@ def submission(num_gpus: int, cluster: Cluster, policy: Policy) -> Submission:
     """
     if policy.timers != "fixed" or policy.placement != "delayed":
         raise InputError(
-            "Slurm is told how long a job waits when it is submitted, and this policy decides that later",
+            "Slurm needs the timers of a job when it is submitted, and this policy decides them later",
             where=f"timers {policy.timers}, placement {policy.placement}",
             fix="windtunnel cluster plan timers finds fixed timers for dally-manual",
         )

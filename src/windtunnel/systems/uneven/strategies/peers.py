@@ -177,7 +177,7 @@ def hop(staleness: int = 5, backup: int = 1) -> Policy:
     """Average weights with two neighbors; wait where more than ``staleness`` steps ahead of all but ``backup``."""
     check_staleness(staleness)
     if backup < 0:
-        raise InputError(f"there are no {backup} workers that nobody waits for", where="backup", fix="take 0 or more")
+        raise InputError(f"the number of backup workers cannot be {backup}", where="backup", fix="take 0 or more")
     return Policy(lambda node: _Hop(node, staleness, backup), goes_on="always")
 
 
