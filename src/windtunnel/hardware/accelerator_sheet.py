@@ -165,7 +165,9 @@ def _number(fields: Mapping[str, Any], field: str, where: str) -> float:
 def _whole(fields: Mapping[str, Any], field: str, where: str) -> int:
     value = _number(fields, field, where)
     if not value.is_integer():
-        raise InputError(f"{field} is {format_value(fields[field])}", where=where, fix="write a whole number above zero")
+        raise InputError(
+            f"{field} is {format_value(fields[field])}", where=where, fix="write a whole number above zero"
+        )
     return int(value)
 
 
