@@ -43,7 +43,7 @@ def codesign_page(answers: Sequence[Answer], path: str | Path, *, overwrite: boo
 def _sections(answer: Answer) -> list[Section]:
     result = [Section(f"{answer.name}-front", answer.name, _title(answer), _picture(answer))]
     if answer.codesign is not None:
-        result.append(Section(f"{answer.name}-chips", f"{answer.name}: chips", "Chips that nothing beats",
+        result.append(Section(f"{answer.name}-chips", f"{answer.name}: chips", "Pareto-optimal chips",
                              _table(answer)))  # fmt: skip
     return result
 
@@ -113,5 +113,5 @@ def _table(answer: Answer) -> str:
         )
         for item in answer.codesign.front
     ]
-    head = ("chip", "mm2", "per second", "J each", "pipelines x stages", "tensor degree", "microbatch", "activations")
+    head = ("chip", "mm2", "samples/s", "J/sample", "pipelines x stages", "tensor degree", "microbatch", "activations")
     return render_table(head, rows, numbers=(1, 2, 3))

@@ -54,11 +54,11 @@ def cluster_page(
     outcomes = list(outcomes)
     sections = [
         Section("policies", "Policies", _headline(outcomes), _table(outcomes)),
-        Section("jct", "Completion times", "Share of jobs that end within a time of their arrival", _curves(outcomes)),
-        Section("notes", "Notes", "What these numbers hang on", _notes(outcomes, notes)),
-        Section("comm", "Communication", "Hours of all jobs in communication, by model and by what they spanned",
+        Section("jct", "Completion times", "Fraction of jobs by completion time", _curves(outcomes)),
+        Section("notes", "Notes", "Assumptions behind these numbers", _notes(outcomes, notes)),
+        Section("comm", "Communication", "Hours of communication of all jobs, by model and tier",
                 _communication(outcomes)),
-        Section("use", "Use", "Share of the GPUs that are held", _use(outcomes)),
+        Section("use", "Utilization", "Fraction of GPUs that are allocated", _use(outcomes)),
         *(
             Section(f"machines-{index}", f"Machines: {item.name}", f"What machines ran under {item.name}",
                 _gantt(item.run))
@@ -77,7 +77,7 @@ def _headline(outcomes: Sequence[Outcome]) -> str:
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:
-    head = ("policy", "mean JCT", "of 1 GPU", "of several", "p50", "p90", "p99", "mean queueing", "longest wait",
+    head = ("policy", "mean JCT", "of 1 GPU", "of several", "p50", "p90", "p99", "mean wait", "max wait",
             "makespan", "communication", "in use", "preemptions")  # fmt: skip
     rows = []
     for item in outcomes:

@@ -33,10 +33,10 @@ def kernel_page(document: Mapping[str, Any], path: str | Path, *, overwrite: boo
     title = _title(document)
     sections = [
         Section("edits", "edits", _edits_title(document), _edits(document)),
-        Section("front", "front", "Nothing was found that is left of and below these", _front(document)),
-        Section("history", "generations", "How the quickest of each generation became quicker", _history(document)),
+        Section("front", "front", "Pareto front of run time and error", _front(document)),
+        Section("history", "generations", "Run time of the fastest candidate by generation", _history(document)),
         Section("ladder", "ladder", _ladder_title(document), _ladder(document)),
-        Section("diff", "diff", "What changed in the module before the compiler's last passes", _diff(document)),
+        Section("diff", "diff", "Changes to the module, before the last compiler passes", _diff(document)),
     ]
     return write_text(Path(path), _page(name, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
 
@@ -45,7 +45,7 @@ def _title(document: Mapping[str, Any]) -> str:
     if not document["edits"]:
         return f"{document['kernel']}: the original stays"
     low, value, high = (document[name] for name in ("speedup_low", "speedup", "speedup_high"))
-    return f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}) as fast, {document['label']}"
+    return f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}), {document['label']}"
 
 
 def _edits_title(document: Mapping[str, Any]) -> str:

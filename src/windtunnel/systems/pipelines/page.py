@@ -89,7 +89,7 @@ def _diagram(played: PlayedSchedule) -> Section:
     title = f"Ranks are idle {format_ratio(played.idle_ratio)} of the time"
     num = sum(map(len, played.passes))
     if num > _MOST_DRAWN:
-        return Section("schedule", "schedule", title, f"<p>{num:,} passes are too many to draw.</p>")
+        return Section("schedule", "schedule", title, f"<p>{num:,} passes are too many for a drawing.</p>")
     scale = (WIDTH - _LEFT - 4) / max(played.makespan_ns, 1)
     first_stage = [min((item.stage for item, *_ in row), default=0) for row in played.passes]
     marks = []
@@ -138,7 +138,7 @@ def _ranks(played: PlayedSchedule) -> Section:
         (str(rank), ", ".join(map(str, own)), format_ratio(idle), str(passes), str(versions))
         for rank, (own, idle, passes, versions) in enumerate(held)
     ]
-    head = ("rank", "stages", "idle", "passes in flight", "versions of weights")
+    head = ("rank", "stages", "idle", "passes in flight", "weight versions")
     note = "<p>A pass is in flight from its forward pass to the end of its backward pass.</p>"
     body = render_table(head, cells, numbers=(0, 2, 3, 4)) + note
-    return Section("ranks", "ranks", "What every rank holds", body)
+    return Section("ranks", "ranks", "Passes in flight and weight versions by rank", body)

@@ -118,7 +118,7 @@ def _graph(plan: Plan) -> Section:
     )
     note = "<p>Circles are forward, squares backward nodes; their area is time. Red edges cross between devices.</p>"
     note += f"<p>{_proof(plan)}</p>"
-    return Section("placement", "placement", "Which device runs what", picture + note)
+    return Section("placement", "placement", "Assignment of operators to devices", picture + note)
 
 
 def _bars(rows: Sequence[DeviceRow]) -> Section:
@@ -138,7 +138,7 @@ def _bars(rows: Sequence[DeviceRow]) -> Section:
         f'<svg viewBox="0 0 {WIDTH} {20 + 26 * len(rows)}" role="img" aria-label="load by device">{"".join(body)}</svg>'
     )
     note = "<p>Compute in the device's color, then what it sends and receives.</p>"
-    return Section("loads", "loads", "What every device does per sample", picture + note)
+    return Section("loads", "loads", "Load of each device per sample", picture + note)
 
 
 def _table(rows: Sequence[DeviceRow]) -> Section:
@@ -153,5 +153,5 @@ def _table(rows: Sequence[DeviceRow]) -> Section:
         )
         for index, row in enumerate(rows)
     ]
-    head = ("device", "kind", "nodes", "load", "compute", "sends", "receives", "memory", "bound by")
+    head = ("device", "kind", "nodes", "load", "compute", "send", "receive", "memory", "bound by")
     return Section("devices", "devices", "Devices", render_table(head, cells, numbers=(2, 3, 4, 5, 6, 7)))

@@ -50,7 +50,7 @@ def serving_page(
     title = f"{name}: {num_threads} threads"
     sections = [
         Section("rate", "Rate", _title(plans), _rates(plans)),
-        Section("splits", "Splits", "Instances <threads,batch> that answer each batch soonest", _table(plans)),
+        Section("splits", "Splits", "Instances <threads,batch> with the lowest latency", _table(plans)),
     ]
     return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
 
@@ -67,7 +67,7 @@ def _rates(plans: Sequence[Mapping[str, Split | None]]) -> str:
         splits = sorted((split for plan in plans if (split := plan[name]) is not None), key=lambda split: split.batch)
         if splits:
             lines.append(Curve(words, [(split.batch, 1e9 * split.batch / split.latency_ns) for split in splits]))
-    return curves(lines, "inputs per second over the batch", x_label="inputs of a batch", y_label="inputs per second")
+    return curves(lines, "inputs per second over the batch", x_label="batch size", y_label="inputs per second")
 
 
 def _table(plans: Sequence[Mapping[str, Split | None]]) -> str:

@@ -44,7 +44,7 @@ def _sections(measured: Stalls, number: int) -> list[Section]:
         Section(f"runs-{number}", "Runs", "Each run leaves out one cause", _runs(measured)),
     ]
     if measured.reading is not None:
-        sections.append(Section(f"data-{number}", "Data", "How fast samples could come", _data(measured)))
+        sections.append(Section(f"data-{number}", "Data", "Throughput of the input pipeline", _data(measured)))
     return sections
 
 

@@ -60,7 +60,7 @@ def search(
         print_json(result.to_dict())
     else:
         _print(result)
-    advise(f"written: {path}")
+    advise(f"wrote {path}")
     suggest("windtunnel", "verify", path)
 
 
@@ -105,15 +105,17 @@ def _print(strategy: Strategy) -> None:
     from windtunnel.units import format_duration
 
     if not strategy.request:
-        say(f"nothing is predicted to be faster than the job as it is: {format_duration(strategy.baseline_ns)} a step")
+        say(
+            f"no strategy is predicted to be faster than the baseline: {format_duration(strategy.baseline_ns)} per step"
+        )
     else:
         times = f"{format_duration(strategy.baseline_ns)} to {format_duration(strategy.predicted_ns)}"
-        say_wrapped(f"{strategy.speedup:.2f}x, {times} a step: {strategy.request}")
+        say_wrapped(f"{strategy.speedup:.2f}x, {times} per step: {strategy.request}")
     rows = [
         (name, f"{search_['num_messages']:.0f}", format_duration(search_["chain_ns"]), f"{search_['num_asked']:,.0f}")
         for name, search_ in strategy.searches.items()
     ]
-    print_table(("search", "messages", "on the chain", "plans"), rows, numbers=(1, 2, 3))
+    print_table(("search", "messages", "chain time", "plans"), rows, numbers=(1, 2, 3))
     for request, speedup in strategy.others:
         say_wrapped(f"  {speedup:.2f}x {request}")
-    say(f"{strategy.num_replays} replays of the whole graph")
+    say(f"{strategy.num_replays} replays of the full graph")

@@ -100,7 +100,7 @@ def _table(measured: Sequence[Result]) -> Section | None:
         "fall, in the first and the last step; no episode may have ended yet."
     )
     notes = "".join(f'<p class="note">{escape(text, 2000)}</p>' for text in (note, _disturbance(measured)) if text)
-    return Section("results", "Results", "What was measured", body + notes + _energy(measured))
+    return Section("results", "Results", "Measurements", body + notes + _energy(measured))
 
 
 def _disturbance(measured: Sequence[Result]) -> str:
@@ -150,7 +150,7 @@ def _metrics(measured: Sequence[Result]) -> Section | None:
         rows = [Bar(_label(result), value, show(value)) for result, value in values if value is not None]
         if rows:
             body += f"<figure><h3>{title}</h3>{bars(rows, title, show=show)}</figure>"
-    return Section("metrics", "Metrics", "How well the machine was used", body) if body else None
+    return Section("metrics", "Metrics", "Utilization of the machine", body) if body else None
 
 
 def _flop_rate(value: float) -> str:
@@ -173,7 +173,7 @@ def _sweeps(measured: Sequence[Result]) -> Section | None:
     if not lines:
         return None
     drawing = curves(lines, "throughput over batch size", x_label="batch size", y_label="throughput over the first")
-    return Section("sweeps", "Batch size", "What a larger batch gives", f"<figure>{drawing}</figure>")
+    return Section("sweeps", "Batch size", "Throughput by batch size", f"<figure>{drawing}</figure>")
 
 
 def _comparison_section(comparison: Comparison | None) -> Section | None:
@@ -185,7 +185,7 @@ def _comparison_section(comparison: Comparison | None) -> Section | None:
     rows.append(("geometric mean", "", "", comparison.overall.text, comparison.overall.verdict))
     body = render_table(("workload", "before, units/s", "now, units/s", "speed-up", ""), rows, numbers=(1, 2, 3))
     notes = "".join(f'<p class="note">{escape(note, 400)}</p>' for note in comparison.notes)
-    return Section("compared", "Compared", "What changed since", body + notes)
+    return Section("compared", "Compared", "Changes since the reference run", body + notes)
 
 
 def _missing(results: Sequence[Result]) -> Section | None:

@@ -35,7 +35,7 @@ def training_page(comparison: Comparison, path: str | Path, *, overwrite: bool =
     sections = [
         Section("loss", "Loss", _title(comparison), _losses(comparison)),
         Section("times", "Times", f"Time to a loss of {comparison.target_loss:.3f}", _table(comparison)),
-        Section("waiting", "Waiting", "Share of the time in which a worker does not compute", _waits(comparison)),
+        Section("waiting", "Waiting", "Fraction of the time in which a worker does not compute", _waits(comparison)),
         Section("traffic", "Traffic", "Bytes from node to node", _traffic(comparison)),
         *(
             Section(f"workers-{index}", f"Workers: {outcome.candidate}",
@@ -93,7 +93,7 @@ def _table(comparison: Comparison) -> str:
         )
         for outcome in comparison.outcomes
     ]
-    head = ("strategy", "predicted", "really", "off by", "last loss", "accuracy", "sent")
+    head = ("strategy", "predicted", "measured", "error", "final loss", "accuracy", "traffic")
     return render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6))
 
 

@@ -122,5 +122,5 @@ def _layers(model_use: ModelUse) -> str:
         )
         for layer in model_use.use.layers[:_MAX_LAYERS]
     ]
-    head = ("layer", "time", "share", "FLOP", "FLOP per byte", "utilization", "roofline allows")
+    head = ("layer", "time", "fraction", "FLOP", "FLOP/byte", "utilization", "roofline")
     return render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6)) if rows else ""
