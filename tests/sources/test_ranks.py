@@ -194,7 +194,7 @@ def test_members_that_only_a_group_names_are_missed():
 
 
 def test_a_file_that_is_named_after_another_rank_is_told():
-    assert "trace1.json is by its own word the trace of rank 0" in _said(merge(job(2)[::-1], NAMES[:2]))
+    assert "trace1.json holds the trace of rank 0" in _said(merge(job(2)[::-1], NAMES[:2]))
 
 
 def test_collectives_in_another_order_are_named_as_what_hangs():

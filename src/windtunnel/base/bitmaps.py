@@ -36,7 +36,7 @@ def pack(tensor: NDArray[Any]) -> Words:
 
 
 def pack_bits(bits: NDArray[np.bool_]) -> Words:
-    """Bits along the last axis, uint32 [rows, words]."""
+    """Pack bits along the last axis into words, uint32 [rows, words]."""
     packed = np.packbits(bits, axis=-1, bitorder="little")
     rest = -packed.shape[-1] % (WORD_BITS // 8)
     padded = np.pad(packed, [(0, 0)] * (packed.ndim - 1) + [(0, rest)])

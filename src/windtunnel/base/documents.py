@@ -26,7 +26,7 @@ def json_text(document: Any, *, indent: int | None = None) -> str:
 
 
 def strict(value: Any) -> Any:
-    """The same value with null for every number that is none or has no end, in keys of text.
+    """Return the value with null for every number that is none or has no end, in keys of text.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Write whole files or none.
 
-In: where a file shall lie. Out: a path beside it to write to, which takes its place at the end and never stays behind;
+In: where a file shall lie. Out: a path next to it to write to, which takes its place at the end and never stays behind;
 an error that says whether the disk is full. Not here: what is written, and what may be overwritten.
 """
 
@@ -34,7 +34,7 @@ def cannot_write(path: Path, error: OSError) -> InputError:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a path beside ``path`` to write to, which becomes it where the block ends well and is removed where not.
+    """Yield a path next to ``path`` to write to, which becomes it where the block ends well and is removed where not.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """The same, with the folder made where it is not there and with words for what goes wrong.
+    """Replace ``path`` as above, creating its folder, and report what goes wrong as errors of this package.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """How much one file may take, and text that is read within that.
 
 In: a path and perhaps a limit. Out: unpacked bytes, a JSON document, or an error that says byte and limit. A file of a
-few kilobytes can unpack to terabytes: whoever reads what came from outside asks here. Not here: what a file means.
+few kilobytes can unpack to terabytes: every reader of a file from outside asks here. Not here: what a file means.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def is_packed(file: IO[bytes]) -> bool:
 
 
 def read_decompressed(limit: ReadLimit, *, cost: int = 1, error: type[InputError] = TraceError) -> bytearray:
-    """Bytes of a file, packed with gzip or not.
+    """Read the bytes of a file, compressed with gzip or not.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def parse_json(data: bytes | bytearray, where: str, *, error: type[InputError] =
 
 
 def format_value(value: Any) -> str:
-    """A value from outside, short enough to print and safe to print whatever it holds.
+    """Format a value from outside, short enough and safe to print whatever it holds.
 
     Examples
     --------

@@ -40,7 +40,7 @@ def all_reduces(graph: Graph) -> Mask:
 
 
 def find_scattered_gradients(graph: Graph) -> Mask:
-    """Messages that leave each rank its share of the gradients, bool [T]: the job is sharded."""
+    """Mask the messages that leave each rank its shard of the gradients, bool [T]; any of them: the job is sharded."""
     result: Mask = graph.select(kind=Kind.COMM) & _is_named(graph, "reduce_scatter")
     if "phase" in graph.tasks:
         result &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)

@@ -103,7 +103,7 @@ def _convolution_backward(transposed: int | bool) -> Counter:
 
 
 def _resolve_flag(flag: int | bool, values: Sequence[Any]) -> bool:
-    """A flag that an operator's name tells, or the argument at its place."""
+    """Return a flag that an operator's name determines, or the argument at its position."""
     return flag if isinstance(flag, bool) else bool(values[flag])
 
 
@@ -137,7 +137,7 @@ def _recurrent_layer(factor: int) -> Counter:
 
 
 def _recurrent_stack(factor: int) -> Counter:
-    """The same over all layers and directions: their matrices come as one list."""
+    """FLOPs over all layers and directions, whose matrices come as one list."""
 
     def count(shapes: Shapes, _values: Sequence[Any], _outputs: Shapes) -> int:
         positions = _count(list(shapes[0])[:-1])

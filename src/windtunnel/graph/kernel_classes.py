@@ -1,4 +1,4 @@
-"""Which class of work an operator or a kernel of a device does, told by its name: the one place that reads such names.
+"""Which class of work an operator or a kernel of a device does, by its name: the only module that reads such names.
 
 In: the schema name of an operator, the name that a library gave the kernel that it launched. Out: one of ``CLASSES``;
 for communication, which collective. Readers ask for the kinds of device events, what-ifs for the kernels that matrix

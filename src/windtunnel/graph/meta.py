@@ -111,7 +111,7 @@ class Meta:
     memory_base_bytes : int
         What is always there, on each rank: parameters, optimizer state, buffers.
     rank_base_bytes : tuple of int
-        What is always there beside that on rank 0, 1 ..., where ranks differ, as stages of a pipeline do.
+        Memory that is always in use in addition on rank 0, 1 ..., where ranks differ, as stages of a pipeline do.
     memory : mapping
         What one real step held (``MemoryProfile.summary``).
 

@@ -84,7 +84,7 @@ def replicate(graph: Graph, num_copies: int, shared: ArrayLike | None = None) ->
 
 
 def _shift_numbers(column: NDArray[np.int32], offset: NDArray[np.int64] | int) -> NDArray[np.int32]:
-    """Numbers that count from further on; -1, which stands for none, stays."""
+    """Add an offset to a column of numbers; -1, which stands for none, stays."""
     return np.where(column < 0, column, column + offset).astype(np.int32)
 
 
@@ -159,7 +159,7 @@ def join(graphs: Sequence[Graph]) -> tuple[Table, Table, Table]:
 
 
 def join_routes(graphs: Sequence[Graph]) -> tuple[tuple[int, ...], ...]:
-    """``meta.routes`` of joined graphs."""
+    """Join ``meta.routes`` of several graphs."""
     offsets = np.cumsum([0, *(graph.num_resources for graph in graphs)]).tolist()
     return tuple(
         tuple(link + offset for link in route)
@@ -265,7 +265,7 @@ def meetings(graph: Graph) -> Meetings:
 
 
 def arrivals(graph: Graph, members: ArrayLike) -> Rows:
-    """Where each member of a meeting waits for its peers, int64 [M]; the member itself where it meets nobody.
+    """Where each member of a meeting waits for its peers, int64 [M]; the member itself where it meets no peer.
 
     Parameters
     ----------

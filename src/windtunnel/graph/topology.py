@@ -97,7 +97,7 @@ def _grow_array(array: Ints, size: int) -> Ints:
 
 @njit(cache=True)
 def _join_kinds(first: int, second: int, order_kind: int, data_kind: int, control_kind: int) -> int:
-    """Kind of a path of two edges: data passes only where both pass it."""
+    """Return the kind of a path of two edges: data passes only where both edges pass it."""
     if first != second and (first == data_kind or (first == order_kind and second == data_kind)):
         return control_kind
     return second if first == order_kind else first

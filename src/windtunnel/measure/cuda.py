@@ -1,7 +1,7 @@
 """A GPU through its own driver: memory, code, launches, and times by the device's clock.
 
 In: PTX text and arguments. Out: what a kernel left in memory, and nanoseconds between two events. The driver's library
-is opened where it is used; nothing has to be installed beside it. Not here: whose kernels they are.
+is opened where it is used; nothing else has to be installed. Not here: whose kernels they are.
 Source: CUDA Driver API (modules, memory, execution control, events).
 """
 
@@ -123,7 +123,7 @@ class Driver:
                    None)  # fmt: skip
 
     def wait(self) -> None:
-        """Until the queue is empty; what a kernel did wrong is told here."""
+        """Until the queue is empty; an error of a kernel is raised here."""
         self._call("cuCtxSynchronize")
 
     def elapsed_ns(self, action: Callable[[], object], inner: int = 1) -> int:
@@ -159,7 +159,7 @@ class Driver:
 
 
 class DeviceArray:
-    """An array of the device with a copy here, and margins that tell who wrote beside it.
+    """An array of the device with a copy here, and margins that reveal writes outside of it.
 
     Parameters
     ----------

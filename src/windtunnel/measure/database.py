@@ -107,7 +107,7 @@ _INSERT = f"INSERT OR REPLACE INTO measurements ({', '.join(_COLUMNS)}) VALUES (
 
 
 def default_database_path() -> Path:
-    """Where measurements are kept unless told otherwise: ``~/.windtunnel/profile.db``."""
+    """The default path of the measurements: ``~/.windtunnel/profile.db``."""
     return Path.home() / ".windtunnel" / "profile.db"
 
 

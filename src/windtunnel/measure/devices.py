@@ -1,4 +1,4 @@
-"""When a device has done what it was told.
+"""When a device has finished the work that it was given.
 
 In: actions that may hand work to a GPU and return at once. Out: nanoseconds until the work was done there. On a GPU
 the stream's own events tell them, so that a program which runs ahead of its device is not held up between iterations.
@@ -26,7 +26,7 @@ def uses_gpu(device: str = "") -> bool:
 
 
 def elapsed_with_sync_ns(action: Callable[[], Any], device: str) -> int:
-    """How long one call takes until its device has done it, as one who waits for the result sees it."""
+    """Wall-clock time of one call until its device has finished it, in ns."""
 
     def whole() -> None:
         action()
@@ -36,7 +36,7 @@ def elapsed_with_sync_ns(action: Callable[[], Any], device: str) -> int:
 
 
 def finish(device: str = "") -> None:
-    """Wait until a device has done what it was told; without a name the current GPU, where this process uses one."""
+    """Wait until a device has finished its work; without a name the current GPU, where this process uses one."""
     if uses_gpu(device):
         import torch
 

@@ -43,7 +43,9 @@ def libraries() -> str:
         PyTorch is not installed.
     """
     torch = require("torch", extra="torch")
-    waiting = os.environ.get("OMP_WAIT_POLICY", "").lower()  # libgomp reads it once, at its start, and tells nobody
+    waiting = os.environ.get(
+        "OMP_WAIT_POLICY", ""
+    ).lower()  # libgomp reads it once, at its start, and does not report it
     return f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()} {waiting}".rstrip()
 
 

@@ -20,9 +20,9 @@ _BY_SIGNAL = 128
 
 
 def outlive(told: Callable[[signal.Signals], int]) -> None:
-    """Go on in a child; where a signal kills it that nobody asked for, say so and end with what ``told`` returns.
+    """Go on in a child; where an unexpected signal kills it, say so and end with what ``told`` returns.
 
-    To be called before any thread is started. Ctrl-C reaches the child by itself; an order to end is passed on.
+    To be called before any thread is started. Ctrl-C reaches the child directly; an order to end is passed on.
     """
     if not hasattr(os, "fork"):
         return

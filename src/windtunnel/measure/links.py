@@ -108,7 +108,7 @@ class ShapedLink:
     Attributes
     ----------
     how : str
-        ``KERNEL``: the kernel shapes what goes through it. ``USER_SPACE``: whoever sends asks a ``Bucket`` of this rate
+        ``KERNEL``: the kernel shapes what goes through it. ``USER_SPACE``: the sender asks a ``Bucket`` of this rate
         when a message is due.
     prefixes : tuple of str tuples
         What comes before the command of each rank (``Workers(prefixes=...)``).

@@ -18,7 +18,7 @@ from windtunnel.errors import FlightError
 __all__ = ["SHORTEST_NS", "Timed", "inner_repeats", "take_pairs"]
 
 SHORTEST_NS = 2_000
-"""What takes less cannot be told from the clock."""
+"""A shorter time cannot be distinguished from the resolution of the clock."""
 _STEADY, _WINDOW = 0.02, 5
 
 Timed = Callable[[Callable[[], object], int], int]
@@ -56,7 +56,7 @@ def take_pairs(
     most_warmup : int
         Pairs before those that count; they end early once the last five differ by less than 2 %.
     timed : callable, optional
-        Nanoseconds of so many calls; by the clock of this host.
+        Nanoseconds of a given number of calls, by the clock of this host.
 
     Raises
     ------

@@ -23,7 +23,7 @@ _NUM_RESAMPLES = 64
 
 
 def elapsed_ns(action: Callable[[], Any]) -> int:
-    """How long one call takes, as one who waits for it sees it."""
+    """Wall-clock time of one call, in ns."""
     begun_ns = time.perf_counter_ns()
     action()
     return time.perf_counter_ns() - begun_ns
@@ -77,7 +77,7 @@ def spread_ratio(samples: ArrayLike) -> float:
 def spread_of_quiet(old_RN: ArrayLike, new_RN: ArrayLike, *, seed: int = 0) -> float:
     """How far the ratio of two quiet estimates varies by chance: its ``spread_ratio`` over resampled rounds.
 
-    Single rounds beside other programs vary far more than the lower quartile of all of them does.
+    Single rounds while other programs run vary far more than the lower quartile of all of them does.
 
     Parameters
     ----------

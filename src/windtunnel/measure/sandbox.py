@@ -167,7 +167,7 @@ def _ending(answer: bytes, status: int, limits: Limits, *, is_late: bool) -> End
 
 
 def allow_time(cpu_s: float) -> None:
-    """Give a locked child so many seconds of a core from now on."""
+    """Give a locked child this many seconds of a core from now on."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 

@@ -51,7 +51,7 @@ def spaces(num: int) -> Iterator[list[str]]:
         result = re.fullmatch(rf"{_PREFIX}-(\d+)-[\w-]+", entry.name)
         if result and not Path(f"/proc/{result[1]}").exists():
             run_to_end(["ip", "netns", "delete", entry.name])
-    which = next(_NUMBERS)  # two jobs may run beside each other
+    which = next(_NUMBERS)  # two jobs may run at the same time
     names = [f"{_PREFIX}-{os.getpid()}-{which}-{number}" for number in range(num)]
     try:
         yield names

@@ -1,4 +1,4 @@
-"""Run operators on so many threads for a while, and see what other threads take.
+"""Run operators on a given number of threads for a while, and see what other threads take.
 
 In: a number of threads. Out: nothing; the number before is put back. Loops that numba compiled run on as many threads
 as torch's operators do, and leave torch's number as it is.

@@ -40,7 +40,7 @@ class Turn:
 
 
 class Lane(Protocol):
-    """A program that runs only when it is told to."""
+    """A program that runs only on request."""
 
     @property
     def iterations_per_sample(self) -> int:
@@ -69,7 +69,7 @@ class StopRule:
     Attributes
     ----------
     rounds : int
-        At most so many rounds.
+        Maximum number of rounds.
     precision : float
         Stop when half of the interval's width is below this share of the speed-up.
     time_limit_s : float

@@ -51,7 +51,7 @@ class WorkerError(FlightError):
 
 @dataclass
 class Place:
-    """Where a process stands among the others, and its line to whoever started it.
+    """Where a process stands among the others, and its channel to the process that started it.
 
     Attributes
     ----------
@@ -301,7 +301,7 @@ class Workers:
         )
 
     def _describe_kill(self) -> str:
-        """Which process was killed, if one was; what the others say follows from that."""
+        """Describe which process was killed, if any: the errors of the others follow from that."""
         for rank, code in enumerate(self.exit_codes()):
             if code is not None and code < 0 and code != -signal.SIGABRT:
                 name = signal.Signals(-code).name
@@ -350,7 +350,7 @@ class Workers:
         self._processes.append(process)
         self._lines.append(ours)
         meet = f"{self._folder.name}/meet"
-        with contextlib.suppress(BrokenPipeError):  # who died at once is told of when it is waited for
+        with contextlib.suppress(BrokenPipeError):  # a process that died at once is reported when it is waited for
             ours.send_bytes(pickle.dumps((self._module, sys.path, rank, self.num_ranks, meet)))
             ours.send(self._config)
 
@@ -370,7 +370,7 @@ class Done:
 
 
 def check_command_output(command: Sequence[str], refused: str, fix: str) -> str:
-    """Run a command that has to succeed; gives what it prints.
+    """Run a command that has to succeed, and return what it prints.
 
     Raises
     ------

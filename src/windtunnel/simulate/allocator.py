@@ -51,7 +51,7 @@ def cublas_bytes(architecture: str) -> int:
 
 
 def round_size(size_bytes: int) -> int:
-    """What the allocator hands out for a request."""
+    """Round a request up to the size that the allocator hands out."""
     return max(ROUNDING_BYTES, -(-size_bytes // ROUNDING_BYTES) * ROUNDING_BYTES)
 
 
@@ -216,7 +216,7 @@ class CachingAllocator:
 
 
 def compute_reserved_bytes(storage: Int, size_bytes: Int, *, limit_bytes: int | None = None) -> Int:
-    """Bytes reserved after each of a series of events.
+    """Compute the bytes reserved after each of a series of events.
 
     Parameters
     ----------

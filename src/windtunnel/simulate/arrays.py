@@ -53,7 +53,7 @@ class EventInput:
     """Outgoing edges and resources for the event-driven engine; position p holds task ``order[p]``."""
 
     order: Ints  # [T] int32
-    roots: Ints  # positions that wait for nobody
+    roots: Ints  # positions that wait for no other
     indptr: Ints  # [T+1] int64, outgoing edges of each position
     edges: Ints  # [E] of EDGE
     tasks: Ints  # [T] of TASK
@@ -162,7 +162,7 @@ def has_fixed_order(graph: Graph, program: FixedOrder) -> bool:
 
 
 def find_contended_resources(graph: Graph, program: FixedOrder) -> Ints:
-    """Resources on which tasks can meet, as no chain of edges keeps them apart, bool [R]."""
+    """Mask the resources on which tasks can compete, as no chain of edges keeps them apart, bool [R]."""
     resource = graph.tasks["resource"].astype(np.int32)
     users = np.bincount(resource[resource >= 0], minlength=graph.num_resources)
     is_shared = graph.resources["discipline"] == Discipline.SHARED
@@ -243,7 +243,7 @@ def _priority(graph: Graph, resource: Ints) -> Ints:
 
 
 def _mark_start_sources(graph: Graph, from_start: Ints) -> Ints:
-    """Tasks by whose start others wait, bool [T]."""
+    """Mask the tasks for whose start other tasks wait, bool [T]."""
     mask = np.zeros(graph.num_tasks, dtype=np.bool_)
     mask[graph.edges["src"][from_start]] = True
     return mask

@@ -18,7 +18,7 @@ keeps its slot (of a SHARED resource it is a user for the duration only). Rates 
 over (``flows.py``), hence in a later one than the flow's beginning it ends.
 
 What makes it fast: one record per task, edge and resource, so that one cache line answers; memory asked for ahead of
-its use; and conditions that nobody can predict are counted with (``num_found += is_found``) instead of jumped over.
+its use; and unpredictable conditions are counted with (``num_found += is_found``) instead of jumped over.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _push_event(keys: Ints, codes: Ints | None, bits: int, size: np.uint64, time
 def _pop_event(keys: Ints, codes: Ints | None, size: np.uint64) -> np.uint64:
     """Drop the earliest event; returns the new size.
 
-    The hole sinks to a leaf without a look at the last event, which then rises: fewer branches that nobody can predict.
+    The hole sinks to a leaf without a look at the last event, which then rises: fewer unpredictable branches.
     """
     size -= U1
     key = keys[size]
@@ -273,7 +273,7 @@ def _list_changed_resource(changed: Ints, num_changed: np.uint64, r: np.uint64, 
 
 @kernel
 def event_pass(
-    roots: Ints,  # tasks that wait for nobody
+    roots: Ints,  # tasks that wait for no other
     indptr: Ints,  # [T+1] outgoing edges of each task, in edge row order
     edges: Ints,  # [E] of EDGE
     duration: Ints,  # [T]

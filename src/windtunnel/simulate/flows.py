@@ -59,7 +59,7 @@ class Flows(NamedTuple):
     fair: Array  # float64 [F], their new rates
     touched: Array  # int32 [L], links whose flows need new rates
     is_touched: Array  # bool [L]
-    left: Array  # float64 [L], rate that nobody has yet
+    left: Array  # float64 [L], rate that is not assigned yet
     share: Array  # float64 [L], the same per flow that has none yet
     waiting: Array  # int64 [L], flows that have none yet
     link_queue: Array  # int32 [L], heap of links by share
@@ -88,7 +88,7 @@ def new_flows(capacity: Array, route: Array, size: Array, owner: Array) -> Flows
 
 
 def pad_routes(routes: Sequence[Sequence[int]], width: int = 1) -> Array:
-    """Routes as rows of links, -1 behind the last, int32 [N, W]."""
+    """Return routes as rows of links, padded with -1, int32 [N, W]."""
     width = max([width, *map(len, routes)])
     return np.array([[*route, *[-1] * (width - len(route))] for route in routes], np.int32).reshape(-1, width)
 

@@ -38,7 +38,7 @@ __all__ = ["Fold", "fold"]
 # T tasks, C classes, K variants of the durations, R contended resources, M tasks on them
 Ints = NDArray[Any]
 
-# columns beside the durations from which a replay follows
+# columns that determine a replay in addition to the durations
 _PLAYED = ("resource", "priority", "earliest_ns", "is_arrival_join", "route", "message_bytes")
 
 

@@ -45,7 +45,7 @@ def _iteration_ns(graph: Graph, finish_ns: NDArray[np.int64], num_iterations_bef
 
 
 def takes_part(graph: Graph) -> NDArray[np.bool_]:
-    """Tasks on resources that train, bool [T]: not those of threads that only watch, poll or log beside the training.
+    """Tasks on resources that train, bool [T]: not those of threads that only watch, poll or log during the training.
 
     A resource trains if any of its tasks belongs to a phase, or is other work than the host's.
     """

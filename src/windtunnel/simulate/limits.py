@@ -197,7 +197,7 @@ def other_order(reason: str, *, without: Selection | None = None, **bounds: Numb
 
 
 def find_limit_violation(limits: Limits, baseline: Baseline, speedup: float) -> str:
-    """Why a speed-up is outside of what is possible; empty where it is within."""
+    """Return why a speed-up is impossible, or an empty string where it is possible."""
     # a rounded duration is off by a nanosecond at most
     slack = _TOLERANCE + baseline.graph.num_tasks / max(baseline.iteration_ns * baseline.graph.num_iterations, 1.0)
     if math.isnan(speedup):
@@ -210,7 +210,7 @@ def find_limit_violation(limits: Limits, baseline: Baseline, speedup: float) -> 
 
 
 def find_peak_violation(limits: Limits, before_bytes: int, after_bytes: int) -> str:
-    """Why a peak of memory is outside of what is possible; empty where it is within."""
+    """Return why a peak of memory is impossible, or an empty string where it is possible."""
     saved, slack = before_bytes - after_bytes, _TOLERANCE * before_bytes
     if saved > limits.max_saved_bytes + slack:
         most = format_size(round(limits.max_saved_bytes))

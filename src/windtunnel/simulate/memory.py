@@ -111,7 +111,7 @@ def _of_ranks(graph: Graph, chosen: NDArray[np.bool_]) -> int:
 def _merge_instants(
     time_ns: NDArray[np.int64], change: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """One entry per time: releases and allocations of one instant cancel, as an allocator would reuse the block."""
+    """Merge the changes of each time into one: releases and allocations of one instant cancel, as an allocator reuses the block."""
     order = np.argsort(time_ns[change != 0], kind="stable")
     time_ns, change = time_ns[change != 0][order], change[change != 0][order]
     is_first = np.diff(time_ns, prepend=-1) != 0

@@ -31,7 +31,7 @@ def is_job_file(text: str) -> bool:
 
 
 def call_user_function(text: str, kind: type[Made]) -> Made:
-    """What a function of a user's file returns, where a ``kind`` is needed.
+    """Call a function of a user's file that has to return a ``kind``, and return its result.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def _names(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _run(path: Path, function: str, argv: Sequence[str]) -> Any:
-    """Run the file with its arguments, then its function; its failures are told in our words."""
+    """Run the file with its arguments, then its function; its failures become errors of this package."""
     kept = sys.argv, sys.path[:]
     sys.argv = [str(path), *argv]
     sys.path.insert(0, str(path.resolve().parent))

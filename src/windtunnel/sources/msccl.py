@@ -57,7 +57,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A thread block: whom it sends to and receives from on which channel, -1 for nobody."""
+    """A thread block: the peers that it sends to and receives from, and the channel; -1 for no peer."""
 
     gpu: int
     number: int

@@ -77,7 +77,7 @@ def read_nodes(path: Path, read_limit: int | None = None) -> Nodes:
 
 
 def _memory_of(num_nodes: int, num_data: int, num_ctrl: int, num_attrs: int) -> int:
-    """Bytes that the graph of so many nodes, dependencies and attributes takes while it is made."""
+    """Bytes that a graph with these numbers of nodes, dependencies and attributes takes while it is built."""
     return 600 * num_nodes + 100 * (num_data + num_ctrl) + 300 * num_attrs
 
 
@@ -278,7 +278,7 @@ def _assemble_nodes(
         )
     ctrl_rows, is_known = _rows_of(ids, ctrl_deps)
     # a converter keeps the operator that called this one as control dependency, though it dropped the operator: then
-    # they tell of the call tree and not of time
+    # they describe the call tree and not time
     is_tree = not is_known.all()
     waits = row[ctrl_deps[:, 0]]
     return Nodes(

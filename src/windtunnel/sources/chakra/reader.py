@@ -162,7 +162,7 @@ def _operators(nodes: Nodes) -> list[str]:
 
 
 def _exact_durations(nodes: Nodes) -> Ints:
-    """Chakra counts microseconds; what we wrote has the nanoseconds beside."""
+    """Chakra counts microseconds; files that this package wrote also store nanoseconds."""
     duration_ns = nodes.duration_ns.copy()
     for row, value in nodes.attrs.get("duration_ns", {}).items():
         duration_ns[row] = value

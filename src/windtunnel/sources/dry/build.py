@@ -278,7 +278,7 @@ def _queues(calls: list[Call], count: int) -> list[Edge]:
 
 
 def _waits(calls: list[Call], work: _Work, count: int) -> set[Edge]:
-    """What streams and the program were told to wait for; a wait before a call that is no task is its successor's."""
+    """What streams and the program have to wait for; a wait before a call that is no task is its successor's."""
     pending: dict[int, set[int]] = defaultdict(set)
     host: set[int] = set()
     result: set[Edge] = set()

@@ -130,7 +130,7 @@ def _group_of(told: Any) -> Any:
 
 
 def complete_collective(schema: Any, message: Message, values: list[Any]) -> Any:
-    """What an operator of ``c10d`` would return once all is there."""
+    """Return what an operator of ``c10d`` returns once the collective is complete."""
     filled = values[message.outputs[0]] if message.outputs else values[0]
     future: Any = torch.futures.Future()
     future.set_result([tree_leaf for tree_leaf in tree_leaves(filled) if isinstance(tree_leaf, torch.Tensor)])

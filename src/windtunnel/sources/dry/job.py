@@ -51,7 +51,7 @@ class Mailbox:
     taken: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def begin(self, rank: int) -> None:
-        """A rank is traced anew: what it said before is forgotten, and what it was told lies there again."""
+        """Prepare to trace a rank anew: forget what it sent before, and offer what it received again."""
         self.kept = {key: value for key, value in self.kept.items() if key[0] != rank}
         self.taken = {key: count for key, count in self.taken.items() if key[1] != rank}
 
@@ -269,7 +269,7 @@ def _vote_static_shapes(stage: Any, *_: Any, **__: Any) -> Any:
 
 
 def _patch_receive_meta(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
-    """What a stage learns of others: gradients from later ones look as its outputs do."""
+    """Patch how a stage receives metadata: gradients from later stages have the form of its own outputs."""
 
     def receive(stage: Any, source: int) -> Any:
         if source < stage.stage_index:
@@ -315,7 +315,7 @@ class _OnlyWholeNumbers(DispatchTracer):
 
 @torch.no_grad()
 def _fill_normal(tensor: torch.Tensor, mean: float, std: float, *_: Any, **__: Any) -> torch.Tensor:
-    """A truncated normal distribution by its shape."""
+    """Fill a tensor as a truncated normal distribution would; only its shape matters."""
     return tensor.normal_(mean, std)
 
 

@@ -94,7 +94,7 @@ def _reachable(first: int, neighbors: dict[int, set[int]]) -> set[int]:
 
 
 def _digest(trace: Trace) -> str:
-    """The same for ranks that do the same: operators, shapes, streams, sizes of groups, distance of peers."""
+    """Return a key that ranks with equal work share: operators, shapes, streams, sizes of groups, distance of peers."""
     digest = hashlib.sha256()
     for call in trace.calls:
         inputs = call.node["inputs"]
@@ -109,7 +109,7 @@ def _digest(trace: Trace) -> str:
 
 
 def _stands_for(kept: Sequence[tuple[Trace, int]], num_ranks: int) -> dict[str, int]:
-    """Ranks that nobody traced are taken to be like the traced ones, in equal parts."""
+    """Ranks without a trace are taken to be like the traced ranks, in equal parts."""
     seen = sum(count for _, count in kept)
     share, rest = divmod(num_ranks - seen, len(kept))
     return {str(trace.rank): count + share + (index < rest) for index, (trace, count) in enumerate(kept)}
@@ -121,7 +121,7 @@ def _with_groups(graph: Graph, groups: tuple[ProcessGroup, ...]) -> Graph:
 
 
 def _synchronize_messages(graph: Graph) -> Graph:
-    """Let traced ranks begin their common messages together."""
+    """Make the traced ranks begin their common messages together."""
     tasks = graph.tasks
     rows = np.flatnonzero(tasks["kind"] == Kind.COMM).tolist()
     keys = _keys(tasks, rows)

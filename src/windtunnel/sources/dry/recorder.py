@@ -90,7 +90,7 @@ class _Storages:
         return self._count
 
     def update_size(self, number: int, storage: Any) -> int:
-        """By how many bytes it is larger than when it was last seen."""
+        """Record the size of a storage and return by how many bytes it grew since the last call."""
         size = storage.nbytes()
         extended = size - self.sizes.get(number, 0)
         self.sizes[number] = size

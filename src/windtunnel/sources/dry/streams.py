@@ -198,5 +198,5 @@ class Event:
         self.streams.synchronize(self.tail)
 
     def elapsed_time(self, _other: Any) -> float:
-        """Milliseconds between two points; nothing takes time here, and nobody may divide by it."""
+        """Return 1 millisecond, as no work takes time here; not 0, by which a program would divide."""
         return 1.0

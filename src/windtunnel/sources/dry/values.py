@@ -199,7 +199,7 @@ def _slices(values: Any) -> Iterator[slice]:
 
 
 class _Number(NamedTuple):
-    """A whole number by how far it lies from one that nothing has computed, which is told as 1."""
+    """A whole number by how far it lies from one that nothing has computed, which is shown as 1."""
 
     unknown: object
     offset: int = 0

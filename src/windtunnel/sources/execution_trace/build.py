@@ -136,7 +136,7 @@ def _is_annotation(node: Node) -> bool:
 
 
 def _queue(work: Work, event: int, measured: Measured | None) -> str:
-    """Where the operator runs beside its thread; empty if nowhere. Only a Kineto trace knows streams."""
+    """Where the operator runs other than on its thread; empty if nowhere. Only a Kineto trace knows streams."""
     if measured is not None and event in measured.kernels:
         return measured.kernels[event].stream
     if work.collective is not None:
@@ -204,7 +204,7 @@ def _kind(work: Work, on_device: bool) -> int:
 
 
 def _traffic_columns(flow: Flow, tasks: _Tasks, main: Int) -> dict[str, Any]:
-    """Bytes that each task reads and writes."""
+    """Build the columns of bytes that each task reads and writes."""
     does = [tasks.doing(event) == task for task, event in enumerate(tasks.event)]
     slices = main[tasks.event].tolist()
     return {
@@ -264,14 +264,14 @@ def _add_order(edges: _Edges, nodes: list[Node], works: list[Work], tasks: _Task
 
 @dataclass
 class _Waits:
-    """Tasks beside the threads that somebody waits for: by collective, by thread, by thread whose next launch waits."""
+    """Tasks off the threads that others wait for: by collective, by thread, by thread whose next launch waits."""
 
     issued: dict[int, tuple[int, str]]
     of_thread: dict[int, list[int]]
     of_launch: dict[int, list[int]]
 
     def begin_device(self, task: int, thread: int, work: Work) -> list[int]:
-        """What a task beside the thread waits for."""
+        """What a task outside of the thread waits for."""
         if work.blocks:
             self.of_thread.setdefault(thread, []).append(task)
         if work.collective is None:

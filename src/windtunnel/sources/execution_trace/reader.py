@@ -86,7 +86,7 @@ def load_execution_trace(
 
 
 def count_unmeasured_tasks(graph: Graph) -> int:
-    """Number of tasks that count as 0 because nothing told their duration (``cost_source`` "unmeasured").
+    """Count the tasks of duration 0 whose duration no source reports (``cost_source`` "unmeasured").
 
     Examples
     --------

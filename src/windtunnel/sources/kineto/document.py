@@ -1,6 +1,6 @@
 """The top level of a Kineto trace (sources, Kineto).
 
-In: the text of a file, and who reads the events. Out: what stands beside the events, as far as it is wanted. Not here:
+In: the text of a file, and who reads the events. Out: the document's other entries, as far as requested. Not here:
 events (``trace``).
 """
 

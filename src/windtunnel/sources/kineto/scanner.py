@@ -64,7 +64,7 @@ ARG_KEYS = {
     **{k: s for k, s in RARE.items() if k != "flow id"},
 }
 FLOW_ID = RARE["flow id"]
-RECORD_ID = RARE["Record function id"]  # 0 on every event where no execution trace is recorded beside
+RECORD_ID = RARE["Record function id"]  # 0 on every event unless an execution trace is recorded too
 NUM_SLOTS = FIRST_RARE + len(RARE_KEYS)
 
 # Strings with a meaning here have fixed codes: they are interned first, in this order.

@@ -114,7 +114,7 @@ class _Clock:
         return self._forced[place][0] if place < len(self._forced) else time_ns
 
     def iteration(self, time_ns: int) -> int:
-        """Its number, from 0."""
+        """The number of the block, from 0."""
         return bisect_right(self._iterations, time_ns)
 
 

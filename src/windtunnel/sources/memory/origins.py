@@ -111,7 +111,7 @@ class NodeLayers:
 
 
 class Places:
-    """Answers where the program is now; ``on_enter`` is told of every call of a module from outside of any."""
+    """Answers where the program is now; ``on_enter`` is called at every call of a module from outside of any."""
 
     def __init__(self, models: list[torch.nn.Module], on_enter: Callable[[Any], None]) -> None:
         self._models = models

@@ -31,7 +31,7 @@ _FROM_ARRAYS = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack
 
 
 class Phased(Protocol):
-    """What can be told of a phase."""
+    """An object whose phase can be forced."""
 
     forced_phase: int
 
@@ -41,7 +41,7 @@ class Phased(Protocol):
 
 @contextmanager
 def watch_saved_hooks(saved: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Tell of the tensors that a program's own hooks on saved tensors keep."""
+    """Call ``saved`` with the tensors that a program's own hooks on saved tensors keep."""
     original = saved_tensors_hooks.__init__
 
     def construct(hooks: Any, pack_hook: Callable[[Any], Any], unpack_hook: Callable[[Any], Any]) -> None:
@@ -90,7 +90,7 @@ def allow_transforms(saving: saved_tensors_hooks) -> Iterator[None]:
 
 @contextmanager
 def watch_fetches(places: Phased, see: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """While a loader fetches, the phase is DATA; tell of every tensor of its batches."""
+    """Force the phase DATA while a loader fetches, and call ``see`` with every tensor of its batches."""
     original: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 
     def fetch(iterator: Any) -> Any:
@@ -114,7 +114,7 @@ def watch_fetches(places: Phased, see: Callable[[torch.Tensor], None]) -> Iterat
 
 @contextmanager
 def watch_resizes(resized: Callable[[Any], None]) -> Iterator[None]:
-    """Tell of every storage that Python resizes, as sharded models free what they have gathered."""
+    """Call ``resized`` with every storage that Python resizes, as sharded models do to free gathered parameters."""
     original: Callable[[Any, int], Any] = torch.UntypedStorage.resize_
 
     def resize(storage: Any, size: int) -> Any:
@@ -131,7 +131,7 @@ def watch_resizes(resized: Callable[[Any], None]) -> Iterator[None]:
 
 @contextmanager
 def watch_random_states(see: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Tell of every copy of the state of the random number generator: a generator makes it without an operator."""
+    """Call ``see`` with every copy of the random number generator's state, which is created without an operator."""
     original = torch.random.get_rng_state
 
     def get_rng_state() -> torch.Tensor:
@@ -148,7 +148,7 @@ def watch_random_states(see: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
 @contextmanager
 def watch_arrays(see: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Tell of tensors that are made of arrays: they lie where the array lies."""
+    """Call ``see`` with every tensor that is created from an array, whose memory it shares."""
     originals = {name: getattr(torch, name) for name in _FROM_ARRAYS}
 
     def watch(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

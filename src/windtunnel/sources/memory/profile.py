@@ -46,7 +46,7 @@ COLUMNS = {
 }
 
 Int = NDArray[np.int64]
-_NUM_POINTS, _NUM_LARGEST = 500, 10  # of a picture, and of the list beside it
+_NUM_POINTS, _NUM_LARGEST = 500, 10  # of a picture, and of the list next to it
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,7 @@ class MemoryProfile:
         """What a graph's ``meta`` keeps.
 
         The peak as a whole, of the passes and of the update, its categories and largest storages, and the bytes of
-        every category over time at so many points as a picture has.
+        every category over time at the number of points that a picture has.
         """
         in_update = self._is_update()
         passes = np.where(in_update, -1, self.total_bytes)

@@ -130,7 +130,7 @@ class Watch:
 
 
 def profile_of_tracker(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfile:
-    """What a tracker of operators has seen."""
+    """Build the profile of what a tracker of operators has recorded."""
     ledger, indices = tracker.ledger, tracker.places
     begin_ns = min([entry[0] for entry in ledger.entries[:1]], default=0)
     about = [

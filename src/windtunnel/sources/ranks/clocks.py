@@ -29,7 +29,7 @@ __all__ = ["Clock", "clock_lines", "fit_clocks"]
 
 # K collectives, H hosts, P messages, T tasks
 Floats = NDArray[np.float64]
-_SPAN_NS, _MANY = 500_000_000, 10  # from where on drifts can be told
+_SPAN_NS, _MANY = 500_000_000, 10  # from where on drifts can be distinguished from noise
 _SAME_NS = 20_000  # ends of one clock lie as near
 _ROUNDS, _SPREADS = 2, 4
 _OWN = 0.1  # of a collective's own time: what its ends may differ by
@@ -67,7 +67,7 @@ class Clock:
         return bool(self.offset_ns or self.drift_ppm)
 
     def to_common_ns(self, time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Times of this host's clock on the common one."""
+        """Convert times of this host's clock to the common clock."""
         drift = np.rint((time_ns - self.base_ns) * (self.drift_ppm * 1e-6)).astype(np.int64)
         corrected: NDArray[np.int64] = time_ns + self.offset_ns + drift
         return corrected
@@ -180,12 +180,12 @@ def _one_way(evidence: Evidence) -> Floats:
 
 
 def _is_long(moments: Floats) -> bool:
-    """Whether there is enough to tell drifts from noise."""
+    """Whether the evidence suffices to distinguish drifts from noise."""
     return len(moments) >= _MANY and float(np.nanmax(moments) - np.nanmin(moments)) >= _SPAN_NS
 
 
 def _are_one(apart: Floats, fit: Fit, evidence: Evidence, doubt_ns: float) -> bool:
-    """Whether the clocks are one as far as anybody can tell: causality allows it, and the evidence nearly says so."""
+    """Whether the clocks are indistinguishable: causality allows one clock, and the evidence nearly agrees with it."""
     reported = evidence.told_ns
     limit, _ = evidence.limits(np.zeros(evidence.num_hosts), by_collectives=len(evidence.end_KH) >= FEW)
     is_allowed = bool((reported[:, None] - reported[None, :] <= limit).all())

@@ -63,7 +63,7 @@ class Job:
         return sorted(set(range(min(self.world_size, 1 << 20))) - set(self.ranks))
 
     def trace_name(self, rank: int) -> str:
-        """The trace of a rank, as messages call it."""
+        """Name the trace of a rank for error messages."""
         return self.names[self.ranks.index(rank)]
 
 
@@ -121,7 +121,7 @@ def _require_one_job(graphs: list[Graph], names: list[str]) -> None:
 
 
 def _read_rank(graph: Graph) -> int | None:
-    """The rank that a graph says it is; a capture of one process says 0 and means nothing by it."""
+    """Return the rank that a graph reports; a capture of a single process reports 0, which counts as none."""
     rank = graph.meta.distributed.get("rank")
     if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31:
         return rank
@@ -159,12 +159,12 @@ def _world_size(graphs: list[Graph]) -> int:
 
 
 def _find_misnamed_file(ranks: list[int], names: list[str]) -> str:
-    """The first file that is called after another rank than the one whose trace it holds."""
+    """Return a message about the first file named after a rank other than the one it holds, else an empty string."""
     by_name = _ranks_by_name(names)
     if sorted(by_name) != sorted(ranks) or by_name == ranks:
         return ""
     index = next(position for position, rank in enumerate(ranks) if by_name[position] != rank)
-    return f"{names[index]} is by its own word the trace of rank {ranks[index]}"
+    return f"{names[index]} holds the trace of rank {ranks[index]}"
 
 
 def _require_each_once(ranks: list[int], names: list[str], world_size: int, allow_missing: bool) -> None:

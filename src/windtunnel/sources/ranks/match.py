@@ -39,7 +39,7 @@ class Meetings:
     is_whole : bool [K]
         Whether all members are here, as far as the graphs tell.
     num_alone : int
-        Collectives beside these of which one member alone is here.
+        Further collectives, of which only one member is here.
     """
 
     row: Rows
@@ -66,7 +66,7 @@ class _Comm:
     when: Rows
 
     def describe(self, row: int) -> str:
-        """A task, as messages call it."""
+        """Name a task for error messages."""
         size = int(self.size_bytes[row])
         return f"{self.operator[row]} of {size:,} bytes" if size else str(self.operator[row])
 

@@ -108,7 +108,7 @@ def _check_options(graphs: Sequence[Graph], names: Sequence[str], align: str, ho
 
 
 def _without_circles(graph: Graph) -> Graph:
-    """The graph, checked; ranks that wait for each other in a circle are told as what they are."""
+    """The graph, checked; ranks that wait for each other in a circle are reported as such."""
     try:
         return graph.validate()
     except GraphError as error:
@@ -160,7 +160,7 @@ def _on_machines(graphs: list[Graph], clocks: list[Clock]) -> list[Graph]:
 
 
 def _correct_times(graph: Graph, clock: Clock) -> Graph:
-    """Every time of a graph on the common clock; durations and lags stretch with the drift."""
+    """Convert every time of a graph to the common clock; durations and lags stretch with the drift."""
     start, duration = graph.tasks["start_ns"], graph.duration_ns
     columns: dict[str, Any] = {"start_ns": clock.to_common_ns(start)}
     edges = graph.edges
@@ -256,13 +256,13 @@ def _with_messages(graph: Graph, messages: Messages) -> Graph:
     return linked.connect(send, receive, kind=EdgeKind.MESSAGE, from_start=True)
 
 
-# --- what is told -------------------------------------------------------------------------------------
+# --- warnings ----------------------------------------------------------------------------------------
 
 
 def _unsynchronized_host_warnings(
     tasks: Table, meetings: Meetings, messages: Messages, job: Job, clocks: list[Clock]
 ) -> list[str]:
-    """Hosts whose clocks nothing compares to that of the first."""
+    """Warn about hosts whose clocks no message or collective compares to that of the first host."""
     hosts = list(dict.fromkeys(clock.host for clock in clocks))
     number = np.array([hosts.index(clock.host) for clock in clocks])
     index = np.searchsorted(job.ranks, tasks["rank"])

@@ -38,7 +38,7 @@ def find_messages(tasks: Table, job: Job) -> Messages:
     Raises
     ------
     TraceError
-        A rank talks to itself or to nobody, or one sends what the other does not receive; names both and the message.
+        A rank sends to itself or to no rank, or one sends what the other does not receive; names both and the message.
     """
     if "peer" not in tasks or "op" not in tasks:
         return Messages(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -94,7 +94,7 @@ def _find_swapped_ranks(sends: Counter[Way], receives: Counter[Way], ranks: list
     """The only two ranks whose exchange makes every message whole; None if there are none, or several such pairs."""
 
     def exchange(way: Way, own: int, pair: tuple[int, int]) -> Way:
-        # who recorded it is another; whom it named is as told
+        # the recording rank is exchanged; the peer that it named stays
         true = {pair[0]: pair[1], pair[1]: pair[0]}
         return tuple(true.get(item, item) if index == own else item for index, item in enumerate(way))  # type: ignore[return-value]
 

@@ -22,7 +22,7 @@ __all__ = ["fit_clipped_durations"]
 Floats = NDArray[np.float64]
 _ROUNDS = 50
 _CLOSE_NS = 1.0
-_RIDGE = 1e-6  # what messages do not tell stays as it is
+_RIDGE = 1e-6  # what messages do not determine stays as it is
 
 
 def fit_clipped_durations(evidence: Evidence, offset: Floats, limit_HH: Floats) -> Floats:

@@ -64,7 +64,7 @@ class Device:
 
     @property
     def num_overlapping(self) -> int:
-        """Tasks that run beside another one of their stream."""
+        """Tasks that overlap another task of their stream."""
         shadow = np.array([lane > 0 for _, lane in self.queues], bool)
         return int(shadow[self.queue].sum()) if len(shadow) else 0
 

@@ -54,7 +54,7 @@ class Host:
         return len(self.event)
 
     def without_times(self) -> Host:
-        """The same without start and end, for when they were copied."""
+        """A copy without start and end, for use after they were copied."""
         nothing = np.empty(0, np.int64)
         return replace(self, start=nothing, end=nothing)
 

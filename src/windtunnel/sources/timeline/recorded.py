@@ -28,7 +28,7 @@ _US = 1_000
 
 
 class KernelKind(IntEnum):
-    """What a device event does, told by its name."""
+    """What a device event does, according to its name."""
 
     COMPUTATION = 0
     COMMUNICATION = 1

@@ -30,7 +30,7 @@ class TimelineRules:
     return_ns : int
         A call waited for a task if it returned at most this long after the task's end.
     queued_tasks : int
-        A call that launches while so many tasks are launched and not done may wait for room in the device's queue.
+        A call that launches while this number of launched tasks is unfinished may wait for room in the device's queue.
     shortest_gap_ns : int
         Shorter rests of a thread are its own time.
     long_gap_ns : int

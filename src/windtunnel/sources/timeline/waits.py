@@ -206,7 +206,7 @@ def _copies(events: Events, device: Device, return_ns: int) -> Iterator[tuple[in
 
 
 def _iter_recorded_waits(events: Events, device: Device) -> Iterator[tuple[int, list[int]]]:
-    """Calls and their tasks as notes of waits tell them."""
+    """Yield each waiting call with the tasks that its synchronization records name."""
     syncs, launched = _Syncs(events, device), _Launched(device, events.thread)
     for i, kind in enumerate(syncs.kind):
         if syncs.call[i] < 0:
@@ -223,7 +223,7 @@ def _iter_recorded_waits(events: Events, device: Device) -> Iterator[tuple[int, 
 
 
 def _infer_waits(events: Events, device: Device, known: set[int], return_ns: int) -> Iterator[tuple[int, list[int]]]:
-    """Calls whose name says that they wait, without a note, and the tasks that ended just before."""
+    """Yield each call whose name says that it waits and that has no record, with the tasks that ended just before."""
     calls = np.flatnonzero((events.category == Category.CALL) & matching(events.names, _SYNC_CALL)[events.name])
     calls = calls[~np.isin(calls, list(known))] if known else calls
     start, finish = events.start_ns[calls], events.start_ns[calls] + events.duration_ns[calls]

@@ -168,7 +168,7 @@ def _root(period: list[Token]) -> list[Token]:
 
 
 def _rotate_to_start(period: list[Token]) -> list[Token]:
-    """The pattern from its natural beginning on."""
+    """Rotate the pattern so that it starts at its natural beginning."""
     count = Counter(period)
     begins = [index for index, token in enumerate(period) if token.kind == "next" and period[index - 1].kind == "step"]
     if not begins:

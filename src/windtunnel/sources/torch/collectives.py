@@ -147,7 +147,7 @@ def _plain(name: str) -> str:
 
 
 def is_alone(messages: Sequence[Message]) -> NDArray[np.bool_]:
-    """Which go between two ranks, beside all others [C]."""
+    """Mask of the messages between two ranks, as opposed to collectives [C]."""
     return np.array([message.op in PEER_TO_PEER for message in messages], dtype=bool)
 
 

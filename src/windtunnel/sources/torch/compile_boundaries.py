@@ -80,7 +80,7 @@ class SuspendedCall:
 
 
 def exclude_from_compilation(function: Callable[..., Any]) -> None:
-    """Have the compiler run this function as it is; what it calls may still be compiled."""
+    """Exclude this function from compilation; the functions that it calls may still be compiled."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None:

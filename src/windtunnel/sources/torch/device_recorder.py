@@ -27,7 +27,7 @@ from windtunnel.sources.torch.program import keep_models, keep_optimizers
 __all__ = ["DeviceRecorder", "lies_on_device"]
 
 _SETTLING, _MOST_TRACED = 2, 8
-_MARK = "ProfilerStep#"  # by which readers of traces tell iterations
+_MARK = "ProfilerStep#"  # by which readers of traces recognize iterations
 
 
 class _Phase(Enum):

@@ -380,7 +380,7 @@ def loop_loaders(hooks: StepHooks) -> Iterator[tuple[Any, int]]:
 
 
 def _loader_key(iterator: Any) -> str:
-    """The same for loaders that a script makes anew in every epoch."""
+    """Describe alike the loaders that a script creates anew in every epoch."""
     return _key_of(
         getattr(iterator, "_dataset", None),
         getattr(iterator, "_num_workers", 0),

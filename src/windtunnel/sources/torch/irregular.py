@@ -167,7 +167,7 @@ class IrregularWatch:
         return {"num_iterations": len(self.iterations), "iterations_per_epoch": epoch, "events": events}
 
     def _num_trusted(self, kind: str) -> int:
-        """How many of the least disturbed iterations with this kind tell its cost: all under the best instrument."""
+        """Number of the least disturbed iterations with this kind determine its cost: all under the best instrument."""
         ranks = sorted(_disturbance(iteration) for iteration in self.iterations if kind in self._costs_ns(iteration))
         return ranks.count(ranks[0])
 

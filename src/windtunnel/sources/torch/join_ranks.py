@@ -75,7 +75,7 @@ def _typical(samples: Int) -> int:
 
 
 def _set_chance_waits(graph: Graph, late_ns: dict[Key, int]) -> Int:
-    """Durations in which the meeting of each collective takes what its ranks are late by chance."""
+    """Return durations in which each collective's meeting task takes the time its ranks are late by chance."""
     duration, key_of, result = graph.duration_ns.copy(), dict(_collectives(graph)), meetings(graph)
     for hub, member in zip(result.hub.tolist(), result.member.tolist(), strict=True):
         duration[hub] = late_ns.get(key_of.get(member, ("", -1)), 0)

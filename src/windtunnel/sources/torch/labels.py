@@ -22,7 +22,7 @@ _UNSAFE = re.compile(r'["\\\x00-\x1f\x7f%]')
 
 
 def escape_label(name: str) -> str:
-    """A name as JSON can hold it within quotes."""
+    """Escape the characters of a name that a JSON string cannot hold."""
     return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02x}", name)
 
 

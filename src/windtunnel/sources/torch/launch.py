@@ -44,7 +44,7 @@ class Ranks(msgspec.Struct, frozen=True):
         return self.bandwidth_bytes_per_s is not None or self.latency_ns > 0
 
     def nonzero_fields(self) -> dict[str, float]:
-        """What makes such a job again, for ``meta.origin``."""
+        """Return the fields that differ from 0, for ``meta.origin``, from which the job can be started again."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
     @classmethod
@@ -113,12 +113,12 @@ def join_job(rank: int, num_ranks: int, meeting: Meeting) -> None:
 
 
 def rank_here() -> int:
-    """Which process of its job this is, as launchers tell it; 0 where there is no job."""
+    """Which process of its job this is, as launchers report it; 0 where there is no job."""
     return _env_int("RANK") if is_one_of_several() else 0
 
 
 def num_ranks_here() -> int:
-    """Processes of the job that this one is of, as launchers tell it; 0 where they do not."""
+    """Processes of the job that this one is of, as launchers report it; 0 where they do not."""
     return _env_int("WORLD_SIZE")
 
 

@@ -1,4 +1,4 @@
-"""What loader workers do beside the training thread.
+"""What loader workers do in parallel to the training thread.
 
 ``LoaderMeter`` times, in the workers, how long a batch takes to load and, in the training thread, how long it waits
 for one. ``with_workers`` then takes the waiting out of the thread and puts the loading into the graph: waiting is

@@ -121,7 +121,7 @@ def layers_of(
 
 
 def _find_compiled_events(events: Events, points: Points) -> set[int]:
-    """Events within compiled code."""
+    """Find the events within compiled code."""
     result: set[int] = set()
     for event, row in enumerate(points.rows.tolist()):
         if int(points.parent[event]) in result or events.names[row].startswith(COMPILED):

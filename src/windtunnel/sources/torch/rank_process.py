@@ -32,7 +32,7 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 def main(place: Place) -> int:
-    """Capture one rank; what goes wrong is told, with the moment, as peers fail after the first."""
+    """Capture one rank; a failure is reported with its time, as the peers fail after the first rank."""
     orders: Orders = place.config
     join_job(place.rank, place.num_ranks, orders.meeting)
 

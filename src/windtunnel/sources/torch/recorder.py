@@ -327,7 +327,7 @@ class Recorder:
             discovery = self.recording.discovery
             self._regions.learn(discovery, module_paths(discovery.models))
             self._slots.insert(self._position + self._slots[self._position :].index(Slot.RICH) + 1, Slot.OPERATORS)
-            self._sorter.watch_compiled(self._regions)
+            self._sorter.watch_compiled_regions(self._regions)
         elif not is_compiling():
             self._sorter.watch(self.recording.discovery.models)
 

@@ -76,7 +76,7 @@ class Recording:
     is_complete: bool = False
 
     def quietest(self) -> Recording:
-        """The same with those of the measured iterations only that other programs disturbed least."""
+        """A copy with only those measured iterations that other programs disturbed least."""
         bare, light = quiet_iterations(self.bare_lost), quiet_iterations(self.light_lost)
         of_kind = {name: bare if name.startswith("bare_") else light for name in _PER_ITERATION}
         columns: dict[str, Any] = {name: [*compress(getattr(self, name), keep)] for name, keep in of_kind.items()}

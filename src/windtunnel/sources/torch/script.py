@@ -172,7 +172,7 @@ class Ended:
         return f"{name} ended {seen}, too early", longer
 
     def _describe_exit(self, failure: SystemExit, seen: str, longer: str) -> tuple[str, str]:
-        """It ended itself: over its arguments, before it trained, or while it trained."""
+        """Describe a script that exited: because of its arguments, before it trained, or while it trained."""
         call = "os._exit" if isinstance(failure, LeftProcess) else "sys.exit"
         reported = f"{self.script.name} called {call}({failure.code!r}) {seen}"
         if self.hooks.num_steps or failure.code in (None, 0):
@@ -307,7 +307,7 @@ def run_as_main(script: Path, argv: Sequence[str] = ()) -> None:
 
 
 def check_script(path: str | Path) -> Path:
-    """The path of a script that is there and is Python.
+    """Return the path of a script, after checking that it exists and is Python.
 
     Raises
     ------

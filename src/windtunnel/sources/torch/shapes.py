@@ -47,7 +47,7 @@ class ShapeSorter:
         self.remove()
         self._hooks = [model.register_forward_pre_hook(self._note, with_kwargs=True) for model in models]
 
-    def watch_compiled(self, regions: CompiledRegions) -> None:
+    def watch_compiled_regions(self, regions: CompiledRegions) -> None:
         """Note the shapes at every call of compiled code from now on; what it holds anyway is no input."""
         self.remove()
         regions.on_call = lambda values: self._calls.extend(

@@ -50,7 +50,7 @@ class LayerRecord:
     is_masked : bool
         Whether the input has zeros and nothing below: a ReLU made it, and masks its gradient.
     is_first : bool
-        Whether nobody needs the gradient of the input.
+        Whether no operator needs the gradient of the input.
     X_bits, dY_bits : uint32 [pixels, words]
         Bits of what is not zero.
     """

@@ -170,7 +170,7 @@ class _ZerosPilot(RecorderPilot):
 
     def _end(self) -> None:
         if self.watch is None:
-            self.recorder.close()  # its own hooks would be seen by nobody any more
+            self.recorder.close()  # no recorder would see its own hooks any more
             self.watch = ZeroWatch(self.recorder.recording.discovery.models)
         if self._is_watching:
             self.watch.end(self._num)
