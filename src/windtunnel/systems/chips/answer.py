@@ -48,7 +48,7 @@ _GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Options:
-    """What is given.
+    """Options of a search.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found for one network.
+    """Result of the search for one network.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Cheapest:
-    """What was found.
+    """Result of a search for the cheapest chip.
 
     Parameters
     ----------

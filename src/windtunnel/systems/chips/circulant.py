@@ -61,7 +61,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a design may take.
+    """Limits on a design.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ def _engines(limits: Limits) -> Iterator[FourierEngine]:
 
 
 def _of_engine(layers: Sequence[Layer], dense: Sequence[float], engine: FourierEngine, limits: Limits) -> list[Design]:
-    """All blocks of an engine that no others beat, layer by layer: what is beaten now is beaten at the end."""
+    """Return the undominated block sizes of an engine, layer by layer: what is dominated now remains so."""
     # (cycles, lost points, memory blocks, weights), blocks
     kept: list[tuple[tuple[float, float, int, int], tuple[int, ...]]] = [((0.0, 0.0, 0, 0), ())]
     for layer, dense_cycles in zip(layers, dense, strict=True):

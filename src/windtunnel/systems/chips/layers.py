@@ -41,7 +41,7 @@ _ACROSS = frozenset({"softmax", "mean", "log_softmax", "sum", "layer_norm", "nll
 
 @dataclass(frozen=True, eq=False)
 class PhaseWork:
-    """What a layer does in one pass.
+    """Work of a layer in one pass.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ def _sort_operators(
     summed: int,
     moved_N: Ints,
 ) -> tuple[Operations, Ints, Ints, int, Ints]:
-    """Each operator after those that it reads from: a fused one waits for what its last part reads, too."""
+    """Sort operators topologically: a fused one also waits for what its last part reads."""
     waiting = {position: {a for a, b in ends if b == position} for position in range(len(kinds))}
     order: list[int] = []
     while waiting:
@@ -289,7 +289,7 @@ def _product(tasks: _Tasks, row: int) -> tuple[int, int, int, int] | None:
 
 
 def _without_free(tasks: _Tasks, rows: list[int], works: set[int]) -> set[tuple[int, int]]:
-    """Who reads from whom among what works, through what is free; rows are in the order in which they ran."""
+    """Return dependencies among operators that take time, through those that are free; rows are in execution order."""
     inside = set(rows)
     sources: dict[int, set[int]] = {row: set() for row in rows}
     for a, b, _ in tasks.edges:

@@ -1,4 +1,4 @@
-"""What layers take on every chip of a space.
+"""Durations of layers on every chip of a space.
 
 In: layers by tensor degree, templates with a clock and a memory, a link. Out: ``LayerTimes``: seconds of each distinct
 layer, pass and degree on each chip, by the best list schedule of its operators, what no schedule is below, and joules.

@@ -1,4 +1,4 @@
-"""What one layer does on a chip of tensor and vector cores.
+"""Operators of one layer on a chip of tensor and vector cores.
 
 In: operators and who reads from whom. Out: ``Operations``. Not here: when each starts (``lists``), cycles of
 an operator.

@@ -85,7 +85,7 @@ def _draw_stacked_bars(answer: GridAnswer) -> str:
 
 
 def circulant_page(answer: CirculantAnswer, chip: str, path: str | Path, *, overwrite: bool = False) -> Path:
-    """What each point of accuracy buys in speed, and the designs.
+    """Write a page of speed against accuracy, with the designs.
 
     Raises
     ------

@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Codesign:
-    """What was found.
+    """Result of a search for chips and plans.
 
     Parameters
     ----------
@@ -282,7 +282,7 @@ class Search:
         return Choice(chip, case.setting, plan, self.batch_size / plan.batch_s, area_um2, energy_j)
 
     def _note(self, choice: Choice, tolerance: float) -> None:
-        """All chips that are no smaller and take no less energy with the same plan have to yield more than this one."""
+        """Require more throughput than this chip's of all chips that are no smaller and need no less energy."""
         area_P = self.space.area_um2
         for case in self.cases:
             rows = case.open

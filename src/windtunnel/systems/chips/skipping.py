@@ -1,4 +1,4 @@
-"""What a grid that skips zeros makes of a training step: layers, passes, the step itself.
+"""A training step on a grid that skips zeros: layers, passes, the step itself.
 
 In: masks of a real training, a chip with a ``SparseGrid``, and the captured graph of a step. Out: ``GridAnswer``:
 cycles of every layer by pass and mode, and how long the step takes on the chip in each mode. What is no recorded layer
@@ -137,7 +137,7 @@ def on_grid(
     *,
     progress: Progress | None = None,
 ) -> GridAnswer:
-    """Every layer on the chip's grid, and the step of a graph with them.
+    """Price every layer on the chip's grid, and the step of a graph with them.
 
     Parameters
     ----------

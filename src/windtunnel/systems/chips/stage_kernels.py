@@ -39,7 +39,7 @@ def load_of(forward: float, backward: float, in_s: float, out_s: float, is_recom
 def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, max_QT: Any, devices_QT: Any, sync_QT: Any,
               forward_IT: Any, backward_IT: Any, is_recomputed: bool, max_stages: int, choices: Any, upper: float,
               best_SIK: Any) -> Any:  # fmt: skip
-    """The least time of a batch below ``upper``: time, choice, then pair and degree of every stage, first to last.
+    """Return the least time of a batch below ``upper``, its choice, and pair and degree of each stage, first to last.
 
     ``best_SIK`` is scratch; ``best_SIK[s, i, k]`` is the least largest load of downset i on s + 1 stages and k devices.
     """

@@ -227,7 +227,7 @@ class Stages:
         return created
 
     def _require_room(self) -> None:
-        """Every layer alone fits at some degree."""
+        """Raise an error unless every layer alone fits into memory at some degree."""
         for layer, name in enumerate(self.network.names):
             network, job = self.network, self.job
             layer_bytes = network.kept_bytes_LT[layer] + network.extra_bytes_LT[layer]

@@ -57,7 +57,7 @@ class Shape:
 
 
 class Engine(Protocol):
-    """What runs kernels.
+    """Interface of a target that runs kernels.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ class Bench:
         self.engine.send(self.memory.values())
 
     def run(self, function: Any) -> Any:
-        """Put everything back and run it once."""
+        """Restore all inputs and run the function once."""
         self.prepare(1)
         return self.call(function)
 

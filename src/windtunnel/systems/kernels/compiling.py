@@ -115,7 +115,7 @@ def _machine(level: int = 3) -> Any:
 
 
 def optimize(module: Any, *, is_widened: bool = True, strips_names: bool = False) -> None:
-    """All that the compiler does at its highest level for the module's machine; not widened, loops stay as they are."""
+    """Optimize a module at the highest level for its machine; unless ``is_widened``, loops are not vectorized."""
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = is_widened
     options.loop_unrolling = options.loop_interleaving = is_widened

@@ -68,7 +68,7 @@ class _Draft:
         return Instruction(f"{uid}.d", "add", "i8", ("add i8 ", zero, ", ", zero))
 
     def redirect(self, uid: str, value: str) -> None:
-        """Let all uses of a value be uses of another."""
+        """Replace all uses of a value by another."""
         for number, block in enumerate(self.blocks):
             for index, item in enumerate(block):
                 for slot, operand in enumerate(item.operands):

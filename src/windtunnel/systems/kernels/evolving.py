@@ -42,7 +42,7 @@ _TOLERANCE = {"faithful": 0.0, "tests": 0.0, "promises": 0.01}
 
 @dataclass(frozen=True)
 class Result:
-    """What a search for a kernel came to.
+    """Result of a search for a kernel.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ NAME = "kernel"
 
 @contextlib.contextmanager
 def _disable_numba_optimizer() -> Iterator[None]:
-    """Let numba leave the optimizing to us."""
+    """Turn off numba's own optimizer."""
     kept = config.OPT, config.LOOP_VECTORIZE, config.SLP_VECTORIZE
     config.OPT, config.LOOP_VECTORIZE, config.SLP_VECTORIZE = type(kept[0])(0), 0, 0
     try:

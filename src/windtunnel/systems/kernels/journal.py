@@ -1,4 +1,4 @@
-"""What a search has come to, generation by generation, so that it goes on after any end.
+"""State of a search, generation by generation, from which it can resume.
 
 In: populations with the state of the generator. Out: a folder with one file per generation, each written whole and
 then renamed; the last one that is whole. Not here: searching (``search``).

@@ -1,4 +1,4 @@
-"""What a candidate is, and what is known of it.
+"""Candidates and their evaluations.
 
 In: a function with edits. Out: ``Candidate``, ``Evaluation``, ``Kernel``. Not here: running (``run``), choosing
 (``search``).
@@ -16,7 +16,7 @@ from windtunnel.systems.kernels.ir import Function, parse
 __all__ = ["CLASSES", "Candidate", "Evaluation", "Kernel", "kernel_of"]
 
 CLASSES = ("ok", "wrong", "crash", "timeout", "forbidden", "memory", "unverifiable")
-"""Every candidate ends as one of these."""
+"""Outcomes of a candidate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What became of a candidate.
+    """Outcome of a candidate.
 
     Attributes
     ----------

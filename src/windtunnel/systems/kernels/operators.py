@@ -56,7 +56,7 @@ class _View:
         return self.kinds.get(operand.uid, operand.type) if operand.uid else operand.type
 
     def position_of_use(self, user: Instruction, slot: int) -> Position:
-        """Where a value is used: for a phi, at the end of the block that it comes from."""
+        """Return the position of a use: for a phi, the end of the block that the value comes from."""
         if not user.incoming:
             return self.positions[user.uid]
         block = self.flow.labels.index(user.incoming[slot])
@@ -105,7 +105,7 @@ def _uses(function: Function, uid: str) -> list[tuple[Instruction, int]]:
 
 
 def _redirect_uses(view: _View, deleted: Instruction, draw: np.random.Generator) -> Edit:
-    """All uses of what is deleted get one value that was there before it, or C1."""
+    """Replace all uses of a deleted instruction by one earlier value, or by C1."""
     used = _uses(view.function, deleted.uid)
     if not used:
         return ()
@@ -153,7 +153,7 @@ def _clone_instruction(
 
 
 def _repair_operands(view: _View, clone: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
-    """Each operand of a clone that is not there at its new place gets one that is."""
+    """Replace each operand of a clone that is not available at its new position."""
     result = []
     for slot, operand in enumerate(clone.operands):
         if operand.uid and (operand.uid == clone.uid or not view.has(operand.uid, view.positions[clone.uid])

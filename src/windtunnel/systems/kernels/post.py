@@ -81,7 +81,7 @@ class Ladder:
 
 
 def ladder(edits: Individual, again: Again) -> Ladder:
-    """Tell independent edits from those that work together."""
+    """Separate independent edits from those that interact."""
     every = sort_edits(edits)
     if len(every) == 1:
         return Ladder(tuple(every), (), _subsets(every, [], again))

@@ -32,7 +32,7 @@ _GPU_ADDRESSES = 1 << 45  # a driver reserves addresses for all memory that it m
 
 @dataclass
 class Counts:
-    """What became of candidates so far.
+    """Counts of outcomes.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ class Bench:
         self.counts.kinds[kind] = self.counts.kinds.get(kind, 0) + 1
 
     def remember(self, candidates: Sequence[Candidate]) -> None:
-        """Take over what an earlier search found, so that it is not run again."""
+        """Add the evaluations of an earlier search to the cache."""
         self._by_key.update({candidate.key: candidate.evaluation for candidate in candidates})
 
     def time(self, edits: Individual, num_pairs: int = 30, *, confidence: float = 0.95) -> Timed:

@@ -78,7 +78,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to.
+    """Result of a search.
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ def _draws(options: Options, generation: int, index: int) -> np.random.Generator
 
 
 def _first(function: Function, evaluate: Evaluate, options: Options) -> list[Candidate]:
-    """Each is the union of the edits of some independently mutated copies, drawn again until it passes."""
+    """Return the first population: each member unites edits of independently mutated copies and passes the tests."""
     draws = [_draws(options, 0, index) for index in range(options.population)]
     created: list[Candidate | None] = [None] * options.population
     origin = Candidate(frozenset(), evaluate([frozenset()])[0])
@@ -192,7 +192,7 @@ def _first(function: Function, evaluate: Evaluate, options: Options) -> list[Can
 
 
 def _scan_single_edits(function: Function, evaluate: Evaluate, options: Options) -> list[Candidate]:
-    """Each hint and each assumption alone, the quickest first, as far as they gain anything."""
+    """Evaluate each hint and each assumption alone; return those that are faster, quickest first."""
     if not options.is_scanned:
         return []
     genes = [("-h", text) for text in hints_for(function)] if "h" in options.operators else []
@@ -250,7 +250,7 @@ def _once(pool: list[Candidate], population: Sequence[Candidate]) -> list[Candid
 
 
 def _cross_all(children: list[Candidate], pairs: Sequence[int], evaluate: Evaluate, draw: np.random.Generator) -> None:
-    """Each pair tries again until a child passes, at most as often as it has edits; a child replaces its parent."""
+    """Cross each pair until a child passes, at most once per edit; a child replaces its parent."""
     waiting = {pair: len(children[pair].edits) + len(children[pair + 1].edits) for pair in pairs
                if len(children[pair].edits) >= 2 or len(children[pair + 1].edits) >= 2}  # fmt: skip
     while waiting:

@@ -61,7 +61,7 @@ class _Reading:
     risks: dict[int, set[Term]] = field(default_factory=dict)
 
     def read(self) -> None:
-        """All blocks, dominators first; then what phis are given, as that may come from any block."""
+        """Read all blocks, dominators first, and then the operands of phis, which may come from any block."""
         order = sorted(range(len(self.function.blocks)), key=lambda index: (len(self.flow.dominators[index]), index))
         for item in self.function.blocks:
             for instruction in item.instructions:

@@ -25,7 +25,7 @@ __all__ = ["Offer", "Rental", "cheapest_machines", "links_between"]
 
 @dataclass(frozen=True)
 class Offer:
-    """So many instances of a kind.
+    """A number of instances of one kind.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def pipeline_page(played: PlayedSchedule, path: str | Path, *, overwrite: bool =
 
 
 def pipeline_sections(played: PlayedSchedule) -> list[Section]:
-    """Who does what when, and what every rank holds."""
+    """Return sections with the timeline and the memory of every rank."""
     return [_diagram(played), _ranks(played)]
 
 

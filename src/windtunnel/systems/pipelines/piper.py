@@ -182,7 +182,7 @@ def stage_of(
     num_kept: int,
     variant: int | None = None,
 ) -> PiperStage | None:
-    """What layers cost together; None where they do not fit, or one has no such variant.
+    """Return the stage of some layers; None where they do not fit or a layer lacks the variant.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ def _multiplier(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any) -> fl
 
 @numba.njit(cache=True)
 def choose(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any) -> float:
-    """The least sum of times with one variant of each layer whose memory together is within the limit.
+    """Return the minimum total time with one variant of each layer within the memory limit.
 
     Exact: a front of (memory, time) grows layer by layer, and what the dual says cannot win is dropped. A variant that
     does not exist has an infinite time. Infinite where none fits; ``choice_N`` is filled where one does.
@@ -222,7 +222,7 @@ def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: An
           added_I: Any, quickest_IT: Any, none_IT: Any, degrees_T: Any, data_D: Any, time_NTV: Any, weights_NTV: Any,
           kept_NTV: Any, fixed_NTV: Any, src: Any, dst: Any, sent_E: Any, sync_in_ETV: Any, sync_out_ETV: Any,
           limit: float, bandwidth: float, num_microbatches: int) -> None:  # fmt: skip
-    """The least time of the slowest stage for downsets ``first`` to ``last``, all of one size, and where it is from.
+    """Compute the minimum time of the slowest stage for downsets ``first`` to ``last``, all of one size.
 
     The results are by maximum number of devices and by sum of data degrees; smaller downsets are final. A stage with y
     microbatches in flight is y-th from the end, counted in its own data degrees; ``quickest_IT`` sums each layer's

@@ -21,7 +21,7 @@ __all__ = ["piper_document", "print_piper", "print_plans", "table_document"]
 def table_document(
     table: PlanTable, played: Sequence[Played], stages: Sequence[Sequence[str]], note: str, batch: int
 ) -> dict[str, Any]:
-    """All rows in raw units; those that were replayed, by their replays."""
+    """Return all rows as plain values in raw units; replayed rows have the times of their replays."""
     from windtunnel.systems.pipelines.training.plan_file import PLAN_SCHEMA
 
     replayed = {id(item.row): item.step_ns for item in played}

@@ -1,4 +1,4 @@
-"""Every plan of a pipeline as a page: what is quickest, what it holds, what cannot be and why.
+"""Every plan of a pipeline as a page: the quickest, its memory, and why others are not possible.
 
 In: a ``PlanTable`` with its replays. Out: a page: the memory of each stage of the best plan by what it is, the plans
 that fit, those that do not. Not here: computing plans.

@@ -112,7 +112,7 @@ def stage_of_modules(row: PlanRow, blocks: Blocks) -> dict[str, int]:
 
 
 def stage_times(row: PlanRow, blocks: Blocks, links: Fabric, *, latency_ns: float = 0.0) -> StageTimes:
-    """What the stages of a row take.
+    """Return the times of the stages of a row.
 
     Parameters
     ----------

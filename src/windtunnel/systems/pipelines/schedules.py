@@ -128,7 +128,7 @@ class Schedule:
         return result
 
     def rank(self, stage: int, microbatch: int) -> int:
-        """Who has this microbatch at this stage."""
+        """Return the rank that runs this microbatch at this stage."""
         ranks = self.replicas[stage] if self.replicas else (self.rank_of[stage],)
         return ranks[microbatch % len(ranks)]
 

@@ -1,4 +1,4 @@
-"""What a worker of a pipeline holds: weights by versions, optimizer, gradients, activations under way.
+"""Memory of a pipeline worker: weight versions, optimizer, gradients, activations in flight.
 
 In: ``Blocks``, a run of them, how a pipeline is run. Out: ``StageMemory``: each term in bytes. Not here: measuring it,
 which plans fit (``two_bw``).
@@ -91,7 +91,7 @@ class StageMemory:
 
 
 def memory_of_stage(blocks: Blocks, units: tuple[int, int], stage: int, how: Running) -> StageMemory:
-    """What a worker of one stage holds at its peak.
+    """Return the peak memory of a worker of one stage.
 
     Parameters
     ----------

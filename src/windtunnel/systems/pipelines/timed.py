@@ -31,7 +31,7 @@ _PARTS = {"F": "", "B": " backward", "I": " backward, input", "W": " backward, w
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StageTimes:
-    """What each stage takes in ns, and keeps in bytes: a number per stage [S], or one for all.
+    """Durations (ns) and saved bytes of each stage: a number per stage [S], or one for all.
 
     Parameters
     ----------
@@ -284,7 +284,7 @@ class Line:
         return task
 
     def expect(self, action: Action) -> None:
-        """Let a pass wait for what others send it whenever that comes."""
+        """Make a pass wait for its messages, whenever they arrive."""
         for item in self.into(action):
             sender = Action(item.src, "F" if not item.is_backward else "B", item.microbatch)
             self._late.append((item, sender, action))

@@ -38,7 +38,7 @@ ScheduleChoice = Literal["2bw", "1f1b"]
 
 @dataclass(frozen=True)
 class Job:
-    """What is planned for.
+    """Devices, batch and options that are planned for.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class PlanTable:
-    """Every combination, the quickest first, then those that cannot be.
+    """Return every combination, quickest first, then those that are not possible.
 
     Parameters
     ----------

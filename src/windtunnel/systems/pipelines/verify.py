@@ -157,7 +157,7 @@ class _Table:
         return InputError(f"{where}: {what}", where=f"schedule {self.schedule.name}", fix=fix)
 
     def gap(self, part: Action) -> str:
-        """Where a missing part should have been: an empty slot between its neighbors, or before who needs it."""
+        """Return where a missing part should be: an empty slot between its neighbors, or before its first reader."""
         schedule = self.schedule
         rank = schedule.rank(part.stage, part.microbatch)
         indices = [self.place[need] for need in needs(part, schedule.num_stages) if need in self.place]
@@ -171,7 +171,7 @@ class _Table:
 
 
 def _require_all(table: _Table) -> None:
-    """Every microbatch passes every stage once, in all parts."""
+    """Raise an error unless every microbatch passes every stage once, in all parts."""
     schedule = table.schedule
     kinds: tuple[ScheduleKind, ...] = ("F", "I", "W") if schedule.is_training else ("F",)
     for index in range(schedule.num_passes):
@@ -184,7 +184,7 @@ def _require_all(table: _Table) -> None:
 
 
 def _dependencies(table: _Table) -> Iterator[tuple[Action, Action]]:
-    """Every part with each that it needs."""
+    """Iterate over pairs of a part and a part that it needs."""
     for part in table.place:
         for other in needs(part, table.schedule.num_stages):
             yield part, other

@@ -188,7 +188,7 @@ def _expected_min_s(seconds: NDArray[np.float64], kept: float) -> float:
 
 
 def _all_of(programs: ProgramSet) -> NDArray[np.int64]:
-    """Every program on the set's one device, as samples."""
+    """Return every program on the set's only device, as samples."""
     return np.column_stack([np.arange(programs.num_programs), np.zeros(programs.num_programs, dtype=np.int64)])
 
 

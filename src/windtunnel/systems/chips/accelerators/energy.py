@@ -1,4 +1,4 @@
-"""What work on an accelerator takes in energy: multiplications, registers, buffers, memory.
+"""Energy of work on an accelerator: multiplications, registers, buffers, memory.
 
 In: products or vector operators, machines as columns. Out: joules [P, D], at 45 nm: ``energy.csv`` has the constants
 and their sources. A word at the edge of an array comes from the buffer of its core, a word of memory passes the chip's

@@ -210,7 +210,7 @@ def _cycles(products: Gemms, machines: Machines, mode: str) -> Floats:
 
 
 def _streamed_cycles(m: Ints, n: Ints, k: Ints, count: Ints, compute: Floats, machines: Machines) -> Floats:
-    """Each operand over a port of its own: twice for each pass over it, where it does not fit; what fits is there.
+    """Return cycles with a port per operand, which passes twice for each pass over it unless it fits into its buffer.
 
     Loads before the first cycle and stores behind the last are not counted, as in SCALE-Sim's user-bandwidth mode.
     """

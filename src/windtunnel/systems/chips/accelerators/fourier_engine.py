@@ -95,7 +95,7 @@ class BlockLayer:
 
 @dataclass(frozen=True)
 class EngineUse:
-    """What a batch takes of an engine.
+    """Cycles, energy and traffic of a batch on an engine.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class EngineUse:
 
 
 def engine_use(layer: BlockLayer, engine: FourierEngine, batch: int = 1) -> EngineUse:
-    """What a batch of samples takes.
+    """Return what a batch of samples takes on an engine.
 
     Raises
     ------

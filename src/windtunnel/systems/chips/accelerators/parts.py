@@ -1,4 +1,4 @@
-"""What a captured operator asks of an accelerator: products for its arrays, elements for its vector units.
+"""Work of a captured operator on an accelerator: products for its arrays, elements for its vector units.
 
 In: ``Work``. Out: ``Parts``: matrix products, each with the row that it belongs to, and elements by row. Convolutions
 and their gradients are products of pixels by filters; attention is two products and a softmax, its gradient five. Not
@@ -57,7 +57,7 @@ class Parts:
 
 
 def parts_of(work: Work) -> Parts:
-    """Take work apart, row by row of what is distinct."""
+    """Split work into products and elements, once per distinct row."""
     result: list[tuple[int, Sizes, int]] = []
     elements = work.flops.astype(np.int64)
     is_product, is_known = np.zeros(len(work), dtype=bool), np.ones(len(work), dtype=bool)

@@ -117,7 +117,7 @@ def energy_j(work: Work, device: Accelerator) -> Floats:
 
 
 def graph_energy_j(graph: Graph, device: Accelerator, dtype: str = "") -> float:
-    """What all that a graph computes takes in energy.
+    """Return the energy of all computation of a graph.
 
     Parameters
     ----------

@@ -192,7 +192,7 @@ def accesses_of(m: Ints, n: Ints, k: Ints, fold: Folds, dataflow: str) -> Access
 def utilization(
     m: ArrayLike, n: ArrayLike, k: ArrayLike, rows: ArrayLike, cols: ArrayLike, dataflow: str
 ) -> tuple[Floats, Floats, Floats]:
-    """What share of an array works.
+    """Return the fraction of an array that is busy.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""How many cycles of a lane an element takes: by operator, forward and backward.
+"""Cycles of a lane per element, by operator, forward and backward.
 
 In: names of operators, as captured or short. Out: cycles per element; 0 for what only renames memory, 1 for what is
 not in the table. Not here: lanes and rounds (``engine``).

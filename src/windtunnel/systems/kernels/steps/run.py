@@ -38,7 +38,7 @@ _MAX_JUDGED = 6
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a search over a step came to.
+    """Result of a search over a training step.
 
     Attributes
     ----------
@@ -225,7 +225,7 @@ def _skipping(bench: _StepBench) -> list[Individual]:
 
 
 def _origin_of(uid: str, sources: dict[str, str]) -> str:
-    """Where a value comes from once everything on the way is skipped."""
+    """Return the original source of a value behind all skipped operators."""
     while uid in sources:
         uid = sources[uid]
     return uid

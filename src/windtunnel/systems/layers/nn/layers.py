@@ -30,7 +30,7 @@ PLACES = ("nr", "rh", "nr+rh")
 
 @dataclass(frozen=True)
 class Replacement:
-    """What runs in place of an operator.
+    """Replacement of an operator.
 
     Attributes
     ----------

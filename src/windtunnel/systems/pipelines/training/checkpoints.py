@@ -83,7 +83,7 @@ def write_rank(folder: Path, batch: int, rank: int, state: dict[str, Any]) -> No
 
 
 def read_rank(folder: Path, batch: int, rank: int) -> dict[str, Any]:
-    """What a rank has written.
+    """Read what a rank has written.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def read_rank(folder: Path, batch: int, rank: int) -> dict[str, Any]:
 
 
 def finish_checkpoint(folder: Path, batch: int, identity: dict[str, Any], predicted: dict[str, Any]) -> None:
-    """Every rank has written: the set counts from now on, older ones go. What was predicted goes along.
+    """Commit a set after every rank has written; older sets are removed. The prediction is saved with it.
 
     Raises
     ------

@@ -35,7 +35,7 @@ _PREDICTED = ("step_ns", "one_process_ns")
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """What was asked for.
+    """Specification of a pipeline.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the stages of a rank hold: measured, storage by storage.
+"""Memory of the stages of a rank, measured storage by storage.
 
 In: a part of a training. Out: bytes: the peak, what lay there before, the most of each category. Versions of weights
 are weights, what a microbatch leaves for its backward pass are feature maps. Not here: what a plan

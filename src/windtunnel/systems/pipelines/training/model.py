@@ -1,4 +1,4 @@
-"""What a step of a planned pipeline takes on this host: a replay on cores that processes share.
+"""Predicted step of a planned pipeline on this host: a replay on cores that processes share.
 
 In: a ``PipelineJob`` and a plan for its layers. Out: ns. Beside the plan count what a message takes by itself, what the
 schedule does itself, how n processes on fewer cores slow each other, and how much they vary: ``HostConditions``. Not
@@ -49,7 +49,7 @@ _FILLED = 3  # batches after which a pipeline runs as it will run on
 
 @dataclass(frozen=True)
 class HostConditions:
-    """What a pipeline stands on.
+    """Measured conditions of this host.
 
     Parameters
     ----------

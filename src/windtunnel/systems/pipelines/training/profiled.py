@@ -81,7 +81,7 @@ def conditions_for(
 
 
 def links_of(conditions: HostConditions, num_ranks: int) -> Fabric:
-    """All processes are on one server."""
+    """Return the links between processes, which are all on one server."""
     return Fabric.of_rates(conditions.bandwidth_bytes_per_s, conditions.bandwidth_bytes_per_s, num_ranks + 1)
 
 

@@ -34,7 +34,7 @@ NUM_EXCHANGES = 4
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What all ranks do; ``splits`` are stages by path of a module, ``parts`` one whose passes are taken apart.
+    """Orders of all ranks; ``splits`` are stages by path of a module, ``parts`` one whose passes are taken apart.
 
     There are processes for ``num_replicas`` tables; only the first ones run theirs.
     """
@@ -227,7 +227,7 @@ def _batches(
     *,
     recomputes: bool = False,
 ) -> Callable[[], None]:
-    """All batches of a table through the stages of a rank, with their updates."""
+    """Run all batches of a table through the stages of a rank, with their updates."""
     runs = pipeline_rank(cut_stages(pipe), table, rank, loss, feed, make_optimizer, recomputes=recomputes)
     done = 0
 
@@ -241,7 +241,7 @@ def _batches(
 
 
 def _copy(model: torch.nn.Module) -> tuple[int, Callable[[], None]]:
-    """All weights into another version of them, and their bytes."""
+    """Return the bytes of all weights and a function that copies them into another version."""
     pairs = [(parameter.detach(), parameter.detach().clone()) for parameter in model.parameters()]
 
     def copy_pairs() -> None:

@@ -116,7 +116,7 @@ class _Flown:
 
 
 def _spread(times_ns: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Each time over the median of all."""
+    """Return each time relative to the median."""
     every = np.ravel(times_ns)
     return tuple((every / np.median(every)).tolist())
 
@@ -231,7 +231,7 @@ def conditions_of(
     *,
     num_replicas: int = 1,
 ) -> HostConditions:
-    """What the processes of a schedule stand on: messages of two sizes, sharing cores, how much they vary.
+    """Measure the conditions of a schedule's processes: messages of two sizes, shared cores, variation.
 
     Backward passes are taken apart with the stages of ``cut``, if there are any. With replicas there are processes of
     as many schedules, of which one runs.

@@ -138,7 +138,7 @@ class _Cut:
         return module
 
     def _place(self, node: fx.Node) -> int:
-        """Where its module lies, but never before what it reads; what works in place follows what it works on."""
+        """Return the stage of a node's module, not before its inputs'; in-place operators follow what they modify."""
         read = [self._stage[other] for other in node.all_input_nodes if other in self._stage]
         schema = getattr(node.target, "_schema", None)
         if read and schema is not None and schema.is_mutable:

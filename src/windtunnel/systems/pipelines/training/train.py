@@ -35,7 +35,7 @@ _WARM = 2  # batches that are not timed
 
 @dataclass(frozen=True)
 class Trained:
-    """What a pipeline's training gave.
+    """Result of training a pipeline.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def orders_of(
     resumes: bool = False,
     **more: Any,
 ) -> TrainOrders:
-    """What the ranks of a pipeline are to do.
+    """Return the orders of the ranks of a pipeline.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ PATIENCE = datetime.timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class TrainOrders:
-    """What all ranks do.
+    """Orders of all ranks.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class TrainOrders:
 
 @dataclass
 class RankReport:
-    """What a rank did.
+    """Report of a rank.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ def _reads(table: Schedule, position: int) -> tuple[int, int]:
 
 
 def _groups(table: Schedule, replica: int, num_replicas: int) -> tuple[dict[int, Any], Any]:
-    """Who holds each stage, and all places of this replica; every process has to make every group."""
+    """Make groups of each stage's holders and of this replica's ranks; every process has to make every group."""
     replicas = range(num_replicas)
     holders = {}
     for index, first in enumerate(table.rank_of):

@@ -101,7 +101,7 @@ class StageWeights:
         self._under_way[self._version_of[batch]] -= 1
 
     def gradients(self, batch: int) -> Gradients:
-        """Take what a batch's microbatches have added up."""
+        """Return and clear the gradients that a batch's microbatches have accumulated."""
         module = self._modules[self._version_of.pop(batch)]
         used = []
         for parameter in _trainable(module):
@@ -126,7 +126,7 @@ class StageWeights:
         self._modules[self._newest] = following
 
     def state(self) -> dict[str, Any]:
-        """All that training goes on with, between batches."""
+        """Return the state from which training can resume between batches."""
         return {
             "newest": self._newest,
             "versions": {version: _values(module) for version, module in self._modules.items()},

@@ -1,4 +1,4 @@
-"""What a code generator makes of a store statement: a nest in, cycles by functional unit out.
+"""Machine code of a store statement: a nest in, cycles by functional unit out.
 
 The 164 entries describe a nest before it is compiled; what the compiler then does to it changes its time tenfold.
 Loops of known length are unrolled until the code is long; a sum stays in registers while a loop runs over it; loads

@@ -1,4 +1,4 @@
-"""What a prediction knows besides the program: device features and the physical bound by sample.
+"""Context of a prediction in addition to the program: device features and the physical bound by sample.
 
 In: a program set and samples (program, device column). Out: rows of numbers for the network's second branch, and the
 least seconds that a device needs. ``paper`` are CDMPP's eight device features; ``bound`` are the logarithms of the

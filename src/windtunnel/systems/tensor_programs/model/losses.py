@@ -1,4 +1,4 @@
-"""What training makes small: normalized predictions and labels in, one differentiable number out.
+"""Training losses: normalized predictions and labels in, one differentiable number out.
 
 Source: CDMPP (EuroSys 2024), section 4.5: hybrid loss and the domain term; the denominator of MAPE is guarded, for
 normalized labels cross zero. ``ratio`` is ours, for labels that are logarithms.

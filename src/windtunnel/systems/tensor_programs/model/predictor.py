@@ -196,7 +196,7 @@ def going_on(recipe: Recipe, start: Predictor) -> Recipe:
 
 
 def with_intervals(predictor: Predictor, programs: ProgramSet, samples: np.ndarray, *, level: float = 0.9) -> Predictor:
-    """The same predictor with what its errors are on samples that it has not learned from.
+    """Return the predictor with its errors on held-out samples.
 
     Intervals by kind of task, and how much of the gain of the least prediction is real (``shrinkage``).
     """

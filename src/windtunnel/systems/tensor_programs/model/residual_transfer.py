@@ -1,4 +1,4 @@
-"""What a predictor missed on known devices, transferred to a new one.
+"""Residuals of a predictor on known devices, transferred to a new one.
 
 In: a predictor and samples profiled on the new device. Out: a ``ResidualTransfer``, which prices programs there.
 

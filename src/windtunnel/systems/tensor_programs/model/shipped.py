@@ -1,4 +1,4 @@
-"""What comes with the package: measured tensor programs and the predictor that learned from them.
+"""Data of the package: measured tensor programs and the predictor that learned from them.
 
 In: nothing. Out: the set, the predictor, and their paths. ``DATASHEET.md`` in the same folder describes how both were
 made and how far to trust them. Not here: making them (``windtunnel models sample``, ``models train programs``).

@@ -1,4 +1,4 @@
-"""What may be learned from and what is only for the verdict: a program set in, one ``Split`` out.
+"""Training, validation and test programs: a program set in, one ``Split`` out.
 
 A sample is a pair (program, column of a device). One object owns every way in which an answer could leak: the rows
 that fit weights and normalizers (``train``), that stop training and choose hyper-parameters (``validation``), that
@@ -97,7 +97,7 @@ def split_by_network(
     *,
     seed: int = 0,
 ) -> Split:
-    """Every task that a held-out network contains is for the verdict, also where other networks contain it too."""
+    """Hold out every task of the held-out networks, even if other networks contain it too."""
     known = programs.networks()
     requested = sorted({match for name in held_out for match in known if _same_network(name, match)})
     if not requested:

@@ -180,7 +180,7 @@ class Statement:
 
 
 def statements(nest: Nest) -> list[Statement]:
-    """Every store of a nest in program order."""
+    """Return every store of a nest in program order."""
     result: list[Statement] = []
     _walk(nest.body, _Around([], 0, ()), nest, result)
     sums = {entry.accesses[0].buffer.name for entry in result if entry.is_update}

@@ -88,7 +88,7 @@ def _lines(count: float, extents: Any, shape: Any, dims: int, element_bytes: int
 
 @numba.njit(cache=True)
 def _returns(access: Any, rows: Any, code: Any, outside: Any, extent: Any) -> float:
-    """How often the same loops begin anew, but for steps of the loops next to them that touch the same.
+    """Return how often loops restart, except for steps of their neighboring loops that access the same data.
 
     One step of the innermost of ``outside`` still fits, so that it finds what the step before it has touched.
     """

@@ -58,7 +58,7 @@ PAPER_TRAINING = TrainingConfig(
 
 @dataclass
 class History:
-    """What happened: losses and validation errors by epoch, the best of them, why it ended, samples per second.
+    """Record of a training run: losses and validation errors by epoch, the best, why it ended, samples per second.
 
     ``start_error`` is that of the weights which training began from, where it goes on with trained ones.
     """

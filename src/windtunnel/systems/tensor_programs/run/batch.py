@@ -266,7 +266,7 @@ class Bench:
         measured.programs = kept
 
     def _forget(self, members: Sequence[Member], given_up: Sequence[tuple[Member, Drawn]]) -> None:
-        """Let go of the code; programs that were given up may be drawn again."""
+        """Free the code; programs that were given up may be sampled again."""
         self.known -= {(member.task, sampled.sched.tobytes()) for member, sampled in given_up}
         for worker in self._workers:
             worker.ask("forget", [member.key for member in members])

@@ -59,7 +59,7 @@ def parse_target(name: str) -> Target:
 
 
 def targets_here() -> tuple[Target, ...]:
-    """Every target that this host can run."""
+    """Return every target that this host can run."""
     from windtunnel import hardware
 
     host = hardware.machine()

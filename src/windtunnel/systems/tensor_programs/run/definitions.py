@@ -1,4 +1,4 @@
-"""What each task computes, in the words of the tensor compiler.
+"""Definition of each task in the tensor compiler's expression language.
 
 In: a ``Task``. Out: its definition without any schedule. The blocks of a definition are named by ``BLOCKS``, which
 schedules refer to. Not here: schedules, building, measuring; what a right result is (``references``).

@@ -1,4 +1,4 @@
-"""What a device can do at best, measured with its own code.
+"""Peak rates of a device, measured with its own code.
 
 In: an instruction set and a number of threads. Out: floating-point and memory rates. The peak is the best of a few
 products whose tile stays in registers and whose operands stay in the first cache; the bandwidth is of a triad on three

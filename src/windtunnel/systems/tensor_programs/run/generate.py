@@ -37,7 +37,7 @@ MAX_BATCHES_OVER = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured.
+    """Plan of a measurement.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def _require_new(plan: Plan, known: ProgramSet) -> None:
 
 
 def _assemble(plan: Plan, parts: Parts, rates: Sequence[dict[str, float]]) -> ProgramSet:
-    """All batches in their order as one set of exactly the size that was asked for."""
+    """Return all batches in order as one set of exactly the requested size."""
     ordered = [parts.sets[batch] for batch in sorted(parts.sets)]
     whole = ProgramSet.concatenate(ordered)
     whole = whole.select(np.arange(min(plan.num_programs, whole.num_programs)))

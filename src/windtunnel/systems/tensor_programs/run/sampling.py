@@ -54,7 +54,7 @@ class Draw:
         self.has_pad = task.shape.get("pad_h", 0) + task.shape.get("pad_w", 0) > 0
 
     def sample(self) -> Scheduled:
-        """All choices, by what kind of task it is."""
+        """Sample all choices for the task's kind."""
         kind = self.scheduled.task.kind
         if kind in ROWS:
             self.sample_rows()

@@ -90,7 +90,7 @@ class Worker:
             self._workers = None
 
     def send(self, order: str, *arguments: Any) -> None:
-        """Give an order whose answer is fetched later."""
+        """Send an order whose answer is fetched later."""
         assert self._workers is not None
         self._workers.send((order, arguments))
 
@@ -111,7 +111,7 @@ class Worker:
         return answer
 
     def ask(self, order: str, *arguments: Any) -> Any:
-        """Give an order and wait for its answer."""
+        """Send an order and wait for its answer."""
         self.send(order, *arguments)
         return self.receive()
 
@@ -289,7 +289,7 @@ def _describe(state: _State, isa: str, num_threads: int) -> dict[str, float]:
 
 
 def _forget(state: _State, keys: Sequence[int]) -> None:
-    """Let go of the code of some programs."""
+    """Free the code of some programs."""
     state.code = {pair: code for pair, code in state.code.items() if pair[0] not in keys}
     state.modules = {key: module for key, module in state.modules.items() if key not in keys}
 

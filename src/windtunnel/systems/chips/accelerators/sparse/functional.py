@@ -1,4 +1,4 @@
-"""What the grid computes, number by number: the three passes with the rules by which it skips zeros.
+"""The arithmetic of the grid, number by number: the three passes with the rules by which it skips zeros.
 
 In: tensors of integers or floats, and the bits that say what is not zero. Out: the result, and how many multiplications
 were done. Operands that the bits call zero are never read, unwanted outputs are never computed. Integers add up in 32

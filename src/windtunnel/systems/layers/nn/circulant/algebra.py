@@ -86,7 +86,7 @@ class Blocks:
         return self.num_outputs * self.num_inputs / self.num_weights
 
     def warn(self) -> None:
-        """Say that blocks do not divide the matrix, where they do not."""
+        """Warn where the blocks do not divide the matrix."""
         rows, columns = self.padding
         if rows or columns:
             warnings.warn(

@@ -167,7 +167,7 @@ class BlockCirculantLinear(CirculantProduct):
         return y if self.bias is None else y + self.bias
 
     def in_fixed_point(self, x: Tensor, bits: int = 16) -> Tensor:
-        """What an engine of integers gives, for inference: [..., n] to [..., m].
+        """Apply the layer in fixed point, for inference: [..., n] to [..., m].
 
         Parameters
         ----------

@@ -33,7 +33,7 @@ _DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Settings:
-    """What is dropped, and how.
+    """Settings of structured dropout.
 
     Parameters
     ----------
