@@ -104,3 +104,20 @@ def test_a_difference_has_intervals_and_every_part_a_name(stored, tmp_path):
     assert 0 == shown.code
     assert 2 == len(found["before_interval_ns"])
     assert all(line[:1].strip() for line in shown.stdout.splitlines()[2:] if line.strip())
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "suggested"),
+    [
+        (("calibrate",), "--budget", "--time-limit"),
+        (("slice", "a.wt"), "--output", "--out"),
+        (("stalls", "mlp"), "--output", "--html"),
+        (("train", "plan", "cluster.toml"), "--fly", "--verify"),
+    ],
+)
+def test_the_former_name_of_an_option_is_answered_with_the_new_one(command, option, suggested):
+    refused = windtunnel(*command, option, "1")
+
+    assert 2 == refused.code
+    assert f"no such option: {option}" in refused.stderr
+    assert f"did you mean {suggested}?" in refused.stderr

@@ -17,6 +17,15 @@ __all__ = ["show_crash", "show_error", "show_usage_error"]
 UNEXPECTED = 2
 MAX_CHARACTERS = 2000
 LOG_LINES = 12
+# Old option names and new ones, to be removed at 1.0; the first that the command has is suggested.
+_RENAMED_OPTIONS = {
+    "--output": ("--out", "--html"), "--report": ("--html",), "--page": ("--html",), "--picture": ("--html",),
+    "--budget": ("--time-limit",), "--batch": ("--batch-size",), "--batches": ("--batch-sizes",),
+    "--fly": ("--verify",), "--flown": ("--measured",), "--at-least": ("--min-throughput",), "--devices": ("--on",),
+    "--disk": ("--disk-bandwidth",), "--limit": ("--slo",), "--share": ("--percentile",), "--few": ("--max-cells",),
+    "--most": ("--max-splits",), "--most-downsets": ("--max-downsets",), "--machines": ("--max-machines",),
+    "--turns": ("--rounds",), "--every": ("--eval-interval", "--checkpoint-interval"),
+}  # fmt: skip
 
 
 def show_error(error: Exception, *, is_debug: bool) -> int:
@@ -67,8 +76,11 @@ def show_usage_error(error: Any, *, is_debug: bool) -> int:
     command = context.command_path if context is not None else "windtunnel"
     message = str(error.format_message()).strip().rstrip(".")
     possibilities = [str(option) for option in getattr(error, "possibilities", None) or ()][:3]
+    option = str(getattr(error, "option_name", ""))
+    known = {name for param in getattr(getattr(context, "command", None), "params", ()) for name in param.opts}
+    possibilities = [name for name in _RENAMED_OPTIONS.get(option, ()) if name in known][:1] or possibilities
     if possibilities:
-        message = f"no such option: {error.option_name}"
+        message = f"no such option: {option}"
     fix = f"did you mean {', '.join(possibilities)}?" if possibilities else f"see {command} --help"
     _print(message[:1].lower() + message[1:], command, fix)
     return UNEXPECTED
