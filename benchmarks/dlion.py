@@ -119,11 +119,11 @@ def spread_of(run) -> tuple[float, float]:
 
 
 def noting(used: list[float]):
-    """``most_that_fits`` as it is, noting bytes over budget where a link carries some but not all."""
+    """``largest_that_fits`` as it is, noting bytes over budget where a link carries some but not all."""
     from windtunnel.systems.uneven.policy import sparse_bytes
     from windtunnel.systems.uneven.strategies import dlion
 
-    chosen = dlion.most_that_fits
+    chosen = dlion.largest_that_fits
 
     def noted(gradient, shapes, budget_bytes, least_percent):
         indices = chosen(gradient, shapes, budget_bytes, least_percent)
@@ -133,7 +133,7 @@ def noting(used: list[float]):
             used.append(sent / budget_bytes)
         return indices
 
-    dlion.most_that_fits = noted
+    dlion.largest_that_fits = noted
 
 
 def recovered(run) -> float:

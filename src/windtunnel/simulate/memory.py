@@ -111,7 +111,7 @@ def _of_ranks(graph: Graph, chosen: NDArray[np.bool_]) -> int:
 def _merge_instants(
     time_ns: NDArray[np.int64], change: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Merge the changes of each time into one: releases and allocations of one instant cancel, as an allocator reuses the block."""
+    """Merge the changes at an instant, as an allocator reuses a block that is released when another is allocated."""
     order = np.argsort(time_ns[change != 0], kind="stable")
     time_ns, change = time_ns[change != 0][order], change[change != 0][order]
     is_first = np.diff(time_ns, prepend=-1) != 0
