@@ -69,7 +69,7 @@ class Plugin:
 
     @property
     def decides(self) -> str:
-        """What a what-if decides: two that decide the same exclude each other. Its own name where nothing is said."""
+        """What a what-if decides: two that decide the same exclude each other. Defaults to its own name."""
         return self.decision or self.name
 
     @property

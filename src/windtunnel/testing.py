@@ -73,7 +73,7 @@ class PluginContract:
         assert self.plugin.summary.endswith(".")
 
     def test_a_near_name_is_offered_it(self) -> None:
-        """Who misspells it is told."""
+        """A misspelled parameter raises an error that suggests the right name."""
         with pytest.raises(InputError) as refusal:
             registry.get(self.kind, f"{self.name}xx")
         assert self.name in refusal.value.fix

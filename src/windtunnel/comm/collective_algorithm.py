@@ -62,7 +62,7 @@ def collective_algorithm(
     num_ranks : int, optional
         Workers, where the graph does not say.
     num_parts : int
-        Parts that a message is cut into, each sent by itself; 0: 16 for trees, 1 for all else.
+        Parts that a message is cut into, each sent separately; 0: 16 for trees, 1 for all else.
     sum_bytes_per_s : float, optional
         How fast what arrives is added up; as the slowest link says by default.
     expanded : bool

@@ -38,7 +38,7 @@ class Transport:
     ----------
     topology : Topology
     num_parts : int
-        Parts that a message is cut into; each is sent by itself, and they follow each other through the network.
+        Parts that a message is cut into; each is sent separately, and they are pipelined through the network.
     sum_bytes_per_s : float, optional
         How fast a rank adds what arrives to what it has; at once by default.
     """
@@ -48,7 +48,7 @@ class Transport:
     sum_bytes_per_s: float | None = None
 
     def sum_ns(self, size_bytes: Ints) -> Ints:
-        """How long adding so many bytes takes."""
+        """Duration of adding ``size_bytes``, in ns."""
         if self.sum_bytes_per_s is None:
             return np.zeros(np.shape(size_bytes), dtype=np.int64)
         return np.rint(1e9 * size_bytes / self.sum_bytes_per_s).astype(np.int64)
@@ -58,7 +58,7 @@ def expand(graph: Graph, instances: Instances, schedule: Schedule, transport: Tr
     """Replace collectives of one operation and one number of members by their messages.
 
     The task of each member stays as the moment at which the member is ready; a new one stands for the moment at which
-    it has all that the collective brings it, and takes over what waited for the old one. Nobody sends before the last
+    it has all that the collective brings it, and takes over what waited for the old one. No rank sends before the last
     member is ready, except where arrivals are added up as they come.
 
     Parameters
@@ -248,7 +248,7 @@ class _Carrier:
         self.rows.connect(send[:, :, final], from_end[:, :, final], EdgeKind.DATA)
 
     def _serve(self, send: Ints, recv: Ints, size: Ints, lag_ns: Ints) -> None:
-        """Sums at the servers in the order of arrival, the server's own share among them; each pull asks for its sum.
+        """Sums at the servers in the order of arrival, including the server's own share; each pull asks for its sum.
 
         Legend: n servers and as many workers, w = n - 1 of them others; arrays are [K, P, n, w], or n in the end.
         """
@@ -343,7 +343,7 @@ def _names(graph: Graph, what: Ints, like: Ints, rank: Ints, peer: Ints) -> Stri
     """``send 3 to 4``, ``end of all-reduce bucket 0``: each text once."""
     known = graph.tasks.strings("name")
     width = max(int(rank.max(initial=0)), int(peer.max(initial=0))) + 2
-    # messages are told apart by their ranks, all else by the collective that it belongs to
+    # messages are distinguished by their ranks, other tasks by the collective that they belong to
     by_ranks = what <= _SUM
     key = np.where(by_ranks, rank * width + peer + 1, known.codes[like].astype(np.int64))
     pairs, codes = np.unique(what * (max(width * width, len(known.values)) + 1) + key, return_inverse=True)

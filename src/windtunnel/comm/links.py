@@ -61,7 +61,7 @@ class LinkFit:
     Attributes
     ----------
     link : Link
-        Its ``sum_bytes_per_s`` is None where that cannot be told from the wire.
+        Its ``sum_bytes_per_s`` is None where it cannot be separated from the wire's rate.
     error : float
         Median of |predicted / measured - 1| of samples that the fit had not seen.
     num_samples : int
@@ -147,7 +147,7 @@ def _fit_coefficients(terms: Floats, measured_ns: Floats, trust: Floats) -> Floa
 
     Samples count as they are trusted; those that fit badly count less and less (Huber).
     """
-    # what only ever comes together with bytes on the wire cannot be told from them
+    # a term that is proportional to the bytes on the wire cannot be separated from them
     ratio = terms[:, 2] / np.maximum(terms[:, 1], 1e-9)
     columns = [0, 1, 2] if np.ptp(ratio) > 0.1 else [0, 1]
     largest = int(np.argmax(terms[:, 1]))

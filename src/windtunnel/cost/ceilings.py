@@ -60,7 +60,7 @@ class Ceilings:
         return self.peaks[name].flops_per_s
 
     def bytes_per_s(self, size_bytes: float) -> float:
-        """Bandwidth of a working set of so many bytes, between two measured sizes by the logarithm."""
+        """Bandwidth of a working set of ``size_bytes``, interpolated between measured sizes on a logarithmic scale."""
         return float(self.rates(np.float64(size_bytes)))
 
     def rates(self, sizes_bytes: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:

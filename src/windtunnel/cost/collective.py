@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 IDEAL_BYTES_PER_S = 1e30
-"""Of a link that is to take no time, so that what others take can be told apart."""
+"""Bandwidth of a link that takes no time, used to isolate the time of the other links."""
 
 SYNC_RATIOS = {"ring": 1.0, "pipedream": 2.0}
 """How often the bytes of a ring all-reduce go over a link, by rule of the planner.

@@ -1,4 +1,4 @@
-"""A process that uses a core or the memory for a moment, beside others.
+"""A process that uses a core or the memory for a short time, concurrently with others.
 
 In: what is shared, when to begin and end by the clock that all processes of a host share, bytes to stream through.
 Out: how often per second it did its piece of work.

@@ -94,7 +94,7 @@ def fixed_layer(vectors_pqk: Floats, calibration_Bqk: Floats, word_bits: int = 1
 
 
 def twiddles(block: int, fraction_bits: int) -> Ints:
-    """Cosines and minus sines of a transform, int64 [k / 2, 2], with so many bits of a fraction."""
+    """Cosines and minus sines of a transform, int64 [k / 2, 2], with ``fraction_bits`` fraction bits."""
     angles = -2 * np.pi / block * np.arange(block // 2)
     result: Ints = np.rint(np.stack([np.cos(angles), np.sin(angles)], axis=-1) * 2**fraction_bits).astype(np.int64)
     return result

@@ -24,7 +24,7 @@ from windtunnel.hardware import Device
 __all__ = ["AT_BOUND", "floor_of", "raise_to_floor", "require_possible"]
 
 AT_BOUND = " under its bound"
-"""Behind a model's name in ``cost_source``: it said less than the bound, which counts instead."""
+"""Suffix of a model's name in ``cost_source``: the model predicted less than the bound, so the bound is used."""
 _ROUNDING_NS = 1.0
 
 

@@ -158,7 +158,7 @@ def _measure(what: str, max_users: int, rounds: int) -> list[float]:
 
 
 def _rate(what: str, users: int) -> float:
-    """Mean rate per second of so many users at once."""
+    """Mean rate per second of ``users`` concurrent users."""
     cores = allowed_cores()
     begin_ns = moment_in(round(1e9 * _START_S))
     size = 4 * max([*hardware.machine().cache_bytes.values(), 2**24])

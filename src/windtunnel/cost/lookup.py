@@ -208,7 +208,7 @@ def _fill_value(value: Any, bound: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What a net takes beside its kernels.
+    """Host overhead of a network in addition to its kernels.
 
     Parameters
     ----------

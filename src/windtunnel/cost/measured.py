@@ -104,7 +104,7 @@ class MeasuredPricer:
         return np.array([item is not None for item in known], dtype=bool)
 
     def price(self, work: Work, device: Device) -> Prices:
-        """Their mean times; the interval is that of a mean of so many repetitions."""
+        """Prices at the mean measured times; the interval is that of a mean over the repetitions."""
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         known = [item for item in self._look_up(work, device) if item is not None]
         value = limits.efficiency([item.new_ns for item in known])

@@ -1,7 +1,7 @@
 """How good predicted times are: predicted and measured seconds in, errors out.
 
 The mean absolute percentage error rewards under-prediction, so the signed mean and the geometric mean of the ratio are
-always beside it. Not here: intervals.
+always next to it. Not here: intervals.
 """
 
 # P programs

@@ -31,7 +31,7 @@ def write_model(
     ----------
     path : path
     header : mapping
-        In plain types; ``kind`` and ``schema`` among them.
+        Values of plain types, including ``kind`` and ``schema``.
     tensors : mapping of str to array
     overwrite : bool
 

@@ -49,7 +49,7 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Peak:
-    """The best sustained matrix product of this host, a convolution among them.
+    """The best sustained matrix product of this host, including a convolution.
 
     Parameters
     ----------

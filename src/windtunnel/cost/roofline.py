@@ -34,7 +34,7 @@ class RooflinePricer:
         return (work.flops > 0) | (work.bytes_moved > 0) | work.is_empty
 
     def price(self, work: Work, device: Device) -> Prices:
-        """Every efficiency is 1, and nobody knows how far from it the truth is.
+        """Every efficiency is 1; the error of this bound is unknown.
 
         Raises
         ------

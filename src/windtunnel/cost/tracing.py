@@ -61,7 +61,7 @@ def trace(model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[st
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """What fails on fake tensors is told by our own error, not by torch's log as well."""
+    """Silence torch's log while fake tensors run: failures are reported by our own error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True

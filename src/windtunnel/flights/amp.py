@@ -1,7 +1,7 @@
 """Forward passes in bfloat16 (flight of "amp").
 
 In: a live program. Out: every model's forward runs under autocast and gives float32 back, as trainer libraries do
-it; backward follows by itself. Losses that are modules run under it too.
+it; backward follows automatically. Losses that are modules run under it too.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _MIB = 2**20
 @at_start
 @contextmanager
 def gradient_buckets(program: LiveProgram, *, caps_bytes: str = "25MiB") -> Iterator[None]:
-    """Close each bucket of gradients once it holds so many bytes."""
+    """Close each bucket of gradients once it reaches its size limit."""
     from torch.nn.parallel import DistributedDataParallel as Reducing
 
     del program

@@ -111,7 +111,7 @@ def _distribute(program: LiveProgram, model: torch.nn.Module, bucket_bytes: int)
     # DDP's first bucket is smaller only where the cap is its own default
     cap = None if bucket_bytes == 25 * _MIB else bucket_bytes / _MIB
     distributed = torch.nn.parallel.DistributedDataParallel(Original(), bucket_cap_mb=cap, forward_sync_buffers=False)
-    if _HOOK in program.kept:  # else DDP sends by itself, without a way through Python
+    if _HOOK in program.kept:  # else DDP sends from C++, without calling Python
         distributed.register_comm_hook(*program.kept[_HOOK](model))
     program.kept.setdefault(DISTRIBUTED, []).append(distributed)
     return swap(model, "forward", lambda *args, **kwargs: distributed(*args, **kwargs))

@@ -55,7 +55,7 @@ class Residual:
 
 
 def default_ledger() -> Path:
-    """Where receipts are kept unless told otherwise."""
+    """Default path of the ledger of receipts."""
     return Path.home() / ".windtunnel" / "receipts.db"
 
 

@@ -1,6 +1,6 @@
 """What loss a program computes while it flies.
 
-In: a program that calls ``backward`` on a scalar. Out: that scalar, read when nobody measures.
+In: a program that calls ``backward`` on a scalar. Out: that scalar, read outside of measurements.
 """
 
 from __future__ import annotations

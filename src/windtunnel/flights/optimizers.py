@@ -1,7 +1,7 @@
 """One operator for all parameters of an optimizer (flights of "fused-optimizer" and "foreach-optimizer").
 
 In: a live program whose optimizers loop over their parameters. Out: the same optimizers with the same state and
-hyper-parameters, told to use another implementation of their update.
+hyper-parameters, set to use another implementation of their update.
 """
 
 from __future__ import annotations

@@ -162,6 +162,6 @@ class ProcessLane:
         return FlightError(
             f"the {self.title} could not be flown: {what}",
             where=self._config.script or self._config.workload,
-            fix="make it train by itself for at least ten iterations; the log below says more",
+            fix="make it train without input for at least ten iterations; the log below says more",
             log_tail=self.log_tail(),
         )

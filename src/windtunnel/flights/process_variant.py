@@ -72,7 +72,7 @@ class _Timer:
         self._clock.begin()
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Answer whoever gives the turns."""
+        """Send an answer to the parent process, which gives the turns."""
         if not self._worker.rank:
             self._worker.tell(answer)
 
@@ -114,7 +114,7 @@ def main(worker: Place) -> int:
         reported = {"error": error.message, "where": error.where, "fix": error.fix}
         timer.tell(reported | {"is_not_applicable": isinstance(error, NotApplicableError)})
         return 2
-    except BaseException as error:  # whatever a script raises is told to whoever waits for it
+    except BaseException as error:  # any exception of a script is reported to the waiting parent
         traceback.print_exc()
         name = "SystemExit" if isinstance(error, SystemExit) else type(error).__name__  # os._exit is one, too
         timer.tell({"raised": f"{name}: {str(error).partition(chr(10))[0]}"})

@@ -77,7 +77,7 @@ class Witness:
 
     @contextmanager
     def watching(self, num_iterations: int, into: dict[str, float]) -> Iterator[None]:
-        """Watch a block of so many iterations."""
+        """Count operators during a block of ``num_iterations`` iterations."""
         self.begin()
         try:
             yield

@@ -55,7 +55,7 @@ def verify(
     ledger: Ledger | Path | str | None = None,
     progress: Progress | None = None,
 ) -> Receipt:
-    """Predict a what-if from a capture, really run it beside the baseline, and keep what came out.
+    """Predict a what-if from a capture, run it interleaved with the baseline, and store the result.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ def _fields(config: LaneConfig) -> dict[str, Any]:
 
 
 def receipt_of(answer: Answer, measured: Measurement, graph: Graph, target: str) -> Receipt:
-    """Put a prediction beside a measurement."""
+    """Join a prediction with its measurement."""
     return Receipt(
         whatif=answer.name,
         parameters=answer.given,

@@ -1,6 +1,6 @@
 """The catalog: chips, links and machines by name.
 
-In: CSV files beside this one, each row with its source. Out: ``Device``, ``Link`` and ``Machine`` values.
+In: CSV files in this folder, each row with its source. Out: ``Device``, ``Link`` and ``Machine`` values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parts of a chip that are made for one kind of layer: grids that skip zeros, transforms.
 
-In: numbers. Out: a ``SparseGrid`` or a ``FourierEngine``, which an ``Accelerator`` has beside its arrays. Not here: how
-long they take (``systems.chips.accelerators``).
+In: numbers. Out: a ``SparseGrid`` or a ``FourierEngine``, which an ``Accelerator`` has in addition to its arrays. Not
+here: how long they take (``systems.chips.accelerators``).
 
 Source: Sarma et al., "Exploiting Activation based Gradient Output Sparsity" (2021), whose sizes are not published: the
 grid's are ours; Liao et al. (ICCAD 2017) and Wang et al. (AAAI 2018) for the transforms.
@@ -129,5 +129,5 @@ class FourierEngine:
         return 4 * (self.num_butterflies * self.depth + self.num_multipliers)
 
     def num_memory_blocks(self, num_words: int) -> int:
-        """Blocks of 36 Kib that so many real words need."""
+        """Number of 36-Kib memory blocks that ``num_words`` real words need."""
         return -(-num_words * self.word_bits // MEMORY_BLOCK_BITS)

@@ -168,7 +168,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def peak_resident_bytes(root: Path = Path("/")) -> int | None:
-    """The most memory that this process has ever held in RAM, libraries included; None where nobody tells."""
+    """Peak resident memory of this process in bytes, including libraries; None if the system does not report it."""
     return _status_bytes(root, "VmHWM")  # a child's ru_maxrss starts with its parent's
 
 

@@ -1,6 +1,6 @@
 """The catalog's CSV files as rows of text.
 
-In: the name of a file beside this one. Out: a dictionary per row. Not here: what a row means (``catalog``,
+In: the name of a file in this folder. Out: a dictionary per row. Not here: what a row means (``catalog``,
 ``templates``).
 """
 

@@ -29,7 +29,7 @@ MAX_RECEIPTS = 100
 
 
 def what_ifs(answers: Sequence[Answer], receipts: Sequence[Receipt]) -> Section | None:
-    """Predictions, best first, each beside its flight where there was one."""
+    """Predictions, best first, each next to its flight if it was verified."""
     usable = [answer for answer in answers if answer.is_applicable]
     if not answers:
         return None

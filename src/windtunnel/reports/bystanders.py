@@ -1,6 +1,6 @@
 """Leave out threads that only look on.
 
-In: a graph and its timeline. Out: the part that does the work. A watchdog that polls beside a training, and that no
+In: a graph and its timeline. Out: the part that does the work. A watchdog that polls during a training, and that no
 edge joins to it, often ends last; explained from there, all time would be idle.
 """
 

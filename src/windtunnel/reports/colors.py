@@ -2,7 +2,7 @@
 
 In: a kind, a phase, a category of memory. Out: a color that readers who see fewer colors can tell from its
 neighbors (Okabe and Ito's set for what a task does, Tol's muted set for the part of the step it belongs to).
-No picture uses color alone: every one has labels or hatching beside it.
+No picture uses color alone: every color comes with a label or hatching.
 """
 
 from __future__ import annotations
@@ -65,5 +65,6 @@ PHASE_LABELS = {
     Phase.UPDATE: "update",
     Phase.OTHER: "other",
 }
-PASS_COLORS = {"F": "#44aa99", "B": "#332288", "I": "#0072b2", "W": "#ddcc77"}  # of a pipeline; dark, light, in turns
+# passes of a pipeline, alternately dark and light
+PASS_COLORS = {"F": "#44aa99", "B": "#332288", "I": "#0072b2", "W": "#ddcc77"}
 PASS_LABELS = {"F": "forward", "B": "backward", "I": "backward: its input", "W": "backward: its weights"}

@@ -184,7 +184,7 @@ class Explanation:
     def parts(self, by: str, depth: int = 0) -> list[tuple[str, float, float, int]]:
         """Label, time, share and number of tasks of every part: by a column above, or by (the longest) task.
 
-        ``depth`` adds up layers that share so many parts of their path; 0 lists every layer.
+        ``depth`` adds up layers that share this many leading parts of their path; 0 lists every layer.
 
         Raises
         ------

@@ -65,7 +65,7 @@ def _title(peak_bytes: int, size_bytes: int, name: str) -> str:
 
 
 def _recorded_memory(graph: Graph) -> Mapping[str, Any]:
-    """What the capture saw of the very program that this graph is; empty where nobody looked, or it was changed."""
+    """Memory that the capture recorded; empty if it recorded none, or if the graph was changed since."""
     seen: Mapping[str, Any] = graph.meta.memory
     is_whole = not graph.edits and graph.meta.slice_of is None
     return seen if is_whole and seen.get("curve") and seen["peak_bytes"] else {}

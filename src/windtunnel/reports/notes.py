@@ -89,7 +89,7 @@ def loading_lines(timeline: Timeline) -> tuple[str, ...]:
 
 
 def _warn_of_unmeasured_tasks(graph: Graph) -> list[str]:
-    """Tasks whose duration nothing told: they count as 0."""
+    """Warn of tasks without a duration: they count as 0."""
     count = count_unmeasured_tasks(graph)
     if not count:
         return []

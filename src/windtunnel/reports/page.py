@@ -52,7 +52,7 @@ def report(
     answers : sequence of Answer
         What-ifs with predicted speed-ups, shown hollow.
     receipts : sequence of Receipt
-        Flights; those of this graph's model are shown, solid, beside their predictions.
+        Flights; those of this graph's model are shown as solid marks next to their predictions.
     title : str
         Name of the job; that of the file if empty.
     timeline : Timeline
@@ -121,7 +121,7 @@ def _digest(script: str) -> str:
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> Path:
-    """Write a whole file or none: beside its place first, then renamed.
+    """Write a file atomically: to a temporary file in the same folder, which is then renamed.
 
     Raises
     ------

@@ -31,7 +31,7 @@ class RankWait:
     waited_ns : int
         In all its collectives, until the last of their members had come.
     for_rank : int
-        For whom the longest part of it; -1 if for nobody.
+        Rank that caused the longest part of the wait; -1 if none did.
     for_rank_ns : int
     held_up_ns : int
         What all its peers together waited for this rank.

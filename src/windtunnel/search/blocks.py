@@ -58,7 +58,7 @@ class Blocks:
     size_X : float64 [X]
         Bytes.
     workspace_bytes : float64 [U]
-        What a unit's backward pass holds for a moment beside what was kept for it.
+        Temporary memory of a unit's backward pass, in addition to its saved activations.
     input_bytes : float
         Of one sample, with its target.
     state_ratio : float
@@ -342,7 +342,7 @@ def _tensors(step: Graph, unit_T: Ints) -> tuple[Ints, Ints, Ints, Floats]:
 
 
 def _workspace(step: Graph, unit_T: Ints, num_units: int) -> Floats:
-    """What is held at most while a unit works, beside what was kept [U].
+    """Maximum temporary bytes while a unit runs, in addition to saved activations [U].
 
     What the capture saw no reader of goes to the next that makes something. A gradient of weights is added up and gone.
     """
@@ -386,7 +386,7 @@ def _state_ratio(step: Graph) -> float:
 
 
 def _update_ratio(step: Graph, weight_bytes: float, largest_bytes: float) -> float:
-    """What an update holds at most beside weights, gradients and state, over the largest parameter."""
+    """Maximum bytes of an update in addition to weights, gradients and state, per byte of the largest parameter."""
     held, peak = _peak_bytes_by_category(step), dict(step.meta.memory or {}).get("update", {}).get("peak_bytes", 0)
     if not largest_bytes or not peak:
         return 0.0

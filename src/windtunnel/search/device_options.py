@@ -1,7 +1,7 @@
 """On what the next stage can run, and how device counts change by it.
 
 In: device types, and where links differ their factors. Out: ``Options``: a type with a number of replicas each, what
-they pay for transfers, and which state leads to which by using them. Not here: the programme (``minmax``).
+they pay for transfers, and which state leads to which by using them. Not here: the program (``minmax``).
 
 A state is how many devices of each type are left for use. Where links differ, what a stage pays depends on the types
 beside it, so that a state also holds the type of the last stage and the one that is promised to be next.
@@ -66,7 +66,7 @@ class Options:
 
 
 def options_of(types: Sequence[DeviceType], link_scale: Floats | None, *, is_summed: bool) -> Options:
-    """All types with all numbers of replicas, and with all types beside them where links differ.
+    """All types with all numbers of replicas, and with all types of neighboring stages where links differ.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""The hot loops over downsets, compiled: enumeration, and a min-max programme over nested pairs.
+"""The hot loops over downsets, compiled: enumeration, and a min-max program over nested pairs.
 
-In: plain arrays. Out: plain arrays. What they mean is said in ``downsets`` and ``minmax``; nothing here knows of
+In: plain arrays. Out: plain arrays. ``downsets`` and ``minmax`` document their meaning; nothing here knows of
 devices, graphs or files.
 """
 

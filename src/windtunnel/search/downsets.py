@@ -70,7 +70,7 @@ class Lattice:
 
     @cached_property
     def num_pairs(self) -> int:
-        """Pairs of nested downsets, each with itself among them."""
+        """Pairs of nested downsets, including each downset with itself."""
         threads = numba.get_num_threads()
         proper = kernels.count_pairs(self.words_IW, self.parent_I, self.added_I, threads)
         return int(proper) + self.num_downsets
@@ -112,7 +112,7 @@ def downsets(
     num_nodes : int
     src, dst : int [E]
     cap : int
-        At most so many.
+        The maximum number of downsets.
     closed_under : str
     progress : callable, optional
         Called with (what, done, total).

@@ -1,4 +1,4 @@
-"""Integer programmes, row by row, solved by HiGHS.
+"""Integer programs, row by row, solved by HiGHS.
 
 In: columns and rows. Out: ``Solved``: values, objective and the bound that was proven. Ctrl-C ends the search and
 keeps what was found. Not here: what columns mean.
@@ -41,7 +41,7 @@ class Solved:
 
 @dataclass
 class Model:
-    """A programme to minimize, as it grows."""
+    """A program to minimize, as it grows."""
 
     _cost: list[float] = field(default_factory=list)
     _low: list[float] = field(default_factory=list)

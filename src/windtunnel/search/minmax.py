@@ -63,12 +63,12 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The programme's table and what it was made from.
+    """The program's table and what it was made from.
 
     Parameters
     ----------
     best_IV : float64 [I, V]
-        Least max-load of a downset on at most so many devices of each type, and where links differ for its last
+        Minimum max-load of a downset for each number of devices of each type, and where links differ for its last
         stage's type and the next one's, too; infinite where none fits.
     """
 

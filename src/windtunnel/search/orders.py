@@ -1,7 +1,7 @@
 """Orders that make a chain of a graph: each node after its predecessors.
 
 In: nodes and edges. Out: named orders, equal on every machine: ties go to the smaller number. Over a chain the
-programme of ``minmax`` is quick, and what it finds is a true cut, if not always the best.
+program of ``minmax`` is quick, and what it finds is a true cut, if not always the best.
 
 Source: Tarnawski et al., NeurIPS 2020, section 5.2 (DPL), which takes the depth-first one.
 """
@@ -90,7 +90,7 @@ def narrow(num_nodes: int, src: ArrayLike, dst: ArrayLike, groups: Groups) -> In
     while ready:
         known, node = heapq.heappop(ready)
         now = change(node)
-        if now < known:  # a reader beside it has gone since
+        if now < known:  # another reader has been placed since
             heapq.heappush(ready, (now, node))
             continue
         result.append(node)

@@ -21,7 +21,7 @@ RULES = ("exact", "published", "flat")
 
 
 def canonical(racks: Iterable[Iterable[int]]) -> Shape:
-    """Largest first, in racks and among them: what has one price has one shape.
+    """Sorted by size, within racks and across racks, so that shapes of equal price are equal.
 
     Examples
     --------

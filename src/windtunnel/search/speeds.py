@@ -93,7 +93,7 @@ class LayerSpeeds:
     rule : str
         How uneven placements are priced; see :func:`windtunnel.search.shapes.all_reduce_ns`.
     overlap : bool
-        Let sums run beside the backward pass: an iteration is replayed as a graph.
+        Overlap sums with the backward pass: an iteration is replayed as a graph.
 
     Raises
     ------
@@ -254,7 +254,7 @@ def _plain(name: str) -> str:
 
 
 def iteration_graph(profile: Profile, sums_ns: NDArray[np.int64], scale: float = 1.0, num_iterations: int = 3) -> Graph:
-    """Iterations of one worker whose sums run beside its backward pass.
+    """Iterations of one worker whose sums overlap with its backward pass.
 
     A sum begins after its layer's weight gradient, on the job's one network; the last that is ready goes first. The
     next iteration's forward pass of a layer waits for it.

@@ -32,7 +32,7 @@ class DeviceType:
     comm_scale : float
         Factor on what communication costs; 0 for a CPU, where data lies in host memory already.
     max_replicas : int
-        A stage may run on up to so many of them.
+        Number of devices of each type: the maximum number of replicas of a stage.
     sync_ns_per_byte : float
         Of a stage with r replicas: its weights take (r - 1) / r**2 times this.
     """
@@ -45,7 +45,7 @@ class DeviceType:
     sync_ns_per_byte: float = 0.0
 
     def agree_ns_per_byte(self, num_replicas: int) -> float:
-        """What so many replicas take per sample and byte of weights to agree on them."""
+        """Time per sample and byte of weights in which ``num_replicas`` replicas synchronize them."""
         # ``cost.collective.ring_ratio`` of one pass, per sample, since each replica takes one in r; in one division, as
         # the published tables round
         return self.sync_ns_per_byte * (num_replicas - 1) / num_replicas**2
@@ -55,14 +55,14 @@ class DeviceType:
 class Groups:
     """What nodes send: each group is one node's output and the set of other nodes that read it.
 
-    Several nodes of the original graph may lie in one node here; each sends by itself, once per device it enters.
+    Several nodes of the original graph may lie in one node here; each sends separately, once per device that it enters.
 
     Parameters
     ----------
     own_G : int32 [G]
         Node that sends.
     target_ptr, targets : int64 [G + 1], int32
-        Nodes that read, each once, the sender not among them.
+        Nodes that read the result, each once, without the sender.
     cost_G : float64 [G]
         Of one transfer.
     is_backward_G : bool [G]

@@ -47,10 +47,10 @@ def _most(baseline: Baseline) -> float:
 def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     """Run the models' forward passes under autocast; backward follows.
 
-    Measured: the captured operators run again under autocast beside their old form, casts included, and the ratios
-    are applied to the step. Paper: matrix products and convolutions take a third, other device kernels half, the CPU
-    stays. On a GPU of the catalog that has TensorFloat-32, products take the share that the data sheet's peaks of their
-    type and of the new one have, and updates stay: the paper's third is that of the GPUs of 2018.
+    Measured: the captured operators run again under autocast, interleaved with the original, casts included, and the
+    ratios are applied to the step. Paper: matrix products and convolutions take a third, other device kernels half, the
+    CPU stays. On a GPU of the catalog that has TensorFloat-32, products take the share that the data sheet's peaks of
+    their type and of the new one have, and updates stay: the paper's third is that of the GPUs of 2018.
 
     Parameters
     ----------

@@ -261,7 +261,7 @@ class Answer:
         return self._with_interval(interval, self.correction * interval.correction)
 
     def without_interval(self) -> Answer:
-        """What the graph and its prices alone say, whatever flights said of it before."""
+        """The prediction of the graph and its prices alone, without corrections from past flights."""
         return self if self.interval is None else self._with_interval(None, 1.0)
 
     def _with_interval(self, interval: Interval | None, correction: float) -> Answer:

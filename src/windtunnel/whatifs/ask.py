@@ -61,8 +61,8 @@ def whatif(
         Also ask every two of them together, if they are of different families and both apply.
     prices : str
         Where durations come from that the graph does not hold. ``measured``: from the profile database, else the
-        changed operators run here, old form beside new form. ``paper``: ratios as published. ``auto``: measured where
-        the graph knows its operators, published otherwise.
+        changed operators run here, the old form interleaved with the new one. ``paper``: ratios as published. ``auto``:
+        measured where the graph knows its operators, published otherwise.
     database : ProfileDatabase or path, optional
         The user's own by default.
     budget_s : float, optional

@@ -51,8 +51,8 @@ def _fewer_updates(baseline: Baseline) -> float:
 def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0) -> Unpriced:
     """Train on batches ``factor`` times as large.
 
-    The captured operators run again on inputs of the new size beside the old ones; loading takes ``factor`` times as
-    long; updates stay.
+    The captured operators run again on inputs of the new size, interleaved with the old ones; loading takes ``factor``
+    times as long; updates stay.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
         edges, lag_ns = graph.edges, lags(graph.edges)
         between = (edges["kind"] == EdgeKind.ORDER) & repeats[edges["dst"]] & (lag_ns > 0)
         changed = changed.set_lag(between, lag_ns[between] * passes) if between.any() else changed
-        # the third pass holds what the second does: gradients beside all that one pass holds
+        # the third pass holds the same as the second: gradients in addition to the memory of one pass
         return note_form(changed.note({"samples_ratio": graph.meta.samples_ratio * passes}), form)
 
     return Unpriced((OperatorsNeed(program, form),), repeat_backward)

@@ -45,7 +45,7 @@ class Inputs:
     shapes, dtypes, strides : str
         JSON text, one entry per argument.
     param_bytes : int
-        Of the parameters among them.
+        Bytes of those inputs that are parameters.
     is_backward : bool
     """
 

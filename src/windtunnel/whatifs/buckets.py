@@ -54,7 +54,7 @@ class Averaging:
     ns_per_byte: float
 
     def sync_ns(self, size_bytes: float) -> float:
-        """What averaging so many bytes takes once all ranks are there."""
+        """Duration of averaging ``size_bytes`` once all ranks have arrived, in ns."""
         return self.latency_ns + self.ns_per_byte * size_bytes
 
 
@@ -69,7 +69,7 @@ def gradient_buckets(
     latency_ns: float | None = None,
     bandwidth_bytes_per_s: float | None = None,
 ) -> Graph:
-    """Gather gradients to other messages: a bucket is closed once it holds so many bytes.
+    """Gather gradients to other messages: a bucket is closed once it reaches the size limit.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def _waits(graph: Graph, messages: Rows) -> Rows:
 
 
 def _without_messages(graph: Graph, averaging: Averaging) -> tuple[int, Graph, Rows]:
-    """What issuing a message takes, the graph in which nobody averages gradients, and where its rows went."""
+    """Duration of issuing a message, the graph without gradient averaging, and the new index of each row."""
     edges, messages = graph.edges, averaging.messages.ravel()
     met = meetings(graph)
     averages = np.isin(met.member, messages)

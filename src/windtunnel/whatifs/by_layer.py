@@ -1,8 +1,8 @@
 """Which layers of a network a change is worth it for.
 
 In: an answer whose change puts other layers in place of some. Out: ``LayerGain`` for each of these: what the iteration
-would gain if it alone were changed, the best first; those that lose are in it. What changes beside the layers, as
-updates of fewer weights, is not divided among them. Not here: prices.
+would gain if it alone were changed, the best first; those that lose are in it. What changes outside the layers, such as
+updates of fewer weights, is not attributed to them. Not here: prices.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def _random_state_bytes(baseline: Baseline) -> float:
 def activation_checkpointing(graph: Graph, layer: str = "") -> Unpriced:
     """Run blocks again in the backward pass instead of keeping their activations.
 
-    The blocks run under a checkpoint beside their old form, so that what is not computed again (all after the last
-    tensor that backward needs) is known exactly.
+    The blocks run under a checkpoint, interleaved with the original, so that what is not computed again (all after the
+    last tensor that backward needs) is known exactly.
 
     Parameters
     ----------

@@ -34,8 +34,8 @@ Block = tuple[int, int]
 def compile_block(graph: Graph, layer: str = "") -> Unpriced:
     """Run blocks as compiled code.
 
-    Measured: the blocks' own operators are compiled by Inductor and run beside their old form; compiling takes from
-    half a minute up, so it is done only if asked for (``prices="measured"``); else a measurement that the profile
+    Measured: the blocks' own operators are compiled by Inductor and run interleaved with the original; compiling takes
+    from half a minute up, so it is done only if asked for (``prices="measured"``); else a measurement that the profile
     database knows is used. Estimate: pointwise operators within the blocks make one trip through memory.
 
     Parameters

@@ -75,7 +75,7 @@ def data_parallel(
     shared pool of them, with the messages between them where these go over the host's own memory.
 
     Measured: gradients are averaged between real processes of this host once; over another link than this host's
-    memory, what the reducer does by itself is measured and the ring's formula is added. Paper: the formula alone.
+    memory, the reducer's own work is measured and the ring's formula is added. Paper: the formula alone.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def data_parallel(
         Replace those of the link.
     bucket_bytes, first_bucket_bytes : int
     in_situ_ratio : float
-        How much longer an all-reduce takes beside computation than alone (Daydream saw about 1.34 with NCCL).
+        Ratio of an all-reduce's duration during computation to its isolated duration (Daydream: about 1.34 with NCCL).
     num_cores : int, optional
         Of the host that all workers share, if they compute on its cores.
 

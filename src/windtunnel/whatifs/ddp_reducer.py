@@ -64,7 +64,7 @@ def reducing_needs(
 
 
 def way_between(graph: Graph, num_processes: int) -> str:
-    """How ``prices="auto"`` finds what so many processes do together: not by starting a thousand of them."""
+    """Choose how ``prices="auto"`` prices ``num_processes`` processes: large jobs are not started on this host."""
     return MEASURE if has_program(graph) and num_processes <= _MAX_PROCESSES else PUBLISHED
 
 

@@ -1,7 +1,7 @@
 """Put more work into a stream or a thread.
 
-In: a graph and the tasks beside which the new ones run. Out: the new graph and their rows. A task on a device brings
-the call that launches it, on the thread and at the price at which its neighbor was launched.
+In: a graph and the existing tasks that new ones are inserted next to. Out: the new graph and their rows. A task on a
+device brings the call that launches it, on the thread and at the price at which its neighbor was launched.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ _TRAINING = 5  # place among the arguments of aten::batch_norm
 def reconstructed_batchnorm(graph: Graph) -> Unpriced:
     """Run every batch norm together with the ReLU behind it.
 
-    Measured: the captured norms run as one operator with their rectifiers, beside their old form. Paper: a ReLU
-    beside a norm goes, as its trip through memory is saved, and the norm takes half, as splitting it between the
+    Measured: the captured norms run as one operator with their ReLUs, interleaved with the original. Paper: a ReLU
+    next to a norm goes, as its trip through memory is saved, and the norm takes half, as splitting it between the
     convolutions before and after it saves half of its own.
 
     Raises

@@ -41,7 +41,7 @@ def _resident_gradient_bytes(graph: Graph) -> float:
 
 
 def _results_of_updates(baseline: Baseline) -> float:
-    """What updates hold for a moment, beside activations now."""
+    """Temporary memory of the updates in bytes, which now coincides with activations."""
     graph = baseline.graph
     held = [graph.tasks[name] for name in ("output_bytes", "workspace_bytes") if name in graph.tasks]
     return float(sum(column[graph.select(phase=Phase.UPDATE)].sum() for column in held))

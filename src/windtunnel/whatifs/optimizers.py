@@ -32,8 +32,8 @@ _LIMITS = less_work(of_phase(Phase.UPDATE), "no more than the updates are saved"
 def fused_optimizer(graph: Graph) -> Unpriced:
     """Update all parameters of a group with one fused operator.
 
-    Measured: the captured optimizers step with ``fused=True`` beside their old form on parameters of the same sizes.
-    Paper: one kernel as long as all removed ones together; their launches and the host time between them go.
+    Measured: the captured optimizers step with ``fused=True``, interleaved with the original, on parameters of the same
+    sizes. Paper: one kernel as long as all removed ones together; their launches and the host time between them go.
 
     Raises
     ------

@@ -30,7 +30,7 @@ def overlap(graph: Graph) -> Graph:
     Raises
     ------
     NotApplicableError
-        Nobody but its readers waits for any message, or no reader is known.
+        Only the readers of a message wait for it already, or its readers are unknown.
     """
     edges, is_sent = graph.edges, graph.select(kind=Kind.COMM)
     is_data = (edges["kind"] == EdgeKind.DATA) & is_sent[edges["src"]]

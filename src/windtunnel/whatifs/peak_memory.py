@@ -35,7 +35,7 @@ def note_form(graph: Graph, form: Form | None = None, update: UpdateForm | None 
 
 
 def recorded_peak(graph: Graph) -> int | None:
-    """What the real step held at its peak; None where nobody has looked."""
+    """Peak memory of the captured step in bytes; None if the capture did not measure it."""
     peak = graph.meta.memory.get("peak_bytes")
     return None if peak is None else int(peak)
 
@@ -93,7 +93,7 @@ def _price(need: PeakNeed | UpdatePeakNeed) -> Any:
 
 
 def _beside(passes: Mapping[str, Any], alone: ProgramPeak) -> int:
-    """Results that the program's own variables hold at the peak, beside what operators need; a batch makes them grow.
+    """Bytes that the program's variables hold at the peak beyond what operators need; they grow with the batch.
 
     Weights and gradients are in both; the optimizers' state, and data at rest, grow with nothing.
     """

@@ -22,7 +22,7 @@ __all__ = ["LAUNCH_NS", "place_on", "select_unpriced"]
 NOT_RUN = "not run"
 
 LAUNCH_NS = 5_000
-"""What calling an operator and launching its kernel takes a thread unless told otherwise: a usual one, not measured."""
+"""Default host time of one operator call and its kernel launch: a typical value, not a measured one."""
 _SCALAR_BYTES = 16
 _WORK = ("flops", "bytes_read", "bytes_written", "message_bytes", "param_bytes", "output_bytes", "freed_bytes")
 _EXTRA = ("workspace_bytes",)

@@ -145,7 +145,7 @@ def _shapes(values: Any) -> Iterator[Shape]:
 
 def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Shapes of the data that enter models, each tensor once, and of what losses reduce to a number."""
-    origin: dict[int, str] = {}  # by identity; what nobody made is data
+    origin: dict[int, str] = {}  # by identity; a tensor that no call produced is input data
     entering: dict[int, tuple[int, ...]] = {}
     outputs: list[tuple[int, ...]] = []
     for call in program.calls:

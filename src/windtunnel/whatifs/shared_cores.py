@@ -28,7 +28,7 @@ def host_cores(graph: Graph, given: int | None) -> int:
     Raises
     ------
     NotApplicableError
-        It is nowhere said.
+        The graph does not record it.
     """
     known = given or graph.meta.hardware.get("num_cores")
     if not known:

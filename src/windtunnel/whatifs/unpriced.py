@@ -84,9 +84,9 @@ def price_change(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
     Raises
     ------
     NotApplicableError
-        Published prices are asked for, and nobody published any.
+        Published prices are requested, but none exist for this change.
     PriceError
-        Measured prices are asked for, and cannot be had.
+        Measured prices are requested, but cannot be measured here.
     """
     way = change.way(prices)
     if way == PUBLISHED:

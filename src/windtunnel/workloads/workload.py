@@ -85,7 +85,7 @@ class Workload:
         What training makes fall, where that is not the loss of a step (reinforcement learning: minus the mean
         return).
     close : callable
-        Ends what the workload holds beside memory (actor processes).
+        Releases what the workload holds in addition to memory (actor processes).
     supervised : Supervised or None
         The pieces of a step; None where a step is more than a model and a loss.
     """

@@ -114,7 +114,7 @@ class OpTable:
         return self.take(np.isin(self.device, devices))
 
     def some(self, most: int, seed: int) -> OpTable:
-        """At most so many rows, by chance."""
+        """A random sample of at most ``most`` rows."""
         rows = np.random.default_rng(seed).choice(len(self), min(most, len(self)), replace=False)
         return self.take(np.sort(rows))
 
@@ -204,7 +204,7 @@ def read_op_set(*paths: str | Path) -> OpTable:
 
 
 def read_published(folder: str | Path, split: str) -> tuple[OpTable, dict[str, Device]]:
-    """Read the op sets of one split, and the sheet of devices beside or above them, as they were published.
+    """Read the op sets of one split, and the sheet of devices in the same or the parent folder, as they were published.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ class Trees:
     ----------
     data, plain : bytes
         XGBoost's own format. Of a chip the second knows its ridge alone; on one that was not measured both count alike.
-        Those of elementwise operators are one: what they reach of the bandwidth is not told by the ridge.
+        Those of elementwise operators are one: the ridge does not predict what they reach of the bandwidth.
     overhead_ns : mapping of device to float
         Floor of this class on each training device; other devices get the median.
     tiles : mapping of device to tuple of (float, float)
@@ -172,7 +172,7 @@ def _fit(name: str, table: OpTable, sheet: Sheet, seed: int, num_rounds: int) ->
     chips = chips_of(table, sheet)
     overhead = np.array([floors[device] for device in table.device.tolist()])
     if name in PRODUCTS:
-        # a kernel whose name tells no tile has the smallest one; 16 is below all that are told
+        # a kernel whose name contains no tile size gets the smallest one: 16 is below every tile that names contain
         tile = (np.maximum(table.tile1, 16.0), np.maximum(table.tile2, 16.0))
         result = tile_bounds(table, chips, overhead, tile)
         features = product_features(table, chips, result, tile)

@@ -2,8 +2,8 @@
 
 In: how many processes, and how many bytes or which parameters. Out: how much longer a forward and backward pass takes
 with DistributedDataParallel over gloo than without, measured here: real processes, real hooks, some computation before
-each pass and none beside it. The host's own memory is the link, so no data sheet gives its rate; a single process shows
-what the reducer and its hook do by themselves.
+each pass and nothing else runs. The host's own memory is the link, so no data sheet gives its rate; a single process
+shows what the reducer and its hook do by themselves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Added(int):
 
 
 def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase | None = None) -> Added:
-    """How long averaging so many bytes of gradients takes between ``num_ranks`` processes of this host, in ns.
+    """Duration of averaging gradients between ``num_ranks`` processes of this host, in ns.
 
     Measured once per host and number of processes at six sizes, a line between them, and kept in the database. The
     smallest of them is the price of any averaging at all.

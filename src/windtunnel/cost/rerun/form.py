@@ -39,8 +39,8 @@ class Form:
     replaced : tuple of (int, str, settings)
         Calls that a registered layer runs instead of their operator: call, name of the layer, its parameters as pairs.
     checkpointed, compiled : tuple of (int, int)
-        Ranges of calls, [first, last), that run again in the backward pass, or that a compiler fuses; beside those that
-        the captured program runs again.
+        Ranges of calls, [first, last), that run again in the backward pass, or that a compiler fuses; in addition to
+        those that the captured program runs again.
     keeps_activations : bool
         Whether the captured program's own checkpoints are left out.
 
@@ -78,7 +78,7 @@ class Form:
         return self.batch[1] / self.batch[0]
 
     def recomputed(self, captured: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        """Ranges of calls that run again, where the captured program ran some again by itself."""
+        """Ranges of calls that run again, including those that the captured program already recomputed."""
         changed = (*self.checkpointed, *self.compiled)
         stays = () if self.keeps_activations else captured
         return (

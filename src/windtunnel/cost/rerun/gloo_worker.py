@@ -50,7 +50,7 @@ class _Model(torch.nn.Module):
 
 
 def main(worker: Place) -> None:
-    """Time both forms of every job in turns."""
+    """Time both forms of every job, interleaved."""
     jobs, rounds = worker.config
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -260,7 +260,8 @@ class Interpreter:
 
     def _require_as_captured(self, index: int, prepared: Prepared, result: Any) -> None:
         """Refuse what drawn values made of another shape, or such that it indexes beyond what its readers have."""
-        is_filled_later = self.program.calls[index].operator == "aten::empty"  # with what Python had, and nobody saw
+        # Python code fills an empty tensor, which the capture does not record
+        is_filled_later = self.program.calls[index].operator == "aten::empty"
         for slot, value in zip(prepared.outputs, _tensors(result), strict=False):
             if is_filled_later and not (value.is_floating_point() or value.is_complex()):
                 raise ValueError("what it was filled with is not known")

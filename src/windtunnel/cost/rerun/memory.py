@@ -25,7 +25,7 @@ __all__ = ["ProgramPeak", "program_peaks", "update_extra_bytes"]
 
 @dataclass(frozen=True, slots=True)
 class ProgramPeak:
-    """Bytes at the peak of a program that runs alone, and those of its inputs among them."""
+    """Peak memory of a program that runs in isolation, and the part of it that its inputs take, in bytes."""
 
     peak_bytes: int
     input_bytes: int

@@ -80,7 +80,7 @@ class UpdateNeed(Need):
 
 @dataclass(frozen=True, eq=False)
 class AveragingNeed(Need):
-    """How long averaging so many bytes takes between processes of this host; its price is in ns."""
+    """Averaging of gradients between processes of this host; its price is a duration in ns."""
 
     size_bytes: int
     num_ranks: int

@@ -296,13 +296,14 @@ def _constructor(description: Mapping[str, Any]) -> Any:
     constructor = getattr(torch.optim, name, None)
     if constructor is None or not module.startswith("torch.optim"):
         raise PriceError(
-            f"the optimizer {description['class']} is not one of torch.optim, so it cannot be flown by itself",
+            f"the optimizer {description['class']} is not one of torch.optim, so its update cannot be measured "
+            f"separately",
             fix="take published ratios (prices='paper'), or verify the what-if by a real run",
         )
     closure = inspect.signature(constructor.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise PriceError(
-            f"the step of {name} calls back for the loss, so its update cannot be run by itself",
+            f"the step of {name} calls back for the loss, so its update cannot be run separately",
             fix="compare both programs by a real run, with `windtunnel suite`",
         )
     return constructor

@@ -85,7 +85,7 @@ def _segment(
     created = {slot.version for row in inner for slot in row.outputs}
     held = {slot.version for row in rows[:last] for slot in (*row.inputs, *row.outputs) if slot.is_held}
     needed = dict.fromkeys(slot.version for row in inner for slot in row.inputs if slot.version not in created)
-    # activations last: what is left are parameters and buffers, which a module holds and nobody passes to it
+    # activations last: what is left are parameters and buffers, which the module owns rather than receives
     enters = sorted(needed, key=lambda version: version not in held)
     num_held = sum(version in held for version in needed)
     later = {slot.version for row in rows[last:] for slot in row.inputs}

@@ -154,14 +154,14 @@ class Quote:
 def quote_training(job: Rented, offer: Offer, step: StepTime, *, billing: str = "second") -> Quote:
     """Time and cost of a training.
 
-    ``N`` devices do ``ceil(samples / (N * batch))`` steps an epoch; preparing and reading go on beside them, so that
+    ``N`` devices do ``ceil(samples / (N * batch))`` steps an epoch; preparing and reading overlap with them, so that
     the slowest of the three counts. The first epoch reads everything from the disk, the others what does not fit into
     the memory of each machine.
 
     Raises
     ------
     InputError
-        Nobody bills so, or the step takes no time.
+        The billing unit is unknown, or the step takes no time.
     """
     if billing not in BILLING_S:
         raise InputError(

@@ -111,7 +111,7 @@ def by_color(problem: Problem) -> Contraction:
 
 
 def _forward_part(problem: Problem) -> tuple[Ints, set[tuple[int, int]]]:
-    """Each color's nodes as one, backward ones beside their forward partners; edges that order them.
+    """Each color's nodes as one, backward nodes together with their forward partners; edges that order them.
 
     A color without forward nodes stands for itself: its edges to and from other backward nodes are mirrored.
     """
@@ -150,7 +150,7 @@ def _map_edges(edges: set[tuple[int, int]], into: Ints) -> set[tuple[int, int]]:
 def _shrunk(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> tuple[Ints, set[tuple[int, int]]]:
     """Merge each supernode of no time into its neighbor, where it has only one in both directions.
 
-    Apart they would only pay for a transfer. A node that some device cannot run or hold stays by itself.
+    Apart they would only pay for a transfer. A node that some device cannot run or hold is not merged.
     """
     num = int(super_N.max()) + 1
     is_roomy = problem.size_bytes.sum() <= min(

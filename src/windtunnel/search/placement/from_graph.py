@@ -39,7 +39,7 @@ class Layers:
     graph : Graph
         The step that was asked for, priced for the first type.
     node_T : int64 [T]
-        Layer and phase of each task, row of ``problem``; -1 for what every device does by itself, such as loading.
+        Layer and phase of each task, row of ``problem``; -1 for what runs on every device, such as loading.
     problem : Problem
     bandwidth_bytes_per_s : float
         Between an accelerator and the host.

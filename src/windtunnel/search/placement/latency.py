@@ -2,7 +2,7 @@
 
 In: a ``Problem`` for inference and a device for every node. Out: the finish time of every piece and node. Nodes on
 CPUs run as soon as their inputs are there; an accelerator runs contiguous pieces one after another, each waits for
-all of its inputs to arrive and sends all of its outputs at its end. Not here: the integer programme (``latency_ilp``).
+all of its inputs to arrive and sends all of its outputs at its end. Not here: the integer program (``latency_ilp``).
 
 Source: Tarnawski et al., NeurIPS 2020, sections 3 and 6, and its released evaluator.
 """

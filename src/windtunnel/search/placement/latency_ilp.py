@@ -1,7 +1,7 @@
-"""Latency as an integer programme: the best split that HiGHS or CP-SAT finds, and what they prove.
+"""Latency as an integer program: the best split that HiGHS or CP-SAT finds, and what they prove.
 
 In: a ``Problem`` for inference, a known ``Plan``. Out: a ``Plan`` whose value is that of the evaluator. Every
-accelerator holds up to ``num_pieces`` contiguous pieces that run in order; pieces are the slots of the programme, slot
+accelerator holds up to ``num_pieces`` contiguous pieces that run in order; pieces are the slots of the program, slot
 0 is the CPUs. Not here: what a split takes (``latency``).
 
 Source: Tarnawski et al., NeurIPS 2020, section 6. Stronger than there: no time below the longest way to its node, and

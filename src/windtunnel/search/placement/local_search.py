@@ -1,7 +1,7 @@
 """Single moves from a plan, as long as they help by what no sum over its nodes says.
 
 In: a ``Plan``, and what prices one, such as the replay of its pipeline on processes that share cores. Out: the plan
-after the moves. The programmes over downsets are exact for the busiest device of a full pipeline; filling, draining and
+after the moves. The programs over downsets are exact for the busiest device of a full pipeline; filling, draining and
 shared cores come on top. Not here: the price.
 """
 

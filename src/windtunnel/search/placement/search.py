@@ -53,16 +53,16 @@ def place(
         ``throughput``: least load of the busiest device. ``flush``: of the busiest forward plus the busiest backward
         one. ``latency``: one sample's way, inference only.
     solver : str
-        ``auto``: the exact programme over downsets, and the integer one where those are too many; for latency, single
-        moves from three quick splits, then both integer programmes.
+        ``auto``: the exact program over downsets, and the integer one where those are too many; for latency, single
+        moves from three quick splits, then both integer programs.
     combine : str
-        How compute and transfers of a device add up; see ``minmax.solve``. Only of the programmes over downsets.
+        How compute and transfers of a device add up; see ``minmax.solve``. Only of the programs over downsets.
     num_pieces : int
         Of latency: contiguous pieces per accelerator.
     gap, time_limit_s : float
-        Of integer programmes.
+        Of integer programs.
     max_downsets : int
-        Of the programme over downsets: at most so many are listed.
+        Of the program over downsets: the maximum number of downsets that are listed.
     progress : callable, optional
         Called with (what, done, total).
 

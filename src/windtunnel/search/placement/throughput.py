@@ -140,7 +140,7 @@ def exact(problem: Problem, *, combine: Combine = "sum", cap: int = CAP, progres
 
 
 def _is_exact(lattice: Lattice, work: Work) -> bool:
-    """Whether the programme's loads are the true ones: links are alike, or all is sent to a neighboring stage."""
+    """Whether the program's loads are the true ones: links are alike, or all is sent to a neighboring stage."""
     if work.link_scale is None or sum(type_.count > 0 for type_ in work.types) == 1:
         return True
     if lattice.num_downsets > lattice.num_nodes + 1:

@@ -1,8 +1,8 @@
-"""Throughput as an integer programme: contiguous cuts, or any assignment at all.
+"""Throughput as an integer program: contiguous cuts, or any assignment at all.
 
 In: a ``Problem``, a known ``Plan`` to begin with. Out: a ``Plan`` with the solver's bound; its value is that of the
 assignment, evaluated anew. Colors are contracted first; of devices that are alike, the one whose first node comes
-first has the smaller number. Not here: the exact programme over downsets (``minmax``), HiGHS itself (``integer``).
+first has the smaller number. Not here: the exact program over downsets (``minmax``), HiGHS itself (``integer``).
 
 Source: Tarnawski et al., NeurIPS 2020, section 5.3, strengthened.
 """
@@ -61,20 +61,20 @@ def integer_plan(
     began_s = time.monotonic()
     contraction = contract(problem) if is_contiguous else by_color(problem)
     upper_ns = _value_ns(start, objective) if start is not None else math.inf
-    programme = _Programme(contraction, objective, upper_ns, is_contiguous=is_contiguous)
-    known = programme.encode_plan(start) if start is not None else None
+    program = _IntegerProgram(contraction, objective, upper_ns, is_contiguous=is_contiguous)
+    known = program.encode_plan(start) if start is not None else None
     if start is not None:
-        programme.bound(lower_bound_ns(contraction), upper_ns)
-    solved = programme.model.solve(start=known, gap=gap, time_limit_s=time_limit_s)
+        program.bound(lower_bound_ns(contraction), upper_ns)
+    solved = program.model.solve(start=known, gap=gap, time_limit_s=time_limit_s)
     name = f"ilp, {'contiguous' if is_contiguous else 'any'}"
     seconds = time.monotonic() - began_s
-    bound_ns = max(solved.bound * programme.unit_ns, lower_bound_ns(contraction))
+    bound_ns = max(solved.bound * program.unit_ns, lower_bound_ns(contraction))
     if solved.values is None and start is None:
         if solved.is_infeasible:
             raise InfeasibleError("no assignment fits", where=name, fix="more devices, more memory, or a CPU")
         raise InfeasibleError(f"no assignment was found in {seconds:.0f} s", where=name, fix="a longer --time-limit")
-    device_N = programme.decode_devices(solved.values) if solved.values is not None else None
-    return _better(problem, device_N, programme.kind_D, start, objective, bound_ns, name, seconds)
+    device_N = program.decode_devices(solved.values) if solved.values is not None else None
+    return _better(problem, device_N, program.kind_D, start, objective, bound_ns, name, seconds)
 
 
 def _value_ns(plan: Plan, objective: Objective) -> float:
@@ -104,7 +104,7 @@ def _better(
     return Plan.of(problem, device, kind, name, seconds, value_ns=value_ns, bound_ns=bound_ns)
 
 
-class _Programme:
+class _IntegerProgram:
     """Columns and rows of one problem."""
 
     def __init__(self, contraction: Contraction, objective: Objective, upper_ns: float, *, is_contiguous: bool) -> None:
