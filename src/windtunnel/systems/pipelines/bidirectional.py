@@ -99,15 +99,15 @@ class _TwoWays(Row):
         self.overlaps: set[Action] = set()
         self._waiting: list[int] = []
 
-    def fill(self, position: int, num_places: int, num_each: int) -> None:
+    def fill(self, position: int, num_positions: int, num_each: int) -> None:
         """Run all eight phases of the schedule with ``num_each`` microbatches in each direction."""
-        behind = num_places - position - 1
+        behind = num_positions - position - 1
         self.add(self.near, "F", 2 * behind)
         for _ in range(position + 1):
             self.add(self.near, "F")
             self.add(self.far, "F")
         self.add(self.far, "IWF", behind)
-        for turn in range(num_each - 2 * num_places + position + 1):
+        for turn in range(num_each - 2 * num_positions + position + 1):
             # in the middle nothing has come back yet that the first pass could overlap with
             self._both(self.near, self.far, is_overlapped=turn > 0 or behind > 0)
             self._both(self.far, self.near)

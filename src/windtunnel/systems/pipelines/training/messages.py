@@ -59,7 +59,7 @@ class P2PChannel:
     schedule : Schedule
     place : int
         Whose row this is.
-    rank_of_place : callable
+    rank_of_position : callable
         The process of a place.
     shapes : mapping of int to sequence of (shape, dtype)
         What each stage hands on.
@@ -69,10 +69,15 @@ class P2PChannel:
         self,
         schedule: Schedule,
         position: int,
-        rank_of_place: Callable[[int], int],
+        rank_of_position: Callable[[int], int],
         shapes: Mapping[int, Sequence[tuple[torch.Size, torch.dtype]]],
     ) -> None:
-        self._schedule, self._place, self._rank_of_place, self._shapes = schedule, position, rank_of_place, shapes
+        self._schedule, self._position, self._rank_of_position, self._shapes = (
+            schedule,
+            position,
+            rank_of_position,
+            shapes,
+        )
         self._made, self._used = _positions(schedule)
         self._own: dict[Edge, list[torch.Tensor]] = {}
         self._asked: dict[Edge, tuple[list[Any], list[torch.Tensor]]] = {}
@@ -103,10 +108,10 @@ class P2PChannel:
     def give(self, way: Edge, values: list[torch.Tensor]) -> None:
         """Hand values on; they must not change from now on."""
         target = self._schedule.rank(way.target, way.microbatch)
-        if target == self._place:
+        if target == self._position:
             self._own[way] = values
             return
-        rank = self._rank_of_place(target)
+        rank = self._rank_of_position(target)
         works = [dist.isend(value, rank, tag=_tag(way, index)) for index, value in enumerate(values)]
         self._sent.setdefault(target, []).append(_Sent(works, self._used[way]))
 
@@ -122,7 +127,7 @@ class P2PChannel:
         """Post receives of the next ``number`` messages, in the order in which they are needed."""
         while len(self._asked) < number and self._next < len(self._coming):
             way = self._coming[self._next]
-            rank = self._rank_of_place(self._from(way))
+            rank = self._rank_of_position(self._from(way))
             values = [torch.empty(shape, dtype=kind) for shape, kind in self._shapes[min(way.source, way.target)]]
             works = [dist.irecv(value, rank, tag=_tag(way, index)) for index, value in enumerate(values)]
             self._asked[way] = (works, values)
@@ -143,9 +148,10 @@ class P2PChannel:
         try:
             work.wait()
         except RuntimeError as error:
-            rank = self._rank_of_place(position)
+            rank = self._rank_of_position(position)
             raise FlightError(
-                f"rank {rank} was lost: it {what}", where=f"rank {self._rank_of_place(self._place)} of the pipeline",
+                f"rank {rank} was lost: it {what}",
+                where=f"rank {self._rank_of_position(self._position)} of the pipeline",
                 fix="look for what ended it; --resume goes on from the last checkpoint",
             ) from error  # fmt: skip
 

@@ -149,8 +149,8 @@ class PipelineRank:
         What each stage of the pipeline hands on.
     place : int
         Its row of every table.
-    num_places : int
-        Ranks of one replica; replica r has the processes from ``r * num_places`` on.
+    num_positions : int
+        Ranks of one replica; replica r has the processes from ``r * num_positions`` on.
     replica : int
     loss : callable
         Of the last stage's output and a target; the mean over a microbatch.
@@ -166,7 +166,7 @@ class PipelineRank:
         stages: Mapping[int, StageRun],
         shapes: Mapping[int, Sequence[tuple[torch.Size, torch.dtype]]],
         position: int,
-        num_places: int,
+        num_positions: int,
         replica: int,
         loss: Loss,
         feed: BatchSource,
@@ -174,7 +174,7 @@ class PipelineRank:
         on_update: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._stages, self._shapes = stages, shapes
-        self._place, self._num_places, self._replica = position, num_places, replica
+        self._position, self._num_positions, self._replica = position, num_positions, replica
         self._loss, self._feed, self._reduction, self._on_update = loss, feed, reduction, on_update
         self._ready: dict[int, dict[int, Gradients]] = {}  # by batch and stage
         self._sharing: dict[int, list[Callable[[], None]]] = {}  # by batch: what is still to be waited for
@@ -201,9 +201,9 @@ class PipelineRank:
             Another rank is gone.
         """
         mail = P2PChannel(
-            schedule, self._place, lambda position: self._replica * self._num_places + position, self._shapes
+            schedule, self._position, lambda position: self._replica * self._num_positions + position, self._shapes
         )
-        row = schedule.actions[self._place]
+        row = schedule.actions[self._position]
         left = Counter(
             (item.stage, item.microbatch // schedule.num_microbatches) for item in row if item and item.kind in "BW"
         )
@@ -214,7 +214,7 @@ class PipelineRank:
             try:
                 self._act(action, mail, schedule, first_batch + batch, part)
             except InputError as error:
-                error.where = f"rank {self._place}, slot {slot}: {action}; {error.where}"
+                error.where = f"rank {self._position}, slot {slot}: {action}; {error.where}"
                 raise
             if action.kind in "BW":
                 left[action.stage, batch] -= 1

@@ -125,7 +125,7 @@ class _Cut:
     def __call__(self, module: fx.GraphModule) -> fx.GraphModule:
         operators = [node for node in module.graph.nodes if node.op.startswith("call")]
         for node in operators:
-            self._stage[node] = self._place(node)
+            self._stage[node] = self._assign_stage(node)
         for stage in range(self._num_stages):
             if stage not in self._stage.values():
                 raise InputError(f"stage {stage} computes nothing", where="stage_of", fix="give it a module that does")
@@ -137,7 +137,7 @@ class _Cut:
         module.recompile()
         return module
 
-    def _place(self, node: fx.Node) -> int:
+    def _assign_stage(self, node: fx.Node) -> int:
         """Return the stage of a node's module, not before its inputs'; in-place operators follow what they modify."""
         read = [self._stage[other] for other in node.all_input_nodes if other in self._stage]
         schema = getattr(node.target, "_schema", None)

@@ -44,7 +44,7 @@ def tile_sides(grid: SparseGrid, rows: int, columns: int) -> tuple[int, int]:
     return deep, min(grid.channels_per_element, -(-columns // grid.cols))
 
 
-def tile_cycles(costs: Costs, group_N: Longs, wanted_RW: Words | None, grid: SparseGrid) -> tuple[Longs, Longs]:
+def tile_cycles(costs: Costs, group_N: Longs, mask_RW: Words | None, grid: SparseGrid) -> tuple[Longs, Longs]:
     """Cycles of all tiles.
 
     Parameters
@@ -53,7 +53,7 @@ def tile_cycles(costs: Costs, group_N: Longs, wanted_RW: Words | None, grid: Spa
         [R, G].
     group_N : int64 [N]
         Group of each column of outputs.
-    wanted_RW : uint32 [R, W], optional
+    mask_RW : uint32 [R, W], optional
         Outputs that are not skipped, columns along the bits; None: all.
     grid : SparseGrid
 
@@ -68,16 +68,16 @@ def tile_cycles(costs: Costs, group_N: Longs, wanted_RW: Words | None, grid: Spa
     deep, wide = tile_sides(grid, rows, columns)
     num_tiles = -(-rows // (deep * grid.rows)) * -(-columns // (wide * grid.cols))
     cycles, work = np.zeros((len(MODES), num_tiles), np.int64), np.zeros(len(MODES), np.int64)
-    requested = _NOBODY if wanted_RW is None else wanted_RW
+    mask = _NOBODY if mask_RW is None else mask_RW
     _tiles(
-        costs.dense, costs.sparse, group_N, requested, wanted_RW is not None, grid.rows, grid.cols, deep, wide,
+        costs.dense, costs.sparse, group_N, mask, mask_RW is not None, grid.rows, grid.cols, deep, wide,
         grid.steal_group, grid.steal_cycles, cycles, work,
     )  # fmt: skip
     return cycles, work
 
 
 @njit(cache=True)
-def _tiles(dense_RG: Any, sparse_RG: Any, group_N: Any, wanted_RW: Any, is_masked: bool, rows: int, cols: int,
+def _tiles(dense_RG: Any, sparse_RG: Any, group_N: Any, mask_RW: Any, is_masked: bool, rows: int, cols: int,
            deep: int, wide: int, neighbors: int, wait: int, cycles: Any, work: Any) -> None:  # fmt: skip
     """Cycles of each tile and mode; a tile ends when the slowest of its elements ends."""
     # A tile gives each of rows x cols elements a block of deep x wide outputs:
@@ -108,7 +108,7 @@ def _tiles(dense_RG: Any, sparse_RG: Any, group_N: Any, wanted_RW: Any, is_maske
                     # without a change of group all outputs of a row cost the same, and only their number counts
                     is_one = group_N[begin] == group_N[stop - 1]
                     for row in range(first, last):
-                        bits = bits_at(wanted_RW[row], begin, stop - begin) if is_masked else np.uint32(0xFFFFFFFF)
+                        bits = bits_at(mask_RW[row], begin, stop - begin) if is_masked else np.uint32(0xFFFFFFFF)
                         if is_one:
                             dense, sparse = dense_RG[row, group_N[begin]], sparse_RG[row, group_N[begin]]
                             open_ones = int(ones_of(bits)) if is_masked else stop - begin
