@@ -57,7 +57,7 @@ def test_a_job_that_does_not_fit_is_refused_and_told_what_to_cut():
 def test_a_script_is_followed_and_its_table_kept(tmp_path):
     path, kept = tmp_path / "train.py", tmp_path / "run.parquet"
     path.write_text(textwrap.dedent(SCRIPT))
-    shown = windtunnel("memory", "--fake", "--html", kept, path)
+    shown = windtunnel("memory", "--fake", "--out", kept, path)
     again = windtunnel("memory", kept)
 
     assert (0, 0) == (shown.code, again.code), shown.stderr + again.stderr
@@ -67,7 +67,7 @@ def test_a_script_is_followed_and_its_table_kept(tmp_path):
     assert "feature map" in shown.stdout
     assert "\nwithout workspace " in shown.stdout
     assert all(len(line) <= 80 for line in shown.stdout.splitlines()[1:])
-    refused = windtunnel("memory", "--fake", "--html", kept, path)
+    refused = windtunnel("memory", "--fake", "--out", kept, path)
     assert refused.code == 2
     assert "is there already" in refused.stderr
 
@@ -185,7 +185,7 @@ def test_a_search_keeps_no_page(tmp_path):
     shown = windtunnel("memory", "--fit", "--html", tmp_path / "page.html", SMALL)
 
     assert 2 == shown.code
-    assert "keeps no page" in shown.stderr
+    assert "writes no file" in shown.stderr
 
 
 def test_an_option_that_sets_the_batch_is_found_or_asked_for(tmp_path):
