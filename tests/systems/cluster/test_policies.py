@@ -94,7 +94,7 @@ def test_jobs_that_preempt_each_other_in_a_cycle_are_named():
         (lambda state: [Start(0, {0: 5})], "5 GPUs of machine 0, where 4 are free"),
         (lambda state: [Start(7, {0: 4})], "named job 7"),
         (lambda state: [Stop(0)], "does not run"),
-        (lambda state: [Wake(0)], "which is over"),
+        (lambda state: [Wake(0)], "which is in the past"),
         (lambda state: ["start"], "decided 'start'"),
         (lambda state: [], "starts none of them"),
     ],

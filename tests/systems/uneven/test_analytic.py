@@ -47,7 +47,7 @@ def test_steps_begin_when_those_of_virtual_time_do(tmp_path, strategy, numbers, 
 def test_what_hangs_on_gradients_or_changes_is_refused(tmp_path):
     """With what to do instead."""
     fleet = fleet_of(tmp_path, [1.0, 0.5])
-    with pytest.raises(NotApplicableError, match="hangs on gradients or on a search"):
+    with pytest.raises(NotApplicableError, match="depends on gradients or on a search"):
         strategy_graph(fleet, "adsp", registry.get("strategy", "adsp").function(), 10, 100)
     (tmp_path / "speed.csv").write_text("t_s,speed\n0,1\n5,0.5\n", encoding="utf-8")
     text = (tmp_path / "cluster.toml").read_text(encoding="utf-8").replace("speed = 0.5", 'speed = "speed.csv"')

@@ -172,9 +172,9 @@ def test_a_gradient_that_is_no_number_names_its_worker(tmp_path):
         return network
 
     job = small_job(model=broken)
-    with pytest.raises(FlightError, match="worker 0 has a gradient that is no number"):
+    with pytest.raises(FlightError, match="worker 0 has a gradient that is not finite"):
         train_virtually(job, fleet_of(tmp_path, [1.0]), "nan", Policy(_Nan), Goal(10**9))
-    with pytest.raises(FlightError, match="wait for ever"):
+    with pytest.raises(FlightError, match="deadlock under"):
         train_virtually(small_job(), fleet_of(tmp_path, [1.0]), "idle", Policy(_Idle), Goal(2 * 10**9))
 
 

@@ -47,7 +47,7 @@ def test_skew_goes_from_equal_to_by_label():
     ("kind", "parameters", "says"),
     [
         ("dirichlet", {"alpha": 0.0}, "alpha must be above 0"),
-        ("skew", {"s": 2.0}, "a share from 0 to 1"),
+        ("skew", {"s": 2.0}, "must be between 0 and 1"),
         ("by_label", {}, "partition 10 has 0 samples"),
         ("magic", {}, "no partitioner is called 'magic'"),
         ("skew", {"q": 1}, "takes other numbers"),

@@ -15,10 +15,10 @@ from windtunnel.systems.uneven.strategies.skewscout import GRIDS, TUNERS, Tuner,
 
 
 @pytest.mark.parametrize("best", range(7))
-def test_a_hill_is_climbed_from_the_thrifty_end(best):
+def test_hill_climbing_starts_at_the_end_with_the_least_traffic(best):
     """Scores that fall to one place and rise behind it: it gets there and stays within one place of it."""
     tuner = Tuner(7, "hill")
-    walked = [tuner.record_score(abs(tuner.at - best)) for _ in range(20)]
+    walked = [tuner.record_score(abs(tuner.position - best)) for _ in range(20)]
 
     assert best in walked or best == 6
     assert all(abs(one - best) <= 1 for one in walked[12:])
@@ -29,7 +29,7 @@ def test_tuners_stay_on_the_grid_and_end_where_it_is_good(kind):
     """Mostly near the best place, under noise."""
     rng = np.random.default_rng(0)
     tuner = Tuner(8, kind, seed=1)
-    walked = [tuner.record_score(abs(tuner.at - 3) + 0.1 * rng.random()) for _ in range(300)]
+    walked = [tuner.record_score(abs(tuner.position - 3) + 0.1 * rng.random()) for _ in range(300)]
 
     assert set(walked) <= set(range(8))
     assert np.mean([abs(one - 3) <= 1 for one in walked[50:]]) > 0.8
@@ -78,7 +78,7 @@ def test_an_old_score_is_tried_again():
     """A neighbor that was bad once is not bad for ever: training moves on."""
     tuner = Tuner(3, "hill")
     scores = {2: 1.0, 1: 2.0, 0: 2.0}
-    walked = [tuner.record_score(scores[tuner.at]) for _ in range(12)]
+    walked = [tuner.record_score(scores[tuner.position]) for _ in range(12)]
 
     assert walked[:2] == [1, 2]
     assert 1 in walked[4:]

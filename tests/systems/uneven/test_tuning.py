@@ -123,11 +123,11 @@ def test_it_begins_with_the_number_of_the_strategy(fleet):
 @pytest.mark.parametrize(
     ("name", "values", "period_ns", "said"),
     [
-        ("bsp", [1, 2], 10**8, r"bsp has no number that may change.*"),
-        ("local-sgd", [2], 10**8, "nothing to choose: 1 values"),
-        ("local-sgd", [2, 2], 10**8, "nothing to choose: 1 values"),
-        ("local-sgd", [2, 4], 0, "nothing to choose"),
-        ("local-sgd", [2, 4], 2 * 10**9, "nothing to choose"),
+        ("bsp", [1, 2], 10**8, r"bsp has no parameter that may change.*"),
+        ("local-sgd", [2], 10**8, "nothing to tune: 1 values"),
+        ("local-sgd", [2, 2], 10**8, "nothing to tune: 1 values"),
+        ("local-sgd", [2, 4], 0, "nothing to tune"),
+        ("local-sgd", [2, 4], 2 * 10**9, "nothing to tune"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(fleet, name, values, period_ns, said):

@@ -1,12 +1,12 @@
-"""The loop of a cluster's events, compiled.
+"""The event loop of a cluster simulation, compiled.
 
-In: a state and rules. Out: the state changed, and why the loop returned: all jobs are over, a speed is missing (it is
-asked for and the loop called again), an array is full, a Python function is to decide. Not here: offers
+In: a state and rules. Out: the changed state, and why the loop returned: all jobs have finished, a speed is missing
+(the caller supplies it and calls again), an array is full, a Python function has to decide. Not here: offers
 (``offers.py``), order (``queue_order.py``), the arrays (``state.py``).
 
-Between two events a job advances at its speed, so only arrivals, ends of segments, GPUs that come back and timers are
-events. All events of one time are handled before anything is decided. A pass over the waiting jobs can be begun again:
-whatever was started in it no longer waits.
+Between two events a job advances at its speed, so the only events are arrivals, ends of segments, returns of GPUs and
+timers. All events of one time are handled before anything is decided. A pass over the waiting jobs can be restarted at
+any point, because jobs that it has started no longer wait.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ from windtunnel.systems.cluster.state import (
 )
 from windtunnel.systems.cluster.timers import MARGINAL, hold_ends, next_timer, predict_frees
 
-_WAKE_NS = 60_000_000_000  # published: where nothing is to come, look again after a minute
+_WAKE_NS = 60_000_000_000  # as published: without a pending event, look again after a minute
 
 
 @entry
 def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
-    """Go on until all jobs are over, something is needed, or nothing more happens by a time; see the top."""
+    """Run until all jobs have finished, something is missing, or no event is left until a time; see the module."""
     scalars = state.scalars
     while True:
         if scalars[IS_DUE]:
@@ -116,7 +116,7 @@ def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
 
 @kernel
 def handle(state: Any, rules: Any, kind: int, item: int) -> None:
-    """One event."""
+    """Handle one event."""
     scalars = state.scalars
     if kind == RETURN:
         give_back(state, item)
@@ -136,11 +136,11 @@ def handle(state: Any, rules: Any, kind: int, item: int) -> None:
 
 @kernel
 def schedule(state: Any, rules: Any) -> int:
-    """Offer what is free to the waiting jobs, one after the other."""
+    """Offer free GPUs to the waiting jobs in order."""
     scalars = state.scalars
     if scalars[NUM_WAITING] == 0:
         return int(migrate(state, rules)) if rules.migrates else DONE
-    if not scalars[IS_SERVED]:  # once in a pass, even if it is begun again
+    if not scalars[IS_SERVED]:  # once per pass, even if the pass is restarted
         if rules.reserve_after != NEVER:
             code = serve_reservation(state, rules)
             if code != DONE:
@@ -151,6 +151,8 @@ def schedule(state: Any, rules: Any) -> int:
     if scalars[OPEN] == 0:
         return DONE
     rank_waiting(state, rules)
+    # EASY backfilling: behind the first job that cannot start, others may start if they end before it can start (its
+    # shadow time), or use GPUs that are left over then (extra)
     shadow, extra = NEVER, 1 << 40
     for row in range(scalars[NUM_WAITING]):
         if scalars[OPEN] == 0:
@@ -193,7 +195,7 @@ def schedule(state: Any, rules: Any) -> int:
 
 @kernel
 def note_declined_offer(state: Any, rules: Any, job: int) -> bool:
-    """Note what a job could have taken now, once for each time. False: a speed is missing."""
+    """Record what the watched job could accept now, once per time. Return False if a speed is missing."""
     scalars, declined = state.scalars, state.declined
     row, eager = scalars[NUM_DECLINED], scalars[EAGER]
     if row == len(declined) or (row > 0 and declined[row - 1].time == scalars[NOW]):
@@ -216,7 +218,7 @@ def note_declined_offer(state: Any, rules: Any, job: int) -> bool:
 
 @kernel
 def shadow_of(state: Any, rules: Any, job: int) -> tuple[int, int]:
-    """When the first job that cannot start will have enough GPUs, and how many are left over then."""
+    """Return when the first job that cannot start will have enough GPUs, and how many are left over then."""
     scalars = state.scalars
     ends, free = hold_ends(state, rules), scalars[OPEN]
     for position in np.argsort(ends, kind="mergesort"):
@@ -228,7 +230,7 @@ def shadow_of(state: Any, rules: Any, job: int) -> tuple[int, int]:
 
 @kernel
 def migrate(state: Any, rules: Any) -> int:
-    """Move spread jobs into one machine where that has become free, at no cost, in order of their numbers."""
+    """Move spread jobs to one machine that has become free, at no cost, in order of their numbers."""
     scalars = state.scalars
     jobs = np.empty(scalars[NUM_HOLDING], np.int64)
     num = 0
@@ -268,7 +270,7 @@ def migrate(state: Any, rules: Any) -> int:
 
 @kernel
 def serve_reservation(state: Any, rules: Any) -> int:
-    """Drain machines for the job larger than one that waits longest beyond the limit; start it when they suffice."""
+    """Drain machines for the multi-machine job that exceeds the wait limit most; start it when they suffice."""
     scalars = state.scalars
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
     if scalars[RESERVER] < 0:
@@ -299,7 +301,7 @@ def serve_reservation(state: Any, rules: Any) -> int:
 
 @kernel
 def choose_drain(state: Any, rules: Any, job: int) -> None:
-    """The machines of one rack, or of all, that are free the soonest."""
+    """Drain the machines of one rack, or of the cluster, that become free the soonest."""
     scalars, num = state.scalars, state.jobs[job].gpus
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
     ready = np.full(len(state.machines), scalars[NOW], np.int64)
@@ -311,14 +313,14 @@ def choose_drain(state: Any, rules: Any, job: int) -> None:
             ready[machine] = max(ready[machine], ends[position])
     order = np.argsort(ready, kind="mergesort")
     needed = (num + per_machine - 1) // per_machine
-    chosen_rack, best = -1, NEVER
+    target_rack, best = -1, NEVER
     if num <= per_rack:
         for rack in range(len(state.rack_open)):
-            inside = np.sort(ready[state.rack_first[rack] : state.rack_first[rack + 1]])
-            if inside[needed - 1] < best:
-                chosen_rack, best = rack, inside[needed - 1]
+            ready_in_rack = np.sort(ready[state.rack_first[rack] : state.rack_first[rack + 1]])
+            if ready_in_rack[needed - 1] < best:
+                target_rack, best = rack, ready_in_rack[needed - 1]
     for machine in order:
-        if needed and (chosen_rack < 0 or state.machines[machine].rack == chosen_rack):
+        if needed and (target_rack < 0 or state.machines[machine].rack == target_rack):
             keep_for(state, machine, job)
             needed -= 1
     note_open(state)

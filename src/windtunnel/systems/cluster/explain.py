@@ -1,8 +1,7 @@
-"""Why one job ended when it did: what it was offered, and what taking it would have given.
+"""Explanation of the completion time of one job by the offers that it declined.
 
-In: a cluster, jobs, speeds, a policy, a job. Out: each kind of offer that it declined, with the end that it would have
-come to by taking it, and what that would have done to all others: the whole simulation once more, with one decision
-changed. Not here: one run (``model``).
+In: a cluster, jobs, speeds, a policy, a job. Out: each kind of declined offer, with the end of the job and the mean JCT
+of all jobs had it accepted, from a repeated simulation with that one decision changed. Not here: one run (``model``).
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ TIERS = ("one machine", "one rack", "several racks")
 
 @dataclass(frozen=True)
 class Declined:
-    """An offer that a job did not take; times in ns from the begin of the trace.
+    """An offer that a job declined; times in ns from the beginning of the trace.
 
     Attributes
     ----------
     time_ns : int
     num_same : int
-        Offers like it until something else was offered, or it started.
+        Number of consecutive equal offers.
     tier : int
         0: a machine, 1: a rack, 2: the network.
     num_machines : int
     speed : float
-        S there.
+        S on the offered GPUs.
     end_ns : int
-        When the job would have ended, had it taken this.
+        End of the job had it accepted the offer.
     mean_jct_ns : float
-        Of all jobs then.
+        Mean JCT of all jobs in that case.
     """
 
     time_ns: int
@@ -56,7 +55,7 @@ class Declined:
 
 @dataclass(frozen=True, eq=False)
 class Why:
-    """One job under a policy.
+    """The explanation of one job under a policy.
 
     Attributes
     ----------
@@ -75,7 +74,7 @@ class Why:
 
     @property
     def best(self) -> Declined | None:
-        """The offer that would have made it end the soonest, if any would have made it end sooner."""
+        """The declined offer with the earliest end, or None if none would have been earlier."""
         sooner = [item for item in self.declined if item.end_ns < self.run.end_ns[self.job]]
         return min(sooner, key=lambda offer: offer.end_ns, default=None)
 
@@ -90,7 +89,7 @@ def explain_job(
     most: int = 24,
     progress: Progress | None = None,
 ) -> Why:
-    """What a job declined, and what would have been.
+    """Explain a job by the offers that it declined and their simulated outcomes.
 
     Parameters
     ----------
@@ -130,7 +129,7 @@ def explain_job(
 
 
 def _turns(offers: np.ndarray, run: ClusterRun, job: int, most: int) -> list[tuple[int, int]]:
-    """The first of each row of like offers within one wait, and how many there are; evenly thinned out to ``most``."""
+    """Return the first of each run of equal offers within a wait, with their number; evenly thinned to ``most``."""
     if not len(offers):
         return []
     starts = np.sort(run.segments["start"][run.segments["job"] == job])

@@ -1,4 +1,4 @@
-"""Workloads as files say them: our own table, and public traces.
+"""Readers of workload files: the native table, and public traces.
 
 In: CSV, packed or not. Out: jobs, and what was left out of them and why. Not here: checking columns (``jobs``),
 inventing jobs (``generator``).
@@ -33,7 +33,7 @@ Values = dict[str, object]
 
 @dataclass(frozen=True)
 class Trace:
-    """Jobs of a file.
+    """The jobs of a file.
 
     Attributes
     ----------
@@ -193,7 +193,7 @@ def _slurm(row: Row, path: Path, line: int) -> Values | str:
 
 
 def _slurm_time(row: Row, column: str, path: Path, line: int) -> float | None:
-    """Seconds; None where Slurm knows no time."""
+    """Return seconds; None if Slurm has no time."""
     if row[column] in ("", "Unknown", "None"):
         return None
     return _seconds(row, column, path, line)

@@ -1,4 +1,4 @@
-"""Workloads that look like a trace: what a trace is made of, and more of it.
+"""Synthetic workloads: fit the distributions of a trace, and draw jobs from them.
 
 In: jobs. Out: a ``Mix``, and any number of new jobs drawn from it by a seed. Not here: reading traces (``formats``).
 """
@@ -22,7 +22,7 @@ _FEW = 20  # demands with fewer jobs share the run times of their neighbors
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """What a trace is made of.
+    """The distributions of a trace.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Mix:
 
 
 def fit_mix(jobs: Jobs) -> Mix:
-    """Learn demands, run times by demand, models, and the rhythm of arrivals."""
+    """Fit demands, run times by demand, models, and the daily pattern of arrivals."""
     demands, demand, count = np.unique(jobs.gpus, return_inverse=True, return_counts=True)
     logs = np.log(jobs.work_ns / 1e9)
     work = []
@@ -111,14 +111,14 @@ def generate(
 
 
 def _by_the_clock(even_s: NDArray[np.float64], hour_share: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Times of an even rate, moved within their days so that each hour has its share."""
+    """Shift uniform times within their days so that each hour has its fraction of arrivals."""
     share = np.concatenate([[0.0], np.cumsum(hour_share)])
     day, part = np.divmod(even_s / _DAY_S, 1.0)
     return (day + np.interp(part, share, np.linspace(0, 1, _HOURS + 1))) * _DAY_S
 
 
 def with_models(jobs: Jobs, models: dict[str, float], *, seed: int = 0) -> Jobs:
-    """Give jobs models by their shares, as traces rarely say them.
+    """Assign models to jobs by their fractions, as traces rarely contain models.
 
     Raises
     ------

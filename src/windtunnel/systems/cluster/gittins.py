@@ -1,6 +1,6 @@
 """Gittins index of jobs of unknown size.
 
-In: a sample of service times. Out: the index by service attained, as a table. Not here: who is served (``policies``).
+In: a sample of service times. Out: the index by attained service, as a table. Not here: policies (``policies``).
 
 References
 ----------
@@ -26,7 +26,7 @@ QUANTUM_GPU_S = 3250.0
 def gittins_index(
     sizes_gpu_s: ArrayLike, quantum_gpu_s: float = QUANTUM_GPU_S
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Index by GPU-seconds attained, at every multiple of a tenth of the quantum; beyond the sample, that of its end.
+    """Return the Gittins index by attained GPU-seconds, at quantiles of the sizes.
 
     Raises
     ------
@@ -54,17 +54,17 @@ def gittins_index(
 
 
 def heavy_tail_index() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of sizes with a heavy tail: the more a job was served, the longer it will take; ages double."""
+    """Return the index of a heavy tail, where a job takes longer the more it was served; ages double."""
     ages = np.concatenate([[0.0], 60.0 * 2.0 ** np.arange(24)])
     return tuple(ages.tolist()), tuple((1.0 / (60.0 + ages)).tolist())
 
 
 def read_sizes(path: Path) -> list[float]:
-    """GPU-seconds of past jobs, from the column ``gpu_time_s`` of a CSV file.
+    """Read the GPU-seconds of past jobs from the column ``gpu_time_s`` of a CSV file.
 
     Raises
     ------
     InputError
-        There is no such column, or a value is no number.
+        There is no such column, or a value is not a number.
     """
     return [number(row, "gpu_time_s", path, line) for line, row in enumerate(read_rows(path, ("gpu_time_s",)), 2)]

@@ -1,4 +1,4 @@
-"""Jobs that want GPUs, as columns.
+"""Jobs that request GPUs, as columns.
 
 In: arrays, each checked once. Out: ``Jobs``. Not here: reading files (``formats``), inventing jobs (``generator``).
 
@@ -23,7 +23,7 @@ _LATEST_NS = 1 << 61
 
 @dataclass(frozen=True, eq=False)
 class Jobs:
-    """Jobs in order of arrival; each gets all GPUs that it asks for, or none.
+    """Jobs in order of arrival; each gets all requested GPUs or none.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Jobs:
         iteration_s: ArrayLike | None = None,
         source: str = "jobs",
     ) -> Jobs:
-        """Check columns, and sort them by arrival (jobs of one time as they came).
+        """Check columns, and sort them by arrival (stable).
 
         Raises
         ------
@@ -109,15 +109,15 @@ class Jobs:
 
     @property
     def gpu_hours(self) -> float:
-        """Of all jobs if communication were free."""
+        """The GPU time of all jobs without communication."""
         return float((self.gpus * self.work_ns).sum() / 3.6e12)
 
     def take(self, rows: NDArray[Any]) -> Jobs:
-        """Some of them, by mask or by number in increasing order."""
+        """Return some of the jobs, by a mask or by ascending numbers."""
         return Jobs(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def speed_up_arrivals(self, factor: float) -> Jobs:
-        """Arriving ``factor`` times as fast.
+        """Return the jobs with ``factor`` times the arrival rate.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class Jobs:
         return Jobs(**{**columns, "arrival_ns": np.round(self.arrival_ns / factor).astype(np.int64)})
 
     def require_fit(self, num_gpus: int) -> None:
-        """Refuse jobs that a cluster can never start.
+        """Reject jobs that a cluster can never start.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 """A cluster as schedulers see it: racks of machines of GPUs, and the links between them.
 
-In: a JSON file or numbers. Out: a ``Cluster`` that checked itself. Not here: jobs (``jobs``), where they are put.
+In: a JSON file or numbers. Out: a validated ``Cluster``. Not here: jobs (``jobs``), placements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from windtunnel.hardware import Link
 __all__ = ["TIERS", "Cluster", "read_cluster"]
 
 TIERS = ("machine", "rack", "network")
-"""What a placement spans at most, inner to outer."""
+"""The tiers that a placement can span, from inner to outer."""
 
 _NS_PER_S = 10**9
 _FIELDS = {"name", "tiers", "lease_s", "checkpoint_s_per_gpu", "restart_s_per_gpu", "shares_links"}
@@ -33,20 +33,20 @@ class Cluster:
     ----------
     gpus_per_machine, machines_per_rack, num_racks : int
     links : three of Link
-        Between the GPUs of a machine, the machines of a rack, the racks.
+        Links between the GPUs of a machine, between the machines of a rack, between the racks.
     lease_ns : int
-        How long a job keeps its GPUs before all of them are offered again.
+        How long a job keeps its GPUs before they are offered again.
     checkpoint_ns_per_gpu, restart_ns_per_gpu : int
-        GPUs of a job that stops come back so much later for each of them; a job that goes on begins so much later.
+        Time per GPU until the GPUs of a stopped job are free, and until a restarted job makes progress.
     shares_links : bool
-        Jobs that send over one card or uplink at the same time slow each other down; False: S ignores other jobs, as
-        published.
+        Whether jobs that send over one card or uplink at the same time slow each other down; False: S ignores other
+        jobs, as published.
     name : str
 
     Raises
     ------
     InputError
-        Something is not above 0, or a lease is over before a checkpoint is.
+        A number is not above 0.
     """
 
     gpus_per_machine: int
@@ -65,7 +65,7 @@ class Cluster:
                 raise InputError(f"{field} must be 1 or more, not {getattr(self, field)}", where=f"cluster {self.name}")
         if min(self.checkpoint_ns_per_gpu, self.restart_ns_per_gpu) < 0:
             raise InputError(
-                "a checkpoint or a restart cannot take less than no time",
+                "the time of a checkpoint or a restart is negative",
                 where=f"cluster {self.name}",
                 fix="give checkpoint_s_per_gpu and restart_s_per_gpu of 0 or more",
             )
@@ -76,25 +76,25 @@ class Cluster:
 
     @property
     def num_machines(self) -> int:
-        """In all racks."""
+        """Number of machines in all racks."""
         return self.machines_per_rack * self.num_racks
 
     @property
     def gpus_per_rack(self) -> int:
-        """In all machines of one."""
+        """Number of GPUs in one rack."""
         return self.gpus_per_machine * self.machines_per_rack
 
     @property
     def num_gpus(self) -> int:
-        """In all machines."""
+        """Number of GPUs in the cluster."""
         return self.gpus_per_machine * self.num_machines
 
     def machine_name(self, machine: int) -> str:
-        """By rack and number in it."""
+        """Return the name of a machine, by its rack and its number in the rack."""
         return f"rack {machine // self.machines_per_rack} machine {machine % self.machines_per_rack}"
 
     def json(self) -> dict[str, Any]:
-        """As :func:`read_cluster` reads it."""
+        """Return the cluster in the format of :func:`read_cluster`."""
         counts = (self.gpus_per_machine, self.machines_per_rack, self.num_racks)
         tiers = [
             {
@@ -128,7 +128,7 @@ def read_cluster(path: Path) -> Cluster:
     Raises
     ------
     InputError
-        A field is missing, unknown or means nothing; names it.
+        A field is missing, unknown or invalid; the message names it.
     """
     document = read_json(ReadLimit(path))
     try:
@@ -176,9 +176,9 @@ def _link(table: Any, tier: str) -> Link:
     rate, latency, kind = table.get("gbytes_s"), table.get("latency_us", 0), table.get("kind", "ring")
     if kind != "ring":
         raise InputError(
-            f"a link of kind {format_value(kind)} has no price",
+            f"links of kind {format_value(kind)} are not supported",
             where=f"tier {tier}",
-            fix='"ring" is the kind that has one',
+            fix='use "ring"',
         )
     if not _is_number(rate) or rate <= 0 or not _is_number(latency) or latency < 0:
         raise InputError(
@@ -191,10 +191,10 @@ def _link(table: Any, tier: str) -> Link:
 
 def _check(table: Any, known: set[str], where: str) -> None:
     if not isinstance(table, Mapping):
-        raise InputError(f"{format_value(table)} is no table of fields", where=where)
+        raise InputError(f"{format_value(table)} is not a JSON object", where=where)
     unknown = sorted(set(table) - known)
     if unknown:
-        raise InputError(f"{unknown[0]!r} is no field here", where=where, fix=f"known: {', '.join(sorted(known))}")
+        raise InputError(f"unknown field {unknown[0]!r}", where=where, fix=f"known: {', '.join(sorted(known))}")
 
 
 def _is_number(value: Any) -> bool:

@@ -1,7 +1,7 @@
-"""How a job uses links that others may want, too.
+"""The link usage of an isolated job.
 
-In: speeds, a model, a shape, links. Out: for which parts of an iteration a job alone sends over the cards of its
-machines and the uplinks of its racks. Not here: what sharing makes of them (``sharing.py``).
+In: speeds, a model, a shape, links. Out: the fractions of an iteration in which the job sends over the cards of its
+machines and the uplinks of its racks. Not here: the effect of contention (``sharing.py``).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["link_use"]
 
 
 def link_use(speeds: Speeds, model: str, batch: int, shape: Shape, links: Links) -> tuple[float, float, float, float]:
-    """Parts of an iteration that are spent on links, as the simulator's ``SPEED`` has them.
+    """Return the fractions of an iteration that are spent on links, as fields of the simulator's ``SPEED``.
 
-    Speeds that know no tiers are taken to lose all their time on the outermost one that a shape spans. A ring over
-    racks leaves machines by their cards, too, no faster than the uplink; it loads them as much as that is of a card.
+    Speeds without tiers are assumed to lose all their time on the outermost tier that a shape spans. A ring over racks
+    also leaves machines by their cards, at the rate of the uplink, and loads the cards by that part of their rate.
 
     Returns
     -------
@@ -30,7 +30,7 @@ def link_use(speeds: Speeds, model: str, batch: int, shape: Shape, links: Links)
     Raises
     ------
     InputError
-        Sums run beside the backward pass: how much of them is seen depends on who else sends, too.
+        All-reduces overlap with the backward pass: their exposed part would depend on the other jobs.
     """
     if isinstance(speeds, LayerSpeeds):
         card, uplink = _tiers(speeds, model, batch, shape)
@@ -43,7 +43,7 @@ def link_use(speeds: Speeds, model: str, batch: int, shape: Shape, links: Links)
 
 
 def _tiers(speeds: LayerSpeeds, model: str, batch: int, shape: Shape) -> tuple[float, float]:
-    """Shares of an iteration in racks and between them."""
+    """Return the fractions of an iteration within racks and between them."""
     if speeds.overlap:
         raise InputError(
             "shared links require that no communication overlaps with computation", where="overlap and shared links",
@@ -60,7 +60,7 @@ def _tiers(speeds: LayerSpeeds, model: str, batch: int, shape: Shape) -> tuple[f
 
 
 def _alone(links: Links, tier: int) -> list[Link]:
-    """The same links, as if all but one took no time."""
+    """Return the links with infinite rates in all tiers but one."""
     return [
         link if index == tier else Link(link.name, IDEAL_BYTES_PER_S, latency_ns=0) for index, link in enumerate(links)
     ]

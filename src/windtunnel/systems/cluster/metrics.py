@@ -1,6 +1,6 @@
-"""Numbers about a run of a cluster.
+"""Metrics of a cluster run.
 
-In: a ``ClusterRun``. Out: means, tails, shares, what is uneven, what a headline hangs on. Not here: pictures.
+In: a ``ClusterRun``. Out: means, percentiles, utilization, fairness, and caveats of the headline. Not here: pages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOUR_NS = 3.6e12
 
 @dataclass(frozen=True)
 class Summary:
-    """One run in numbers; hours where nothing else is said.
+    """The metrics of one run, in hours unless stated otherwise.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Summary:
 
 
 def summarize(run: ClusterRun) -> Summary:
-    """The numbers of a run."""
+    """Return the metrics of a run."""
     jct, queueing = run.jct_ns / _HOUR_NS, run.queueing_ns / _HOUR_NS
     is_single = run.jobs.gpus == 1
     ratio = fairness(run)
@@ -80,18 +80,18 @@ def summarize(run: ClusterRun) -> Summary:
 
 
 def communication_ns(run: ClusterRun) -> NDArray[np.float64]:
-    """Time of each job that was not computing though it ran, float64 [J]."""
+    """Return the time that each job ran without computing, float64 [J]."""
     return np.maximum(run.run_ns - run.jobs.work_ns, 0.0)
 
 
 def segment_gpu_ns(run: ClusterRun) -> NDArray[np.int64]:
-    """GPU time of each segment, float [N]."""
+    """Return the GPU time of each segment in ns, int64 [N]."""
     held: NDArray[np.int64] = (run.segments["end"] - run.segments["start"]) * run.jobs.gpus[run.segments["job"]]
     return held
 
 
 def fairness(run: ClusterRun) -> NDArray[np.float64]:
-    """JCT over that of a cluster of its own with 1/N of the GPUs, N the mean number of jobs present."""
+    """Return JCT over the JCT on a private cluster with 1/N of the GPUs, N being the mean number of present jobs."""
     mean_present = float(run.jct_ns.sum()) / max(run.makespan_ns, 1)
     share = run.cluster.num_gpus / max(mean_present, 1.0)
     alone_ns = run.jobs.work_ns * np.maximum(1.0, run.jobs.gpus / share)
@@ -100,14 +100,14 @@ def fairness(run: ClusterRun) -> NDArray[np.float64]:
 
 
 def use_over_time(run: ClusterRun, num: int = 200) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Hours, and the share of GPUs that were held in each of ``num`` equal parts."""
+    """Return hours, and the fraction of GPUs held in each of ``num`` equal intervals."""
     first_ns, last_ns = int(run.jobs.arrival_ns.min()), int(run.end_ns.max())
     edges = np.linspace(first_ns, last_ns, num + 1)
     gpus = run.jobs.gpus[run.segments["job"]].astype(np.float64)
     begin, end = run.segments["start"].astype(np.float64), run.segments["end"].astype(np.float64)
 
     def gpu_time_until(time: NDArray[np.float64], starts: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Integral of GPUs taken at ``scalars`` until each time."""
+        """Return the integral, up to each time, of GPUs that are taken at ``starts``."""
         order = np.argsort(starts, kind="stable")
         count = np.concatenate([[0.0], np.cumsum(gpus[order])])
         moment = np.concatenate([[0.0], np.cumsum(gpus[order] * starts[order])])
@@ -121,7 +121,7 @@ def use_over_time(run: ClusterRun, num: int = 200) -> tuple[NDArray[np.float64],
 
 
 def honest_notes(run: ClusterRun) -> list[str]:
-    """What a headline hangs on: the last job, jobs that starved, work that one job lost to its placement."""
+    """Return caveats of the headline: a straggler, starved jobs, work that one job lost to its placement."""
     jobs, notes = run.jobs, list(run.notes)
     last = int(run.end_ns.argmax())
     others = np.delete(run.end_ns, last)
@@ -156,10 +156,10 @@ def honest_notes(run: ClusterRun) -> list[str]:
 
 
 def link_contention_fraction(run: ClusterRun) -> float:
-    """Of the time that jobs ran on several machines, the share in which another such job sent over a link of theirs.
+    """Return the fraction of multi-machine running time in which another such job used one of the job's links.
 
-    S is that of a job alone, so it is too high there. A job's ring leaves each of its machines by that machine's card,
-    and each of its racks by that rack's uplink where it spans several.
+    S is the speed of an isolated job and thus too high there. The ring of a job leaves each of its machines by the card
+    of that machine, and each of its racks by the uplink of that rack if the job spans several racks.
     """
     segments = run.segments
     length_ns = (segments["end"] - segments["begin"]).clip(min=0)
@@ -195,7 +195,7 @@ def _describe_job(run: ClusterRun, job: int) -> str:
 
 
 def document(run: ClusterRun) -> dict[str, Any]:
-    """The summary in plain types, with its notes."""
+    """Return the summary in plain types, with its notes."""
     summary = summarize(run)
     return {
         **{name: getattr(summary, name) for name in Summary.__dataclass_fields__},

@@ -1,7 +1,7 @@
-"""What a policy makes of jobs on a cluster: the simulation.
+"""Simulation of jobs on a cluster under a scheduling policy.
 
-In: a cluster, jobs, speeds, a policy. Out: a ``ClusterRun``: every segment of every job. Not here: numbers about it
-(``metrics``), the loop itself (``engine.py``), other policies to try (``search``).
+In: a cluster, jobs, speeds, a policy. Out: a ``ClusterRun`` with every segment of every job. Not here: its metrics
+(``metrics``), the event loop (``engine.py``), the search over policies (``search``).
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ _MAX_DECLINED = 10_000
 
 @dataclass
 class Watch:
-    """One job, looked at closely.
+    """One job whose declined offers are recorded.
 
     Attributes
     ----------
     job : int
     takes_at_ns : int
-        When it takes whatever it is offered; -1: never anything but what the policy takes.
+        Time at which the job accepts any offer; -1: it always follows the policy.
     declined : records
-        What it was offered and did not take: ``time``, ``tier``, ``machines`` (their number), ``speed`` (S). Filled in.
+        Offers that it declined, written by the simulation: ``time``, ``tier``, ``machines`` (their number), ``speed``
+        (S).
     """
 
     job: int
@@ -53,25 +54,25 @@ class Watch:
 
 @dataclass(frozen=True, eq=False)
 class ClusterRun:
-    """What happened. Times in ns from the begin of the trace.
+    """The record of a simulation. Times are in ns from the beginning of the trace.
 
     Attributes
     ----------
     cluster, jobs, policy
-        What was simulated.
+        The inputs of the simulation.
     first_ns, end_ns, run_ns, restart_ns, longest_wait_ns : int64 [J]
-        First start, end, time that it ran, time of restarts, the longest time that it waited for GPUs at once.
+        First start, end, running time, time of restarts, longest uninterrupted wait for GPUs.
     num_tiers : int64 [J, 3]
-        Allocations in a machine, a rack, over racks.
+        Number of allocations within a machine, within a rack, across racks.
     num_preempted : int64 [J]
     segments : records [N]
-        From a start to a stop: ``job``, ``start``, ``begin`` (of progress), ``end``, ``back`` (GPUs free again),
-        ``speed`` (S), ``done`` (ns of work), ``tier``, ``placement`` and ``width`` (rows of ``placements``).
+        A job on its GPUs from a start to a stop: ``job``, ``start``, ``begin`` (of progress), ``end``, ``back`` (GPUs
+        free), ``speed`` (S), ``done`` (ns of work), ``tier``, ``placement`` and ``width`` (rows of ``placements``).
     placements : records [P]
-        ``machine`` and ``gpus`` of each.
+        ``machine`` and ``gpus`` of each machine of each segment.
     num_events : int
     notes : tuple of str
-        What a reader should know of the result.
+        Remarks on the result.
     """
 
     cluster: Cluster
@@ -96,12 +97,12 @@ class ClusterRun:
 
     @cached_property
     def queueing_ns(self) -> Ints:
-        """Time that each job had no GPUs, int64 [J]."""
+        """Time without GPUs of each job, int64 [J]."""
         return self.jct_ns - self.run_ns - self.restart_ns
 
     @cached_property
     def segment_placements(self) -> tuple[Ints, Ints]:
-        """Each machine of each segment: row of ``segments``, row of ``placements``, both int64 [P]."""
+        """For each machine of each segment: its row of ``segments`` and of ``placements``, both int64 [P]."""
         width = self.segments["width"]
         rows = np.repeat(np.arange(len(width)), width)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(width) - width, width)
@@ -130,20 +131,20 @@ def simulate(
     cluster : Cluster
     jobs : Jobs
     speeds : Speeds
-        S of each model on each shape; asked once per model, batch and shape.
+        S of each model on each shape; evaluated once per model, batch and shape.
     policy : Policy
     quantum : int
-        Iterations per GPU after which a job may end or give way, as published; 0: at any time (fluid).
+        Iterations per GPU after which a job may end or be preempted, as published; 0: at any time (fluid).
     watch : Watch, optional
-        One job.
+        Job whose declined offers are recorded.
     progress : callable, optional
-        Hears how many jobs are over.
+        Called with the number of finished jobs.
 
     Raises
     ------
     InputError
-        A job is larger than the cluster, a lease is shorter than a checkpoint or a quantum, or the policy starts
-        nothing any more, starts what it may not, or preempts in a cycle.
+        A job is larger than the cluster, a lease is shorter than a checkpoint or a quantum, or the policy stops
+        starting jobs, makes an invalid start, or preempts in a cycle.
     PriceError
         A model has no speed.
     """
@@ -181,19 +182,19 @@ def simulate(
 
 
 def supply(state: State, code: int, profiles: NDArray[Any], speeds: Speeds, cluster: Cluster) -> State:
-    """The speed, or the room, for want of which the loop returned."""
+    """Supply the speed or the array capacity for lack of which the event loop returned."""
     return _with_speed(state, profiles, speeds, cluster) if code == st.NEED_SPEED else _double_capacity(state)
 
 
 def _check_leases(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) -> tuple[str, ...]:
-    """Refuse leases in which nothing can be done; say where one never matters."""
+    """Reject leases that are too short for any progress; note leases that never expire."""
     lease_ns = policy.lease_ns(cluster)
     if quantum < 0:
-        raise InputError(f"a quantum of {quantum} iterations cannot be", fix="give 0 or more")
+        raise InputError(f"a quantum must be 0 iterations or more, not {quantum}", fix="give 0 or more")
     if quantum and cluster.shares_links:
         raise InputError(
             "jobs that share links change their speed within a quantum", where=f"a quantum of {quantum} iterations",
-            fix="leave the quantum out, or let links be everybody's own",
+            fix="leave out the quantum, or do not share links",
         )  # fmt: skip
     if not policy.has_lease:
         return ()
@@ -213,12 +214,12 @@ def _check_leases(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) ->
             fix="give fewer iterations per quantum, or a longer lease_s",
         )
     if lease_ns > jobs.work_ns.max():
-        return ("every job fits into one lease: nobody is preempted, and orders matter only while jobs wait",)
+        return ("every job fits into one lease: no job is preempted, and the order matters only while jobs wait",)
     return ()
 
 
 def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) -> tuple[State, NDArray[Any]]:
-    """Before anything has happened; and models with batches, by the number that jobs have of them."""
+    """Return the initial state, and the distinct (model, batch) profiles that ``jobs["profile"]`` indexes."""
     profiles, profile = np.unique(
         np.array([f"{model}\0{batch}" for model, batch in zip(jobs.model, jobs.batch, strict=True)]),
         return_inverse=True,
@@ -279,7 +280,7 @@ def _table(kind: np.dtype[Any], size: int | tuple[int, int], **columns: Any) -> 
 
 
 def _losses(jobs: Jobs, per_machine: int) -> NDArray[np.float64]:
-    """How many fewer jobs of the mix a machine could then take, by free GPUs and GPUs taken of them."""
+    """Return the number of jobs of the mix that a machine can no longer take, by its free GPUs and the GPUs taken."""
     share = np.bincount(jobs.gpus[jobs.gpus <= per_machine], minlength=per_machine + 1) / len(jobs)
     sizes = np.arange(1, per_machine + 1)
     slots = np.array([(share[1:] * (free // sizes)).sum() for free in range(per_machine + 1)])
@@ -289,14 +290,15 @@ def _losses(jobs: Jobs, per_machine: int) -> NDArray[np.float64]:
 
 
 def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds, cluster: Cluster) -> State:
-    """The picked placement's speed, in the table."""
+    """Evaluate the speed of the picked placement and store it in the hash table."""
     num, job = int(state.scalars[st.PICKED]), int(state.scalars[st.ASKING])
     shape = _shape_of_pick(state, num)
     profile = int(state.jobs["profile"][job])
     model, _, batch = str(profiles[profile]).partition("\0")
     value = float(speeds.speed(model, int(batch), shape))
     if not 0 < value < float("inf"):
-        raise InputError(f"{model} has a speed of {value} on {shape_text(shape)}", fix="a speed is above 0")
+        raise InputError(f"{model} has a speed of {value} on {shape_text(shape)}", fix="give a speed above 0")
+    # open addressing stays fast only while the table is at most half full
     if 2 * int((~np.isnan(state.table["speed"])).sum()) > len(state.table):
         state = _larger_table(state)
     first, second = st.shape_keys(state, num)
@@ -327,7 +329,7 @@ def _larger_table(state: State) -> State:
 
 
 def _double_capacity(state: State) -> State:
-    """Twice the room in every list that grows."""
+    """Double the capacity of every array that grows."""
     larger = {
         name: np.concatenate([old, np.zeros_like(old)]).view(np.recarray)
         for name, old in (("events", state.events), ("segments", state.segments), ("placements", state.placements))
@@ -336,7 +338,7 @@ def _double_capacity(state: State) -> State:
 
 
 def run_of(state: State, cluster: Cluster, jobs: Jobs, policy: Policy, notes: tuple[str, ...] = ()) -> ClusterRun:
-    """What happened until now."""
+    """Return the run up to the present."""
     done = {
         name: state.jobs[name].copy() for name in ("first", "end", "run", "restarting", "longest_wait", "preempted")
     }

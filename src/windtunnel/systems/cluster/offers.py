@@ -1,4 +1,4 @@
-"""Which GPUs a job is offered, compiled.
+"""Placements that are offered to jobs, compiled.
 
 In: a state and a job. Out: the machines of a placement and the GPUs on each, in ``State.pick``, rack by rack. The
 number of machines is in ``scalars[PICKED]`` (0: the job declines, or too few GPUs are free), the tier that they span in
@@ -36,7 +36,7 @@ DELAYED, SPREAD, AFFINE = 0, 1, 2
 
 
 class Rules(NamedTuple):
-    """A policy as numbers; times in ns."""
+    """The parameters of a policy as numbers; times in ns."""
 
     order: int
     placement: int
@@ -64,7 +64,10 @@ class Rules(NamedTuple):
 
 @kernel
 def best_machine(state: Any, rules: Any, num: int, first: int, last: int, kept: int) -> int:
-    """A machine with so many free GPUs among some, or -1; ``kept``: of those drained for this job (-1: open ones)."""
+    """Return a machine of ``first`` .. ``last`` with ``num`` free GPUs, or -1.
+
+    ``kept`` selects the machines that are drained for a job; -1 selects the open ones.
+    """
     best, best_free, best_loss = -1, 1 << 40, np.inf
     for machine in range(first, last):
         free = state.machines[machine].free
@@ -80,7 +83,7 @@ def best_machine(state: Any, rules: Any, num: int, first: int, last: int, kept: 
 
 @kernel
 def add_pick(state: Any, machine: int, num: int) -> None:
-    """One more machine of the placement."""
+    """Append a machine to the picked placement."""
     state.pick[state.scalars[PICKED]].machine = machine
     state.pick[state.scalars[PICKED]].gpus = num
     state.scalars[PICKED] += 1
@@ -88,7 +91,7 @@ def add_pick(state: Any, machine: int, num: int) -> None:
 
 @kernel
 def copy_pick(state: Any, source: int, target: int, num: int) -> None:
-    """Rows of the placement elsewhere."""
+    """Copy ``num`` rows of the picked placement."""
     for row in range(num):
         state.pick[target + row].machine = state.pick[source + row].machine
         state.pick[target + row].gpus = state.pick[source + row].gpus
@@ -96,7 +99,8 @@ def copy_pick(state: Any, source: int, target: int, num: int) -> None:
 
 @kernel
 def fill_rack(state: Any, rules: Any, rack: int, num: int, kept: int) -> None:
-    """Take so many free GPUs of a rack, which has them: as they come, or of as few machines as will do."""
+    """Pick ``num`` free GPUs of a rack that has them: in order (first fit), or on as few machines as possible."""
+    # Few machines: the smallest machine that holds all of the rest, else the machine with the most free GPUs.
     first, last = state.rack_first[rack], state.rack_first[rack + 1]
     begin = state.scalars[PICKED]
     while num:
@@ -127,7 +131,7 @@ def fill_rack(state: Any, rules: Any, rack: int, num: int, kept: int) -> None:
 
 @kernel
 def rack_free(state: Any, rack: int, kept: int) -> int:
-    """Free GPUs of a rack that are open, or drained for a job."""
+    """Return the free GPUs of a rack on open machines, or on those drained for a job."""
     if kept < 0:
         return int(state.rack_open[rack])
     total = 0
@@ -139,7 +143,7 @@ def rack_free(state: Any, rack: int, kept: int) -> int:
 
 @kernel
 def pick_rack(state: Any, rules: Any, num: int, kept: int) -> bool:
-    """One rack that has so many, or none."""
+    """Pick ``num`` GPUs within one rack; return False if no rack has them."""
     best, least = -1, 1 << 40
     for rack in range(len(state.rack_open)):
         free = rack_free(state, rack, kept)
@@ -156,7 +160,7 @@ def pick_rack(state: Any, rules: Any, num: int, kept: int) -> bool:
 
 @kernel
 def pick_any(state: Any, rules: Any, num: int, kept: int) -> None:
-    """GPUs of the whole cluster, which has them: as they come, or of as few racks as will do."""
+    """Pick ``num`` GPUs of the cluster, which has them: in order (first fit), or in as few racks as possible."""
     racks = len(state.rack_open)
     used = state.scratch
     used[:racks] = 0
@@ -183,7 +187,7 @@ def pick_any(state: Any, rules: Any, num: int, kept: int) -> None:
 
 @kernel
 def pick_machine(state: Any, rules: Any, num: int, kept: int) -> bool:
-    """One machine that has so many, or none."""
+    """Pick ``num`` GPUs of one machine; return False if no machine has them."""
     machine = best_machine(state, rules, num, 0, len(state.machines), kept)
     if machine < 0:
         return False
@@ -194,7 +198,8 @@ def pick_machine(state: Any, rules: Any, num: int, kept: int) -> bool:
 
 @kernel
 def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
-    """Any open GPUs, each as likely; of one job's n-th start always the same."""
+    """Pick open GPUs uniformly at random; the n-th start of a job always gets the same ones."""
+    # A counter-based generator (seed, job, start, draw) needs no state and makes runs reproducible.
     used = state.scratch
     used[: len(state.machines)] = 0
     salt = mix_bits(np.uint64(rules.seed), np.uint64(job)) ^ np.uint64(state.jobs[job].num_starts)
@@ -217,9 +222,9 @@ def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
 
 @kernel
 def offer_affine(state: Any, rules: Any, job: int) -> None:
-    """As Gandiva: beside jobs of the same demand where most is free; random GPUs where no machine has enough."""
+    """Pick as Gandiva: the freest machine among jobs of equal demand; random GPUs if no machine has enough."""
     num, best, best_free, is_affine = state.jobs[job].gpus, -1, 0, False
-    last = state.scratch  # the segment that came last of those that hold GPUs of each machine
+    last = state.scratch  # by machine: the latest segment that holds GPUs of it
     last[: len(state.machines)] = -1
     for index in range(state.scalars[NUM_HOLDING]):
         segment = state.holding[index]
@@ -243,11 +248,11 @@ def offer_affine(state: Any, rules: Any, job: int) -> None:
 
 @kernel
 def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool]:
-    """Whether the picked placement beats waiting for a tighter one; and whether all its speeds are known.
+    """Return whether the picked placement beats waiting for a tighter one, and whether all speeds are known.
 
-    Taken now, a lease does ``S_loose`` of its length; after a wait of ``w``, ``S_tight`` of it, in the longer time. So
-    it is taken where ``S_loose >= S_tight * L / (L + patience * w)``, w until a machine (a rack) has enough, L the
-    shorter of lease and what is left of the job.
+    If the job starts now, a lease of length L advances it by ``S_loose * L``. After a wait of ``w`` for a machine (or a
+    rack) it advances by ``S_tight * L`` in the time ``L + w``. The job therefore accepts if ``S_loose >= S_tight * L /
+    (L + patience * w)``, where L is the shorter of the lease and the rest of the job.
     """
     scalars, num = state.scalars, state.jobs[job].gpus
     loose = speed_of(state, job, scalars[PICKED])
@@ -257,7 +262,7 @@ def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool
     copy_pick(state, 0, len(state.machines) + 1, machines)
     is_worth = True
     for level in range(tier):
-        # the tightest form of this level
+        # the tightest placement of this level: full machines, then one partly used machine
         scalars[PICKED] = 0
         left, machine = num, 0
         while left > 0 and machine < len(state.machines):
@@ -269,7 +274,7 @@ def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool
             continue
         tight = speed_of(state, job, scalars[PICKED])
         if np.isnan(tight):
-            return False, False  # what is asked for is what is picked now
+            return False, False  # the caller asks for the speed of the placement that is picked now
         wait = state.frees[level, num] - scalars[NOW] if num < state.frees.shape[1] else NEVER
         length = min(float(rules.lease), (state.jobs[job].work - state.jobs[job].done) / tight)
         if loose < tight * length / (length + rules.patience * max(wait, rules.checkpoint)):
@@ -282,7 +287,10 @@ def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool
 
 @kernel
 def offer(state: Any, rules: Any, job: int) -> bool:
-    """Offer a job what is open; what it takes is picked. False: a speed is missing."""
+    """Offer open GPUs to a job; what it accepts is picked. Return False if a speed is missing.
+
+    Offers go from tight to loose: a machine, then after the rack timer a rack, then after the network timer any GPUs.
+    """
     scalars = state.scalars
     scalars[PICKED] = 0
     num = state.jobs[job].gpus
@@ -315,7 +323,7 @@ def offer(state: Any, rules: Any, job: int) -> bool:
 
 @kernel
 def take_or_leave(state: Any, rules: Any, job: int) -> bool:
-    """Under marginal timers, whether a spread placement is taken is a matter of its price."""
+    """Under marginal timers, drop a spread placement that is worse than waiting; False: a speed is missing."""
     if rules.tuner != MARGINAL or state.scalars[PICKED] < 2:
         return True
     if job == state.scalars[WATCHED] and state.scalars[NOW] == state.scalars[EAGER]:

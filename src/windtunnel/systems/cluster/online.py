@@ -1,8 +1,8 @@
-"""A policy that decides as time goes by, about jobs whose ends nobody knows.
+"""Online scheduling of real jobs, whose ends are unknown.
 
-In: a cluster, jobs, a policy; times, ends of jobs as they happen. Out: what is to be started and stopped now. It is the
-simulator's own loop, run up to the present: what it would know of a job's end is left out. Not here: the jobs
-themselves (``real``).
+In: a cluster, jobs, a policy; the times and the ends of jobs as they happen. Out: the jobs to start and stop now. The
+event loop of the simulator runs up to the present, with jobs of unlimited work. Not here: the jobs (``real``,
+``slurm``).
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from windtunnel.systems.cluster.running import end_segment
 __all__ = ["Online"]
 
 _UNKNOWN_NS = 1e17
-"""Work of a job whose end nobody knows: three years."""
+"""Work of a job whose end is unknown: three years."""
 
 _ORDERS = ("nw_sens", "las2d", "fifo", "queues", "max_min")
 _TIMERS = ("fixed", "auto")
 
 
 class Online:
-    """The simulator's loop up to now.
+    """The event loop of the simulator, advanced in real time.
 
     Parameters
     ----------
     cluster : Cluster
     jobs : Jobs
-        Their arrivals count from time 0; their work is not looked at.
+        Arrivals count from time 0; the work is ignored.
     speeds : Speeds
-        What a policy believes of placements.
+        Speeds of placements that the policy assumes.
     policy : Policy
 
     Raises
     ------
     InputError
-        The policy asks how much work is left.
+        The policy depends on the remaining work of jobs.
     """
 
     def __init__(self, cluster: Cluster, jobs: Jobs, speeds: Speeds, policy: Policy) -> None:
@@ -56,16 +56,16 @@ class Online:
             raise InputError(
                 "this policy asks when jobs end, which is not known of real jobs",
                 where=f"order {policy.order}, timers {policy.timers}",
-                fix=f"take one that orders by {', '.join(_ORDERS)}, with fixed or auto timers, such as dally or fifo",
+                fix=f"use a policy that orders by {', '.join(_ORDERS)}, with fixed or auto timers; for example dally",
             )
         jobs.require_fit(cluster.num_gpus)
         self.cluster, self.jobs, self.policy = cluster, jobs, policy
         self._rules = policy.rules(cluster)
-        # shared links move ends, which nobody knows here
+        # contention for links only moves ends, which are unknown here
         self._state, self._profiles = new_state(replace(cluster, shares_links=False), jobs, policy)
         self._state.jobs["work"] = _UNKNOWN_NS
         self._speeds = speeds
-        self._open: dict[int, int] = {}  # segments that were told of and have not ended: their jobs
+        self._open: dict[int, int] = {}  # reported segments that have not ended: their jobs
         self._num_seen = 0
 
     @property
@@ -74,7 +74,7 @@ class Online:
         return int(self._state.scalars[st.NUM_OVER])
 
     def advance(self, now_ns: int) -> list[Start | Stop]:
-        """Decide whatever is to be decided until now.
+        """Make all decisions up to a time.
 
         Raises
         ------
@@ -85,13 +85,13 @@ class Online:
         return self._changes()
 
     def end_job(self, job: int, now_ns: int) -> None:
-        """A job is done; what follows comes with the next ``advance``."""
-        self._go(now_ns)  # what was to happen before
+        """Record that a job has finished; the next ``advance`` returns the decisions that follow."""
+        self._go(now_ns)  # decisions that were due before
         state = self._state
         if state.jobs["status"][job] == st.RUNNING:
             self._open.pop(int(state.jobs["segment"][job]), None)
             end_segment(state, self._rules, job, True)
-        else:  # it ended while it was told to stop
+        else:  # it finished while it was being stopped
             st.dequeue(state, job)
             state.scalars[st.NUM_OVER] += 1
             state.jobs["status"][job], state.jobs["end"][job] = st.OVER, now_ns
@@ -105,11 +105,11 @@ class Online:
             self._state = supply(self._state, code, self._profiles, self._speeds, self.cluster)
 
     def result_so_far(self) -> ClusterRun:
-        """What happened until now."""
+        """Return the run up to the present."""
         return run_of(self._state, self.cluster, self.jobs, self.policy)
 
     def _changes(self) -> list[Start | Stop]:
-        """Segments that began or ended since the last look; ends come first, as they free what is taken."""
+        """Return the starts and stops since the last call; stops come first, as they free GPUs for the starts."""
         state, segments = self._state, self._state.segments
         ended = [row for row in self._open if segments["end"][row] != st.NEVER]
         jobs = [self._open.pop(row) for row in ended]

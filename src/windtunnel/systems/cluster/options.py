@@ -1,4 +1,4 @@
-"""What the verbs of clusters share: their options, and what these come to.
+"""Options that the verbs of clusters share, and the inputs that they select.
 
 In: paths and texts. Out: cluster, jobs, speeds. Not here: any verb.
 """
@@ -92,7 +92,7 @@ Quantum = Annotated[
 
 
 class ClusterInputs:
-    """What the options of all verbs come to."""
+    """The inputs of a simulation, read from the options of a verb."""
 
     def __init__(self, cluster: Cluster, jobs: Jobs, speeds: Speeds, notes: list[str]) -> None:
         self.cluster, self.jobs, self.speeds, self.notes = cluster, jobs, speeds, notes
@@ -102,7 +102,7 @@ def read_inputs(
     jobs_path: Path, cluster_path: Path, speeds: str, shape: str, arrivals: str, compress: float, models: str,
     num_generated: int, seed: int, *, overlap: bool, skip_too_large: bool, shares_links: bool,
 ) -> ClusterInputs:  # fmt: skip
-    """Read what the options of the verbs name: the cluster, its jobs and the speeds of their models."""
+    """Read the cluster, its jobs and the speeds of their models."""
     from windtunnel.search.speeds import TableSpeeds
     from windtunnel.systems.cluster.formats import read_jobs
     from windtunnel.systems.cluster.generator import fit_mix, generate, with_models

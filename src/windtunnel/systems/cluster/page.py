@@ -181,7 +181,7 @@ def _gantt(run: ClusterRun) -> str:
 
 
 def _lowest(held: Sequence[tuple[int, int]], count: int) -> int:
-    """The lowest place of so many GPUs among those that are held (first, number)."""
+    """Return the lowest row with ``count`` free rows between those that are held (first, number)."""
     slot = 0
     for first, number in sorted(held):
         if first - slot >= count:
@@ -191,7 +191,7 @@ def _lowest(held: Sequence[tuple[int, int]], count: int) -> int:
 
 
 def _line(xs: NDArray[np.float64], ys: NDArray[np.float64], curve: int, name: str) -> list[str]:
-    """By shares of both axes."""
+    """Draw a curve whose points are fractions of both axes."""
     points = " ".join(f"{_FRAME.x(x):.1f},{_FRAME.y(y):.1f}" for x, y in zip(xs.tolist(), ys.tolist(), strict=True))
     right, key = _FRAME.right, _TOP + 16 * curve
     return [

@@ -1,4 +1,4 @@
-"""What a scheduling policy is: an order, what is taken, how long jobs keep it; or a Python function.
+"""Scheduling policies: an order, a placement and a lease, or a Python function.
 
 In: settings. Out: a frozen ``Policy`` whose rules the compiled loop follows. Not here: the policies by name
 (``policies``), the loop.
@@ -39,14 +39,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Stop:
-    """Preempt a running job now; it waits again, and its GPUs come back after its checkpoint."""
+    """Preempt a running job now; it waits again, and its GPUs are free after its checkpoint."""
 
     job: int
 
 
 @dataclass(frozen=True)
 class Wake:
-    """Ask this function again at a time, whatever happens before."""
+    """Call the policy function again at a time."""
 
     at_ns: int
 
@@ -56,47 +56,47 @@ Decision = Start | Stop | Wake
 
 @dataclass(frozen=True)
 class Policy:
-    """Who is served first, what it takes, and for how long.
+    """The order of jobs, the placements that they accept, and the length of leases.
 
     Parameters
     ----------
     order : str
         ``nw_sens`` (most hurt by communication first), ``las2d`` (fewest GPU-seconds served), ``srtf``, ``fifo``,
-        ``queues`` (discretized las2d), ``gittins``, ``mixed`` (las2d, less for who was hurt), ``ftf`` (furthest behind
-        a fair share), ``max_min`` (furthest behind a max-min fair share).
+        ``queues`` (discretized las2d), ``gittins``, ``mixed`` (las2d, reduced for jobs slowed by communication),
+        ``ftf`` (furthest behind a fair share), ``max_min`` (furthest behind a max-min fair share).
     placement : str
         ``delayed`` (a job takes what spans a rack or the network after its timers), ``spread`` (anything, but skewed
-        models wait for one machine), ``affine`` (beside jobs of the same size, else at random).
+        models wait for one machine), ``affine`` (with jobs of equal size, else at random).
     timers : str
         ``fixed``, ``auto`` (from the waits of the past) or ``marginal`` (by what waiting costs each job).
     rack_timer_s, network_timer_s : float
-        Of fixed timers: how long a job waits for a machine, for a rack; infinite: until it gets one.
+        Fixed timers: how long a job waits for a machine, for a rack; infinite: until it gets one.
     history_leases : float
-        What auto timers remember.
+        Length of the history of auto timers, in leases.
     fit : str
         Among domains that suffice: ``first``, ``best`` (fewest free) or ``frag`` (least loss of future placements).
     has_lease : bool
-        All GPUs of a job are offered again when its lease is over.
+        Whether a job returns its GPUs when its lease is over.
     lease_s : float, optional
-        Instead of the cluster's.
+        Replaces the lease of the cluster.
     is_free_to_move : bool
-        Checkpoints and restarts cost nothing.
+        Whether checkpoints and restarts cost nothing.
     timer_events : bool
-        A timer that expires is an event; False: it waits for the next one, as published.
+        Whether the expiry of a timer is an event; False: it takes effect with the next event, as published.
     aging : float
-        What a lease waited takes off a key: a bound of the wait.
+        Reduction of the key per lease of waiting, which bounds the wait.
     weight : float
-        Of ``mixed``: how much less a job counts that was hurt.
+        Of ``mixed``: reduction of the key of a job that communication slowed.
     tail : float
-        Of ``ends``: power of a job's size that its key is divided by; long jobs wait less, short ones more.
+        Of ``ends``: exponent of the job size that divides the key; large values favor long jobs.
     patience : float
-        Of marginal timers: how much longer than predicted a wait is taken to be, as others wait too.
+        Of marginal timers: factor on predicted waits, as other jobs wait for the same GPUs.
     reserve_after_s : float
-        A job larger than a machine that waited so long gets machines drained for it, one job at a time.
+        Wait after which machines are drained for a job larger than a machine, one job at a time.
     thresholds_gpu_s : tuple of float
         Of ``queues``.
     promote : float
-        Of ``queues``: back to the first one after waiting so many times as long as it ran; 0: never.
+        Of ``queues``: a job that waited ``promote`` times as long as it ran returns to the first queue; 0: never.
     gittins : two tuples of float
         GPU-seconds, and the index from there on.
     skewed_models : tuple of str
@@ -148,15 +148,15 @@ class Policy:
             raise InputError(f"a lease of {self.lease_s} s cannot be", fix="give seconds above 0")
 
     def with_timers(self, rack_timer_s: float, network_timer_s: float) -> Policy:
-        """The same with fixed timers."""
+        """Return the policy with fixed timers."""
         return replace(self, timers="fixed", rack_timer_s=rack_timer_s, network_timer_s=network_timer_s)
 
     def lease_ns(self, cluster: Cluster) -> int:
-        """How long a job keeps its GPUs, and what waits are counted in."""
+        """Return how long a job keeps its GPUs, which is also the unit of waits."""
         return cluster.lease_ns if self.lease_s is None else round(self.lease_s * 1e9)
 
     def rules(self, cluster: Cluster) -> Rules:
-        """As numbers, on a cluster."""
+        """Return the policy as numbers for a cluster."""
         unit = self.lease_ns(cluster)
         return Rules(
             order=ORDERS.index(self.order),
@@ -189,7 +189,7 @@ def _whole_ns(seconds: float) -> int:
 
 
 def read_policy(text: str) -> Policy:
-    """A policy by its name and, behind a colon, its settings: ``dally-manual:rack_timer_h=2``.
+    """Return a policy by its name and, after a colon, its settings: ``dally-manual:rack_timer_h=2``.
 
     Raises
     ------
@@ -203,7 +203,7 @@ def read_policy(text: str) -> Policy:
 
 
 def policy_of(name: str, **parameters: Any) -> Policy:
-    """A registered policy with its settings.
+    """Return a registered policy with its settings.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A Python function as a scheduler: what it sees, and what it may do.
+"""Python functions as schedulers: the state that they see, and their decisions.
 
 In: a state at a moment when something may start. Out: its decisions carried out. Not here: compiled policies.
 """
@@ -28,7 +28,7 @@ _MAX_IN_VAIN = 50
 
 
 class View:
-    """What a policy sees: the same state that compiled ones decide by. Jobs and machines by number.
+    """The state that a policy sees, the same as for compiled policies. Jobs and machines are numbers.
 
     Attributes
     ----------
@@ -36,9 +36,9 @@ class View:
     cluster : Cluster
     jobs : Jobs
     free : int64 [M]
-        GPUs of each machine that nobody holds.
+        Free GPUs of each machine.
     waiting, running : int64
-        Jobs; those that wait in order of arrival.
+        Numbers of jobs; waiting ones in order of arrival.
     """
 
     def __init__(self, state: State, jobs: Jobs, cluster: Cluster) -> None:
@@ -49,23 +49,23 @@ class View:
         self.running: NDArray[np.int64] = np.flatnonzero(state.jobs["status"] == st.RUNNING)
 
     def waited_ns(self, job: int) -> int:
-        """Since its arrival or preemption."""
+        """Return the time since the arrival or the last preemption of a job."""
         return int(self.now_ns - self._state.jobs["since"][job])
 
     def work_left_ns(self, job: int) -> float:
-        """If communication were free; of a running job, when its segment began."""
+        """Return the remaining work, without communication; of a running job at the start of its segment."""
         return float(self._state.jobs["work"][job] - self._state.jobs["done"][job])
 
     def sensitivity(self, job: int) -> float:
-        """Share of its full speed that a job had so far; 0 if it never ran."""
+        """Return the fraction of its full speed that a job had so far; 0 if it never ran."""
         return float(sensitivity(self._state, job))
 
     def attained_gpu_s(self, job: int) -> float:
-        """GPU-seconds that a job ran in segments that are over."""
+        """Return the GPU-seconds of a job in finished segments."""
         return float(attained_service(self._state, job))
 
     def placement(self, job: int) -> Mapping[int, int]:
-        """GPUs that a running job holds, by machine."""
+        """Return the GPUs that a running job holds, by machine."""
         segment = int(self._state.jobs["segment"][job])
         if segment < 0:
             return {}
@@ -73,12 +73,12 @@ class View:
         return MappingProxyType(dict(self._state.placements[first : first + width].tolist()))
 
     def started_ns(self, job: int) -> int:
-        """When a running job got its GPUs."""
+        """Return when a running job got its GPUs."""
         return int(self._state.segments["start"][self._state.jobs["segment"][job]])
 
 
 class PythonPolicyRunner:
-    """Asks a policy, and does what it says; remembers who was preempted in vain.
+    """Calls a policy that is a Python function, applies its decisions, and detects cycles of preemption.
 
     Parameters
     ----------
@@ -86,8 +86,8 @@ class PythonPolicyRunner:
     rules : Rules
     cluster : Cluster
     jobs : Jobs
-    supplied : callable
-        ``(state, code) -> state``: with the speed, or the room, for want of which a start was not done.
+    supply_missing : callable
+        ``(state, code) -> state``: supplies the speed or the capacity for lack of which a start failed.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class PythonPolicyRunner:
         self._in_vain: Counter[int] = Counter()
 
     def __call__(self, state: State) -> State:
-        """Ask once, at this time.
+        """Call the policy once at the current time.
 
         Raises
         ------
@@ -130,7 +130,9 @@ class PythonPolicyRunner:
         job = self._check_job(decision.job)
         requested, given = int(state.jobs["gpus"][job]), sorted(decision.gpus.items())
         if state.jobs["status"][job] != st.WAITING:
-            raise InputError(f"{self._job_label(job)} is started and does not wait", fix="start jobs of state.waiting")
+            raise InputError(
+                f"the policy starts {self._job_label(job)}, which does not wait", fix="start jobs of state.waiting"
+            )
         for machine, count in given:
             if not 0 <= machine < len(state.machines) or not 0 < count <= state.machines["free"][machine]:
                 free = int(state.machines["free"][machine]) if 0 <= machine < len(state.machines) else 0
@@ -157,7 +159,9 @@ class PythonPolicyRunner:
     def _stop(self, state: State, job: int) -> State:
         job = self._check_job(job)
         if state.jobs["status"][job] != st.RUNNING:
-            raise InputError(f"{self._job_label(job)} is stopped and does not run", fix="stop jobs of state.running")
+            raise InputError(
+                f"the policy stops {self._job_label(job)}, which does not run", fix="stop jobs of state.running"
+            )
         ran_ns = int(state.scalars[st.NOW] - state.jobs["begin"][job])
         while not stop_job(state, self._rules, job):
             state = self._supply_missing(state, st.NEED_ROOM)
@@ -165,15 +169,15 @@ class PythonPolicyRunner:
         if self._in_vain[job] >= _MAX_IN_VAIN:
             cycle = [self._job_label(key) for key, count in self._in_vain.items() if count >= _MAX_IN_VAIN // 2]
             raise InputError(
-                f"jobs preempt each other in a cycle: {_MAX_IN_VAIN} times each was stopped before it ran at all",
+                f"jobs preempt each other in a cycle: each was stopped {_MAX_IN_VAIN} times before it ran",
                 where=f"{', '.join(cycle[:8])} at {state.scalars[st.NOW] / 1e9:.3f} s",
-                fix="let a job that was just started run before it may be stopped",
+                fix="let a job run before the policy stops it",
             )
         return state
 
     def _wake(self, state: State, at_ns: int) -> State:
         if at_ns <= state.scalars[st.NOW]:
-            raise InputError(f"a policy wants to wake at {at_ns} ns, which is over", fix="name a later time")
+            raise InputError(f"a policy yields Wake({at_ns}), which is in the past", fix="give a later time")
         job = int(state.waiting[0])
         if at_ns < state.jobs["timer"][job]:
             if state.scalars[st.NUM_EVENTS] + 4 >= len(state.events):

@@ -1,6 +1,6 @@
-"""Whose turn it is: the keys by which waiting jobs are ordered, compiled.
+"""Sort keys of waiting jobs, compiled.
 
-In: a state. Out: keys; the smallest is served first. Not here: what a job is offered (``offers.py``).
+In: a state. Out: keys; the job with the smallest key is served first. Not here: offers to jobs (``offers.py``).
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _NS_PER_S = 1e9
 
 @entry
 def sensitivity(state: Any, job: int) -> float:
-    """Share of its full speed that a job had so far; 0 if it never ran."""
+    """Return the fraction of its full speed that a job had so far; 0 if it never ran."""
     share: float = state.jobs[job].done / max(state.jobs[job].run, 1)
     return share
 
 
 @entry
 def attained_service(state: Any, job: int) -> float:
-    """GPU-seconds that a job ran."""
+    """Return the GPU-seconds that a job ran."""
     served: float = state.jobs[job].run * state.jobs[job].gpus / _NS_PER_S
     return served
 
 
 @kernel
 def set_key(state: Any, rules: Any, job: int) -> None:
-    """Set key and second key of a job that begins to wait.
+    """Set the key and the second key of a job that begins to wait.
 
-    Ageing takes ``aging`` off the key for each unit waited. As all age alike, their order stays as it is when it is
-    added for the time at which the wait began.
+    Aging subtracts ``aging`` from the key per unit of waiting. As all jobs age alike, adding ``aging`` times the start
+    of the wait gives the same order with a key that is constant while the job waits.
     """
     key, second = 0.0, state.jobs[job].arrival
     if rules.order == NW_SENS:
-        # rounded: jobs that were never hurt are equal, however their times were rounded to whole ns
+        # rounded, so that jobs without communication tie although their times were rounded to whole ns
         key, second = np.rint(sensitivity(state, job) * 1e9) / 1e9, state.jobs[job].since
     elif rules.order == LAS:
         key = attained_service(state, job)
@@ -65,7 +65,7 @@ def set_key(state: Any, rules: Any, job: int) -> None:
     elif rules.order == MIXED:
         key = attained_service(state, job) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
     elif rules.order == ENDS:
-        second = -np.int64(state.jobs[job].work)  # of jobs that never ran, the longest: they decide the tail
+        second = -np.int64(state.jobs[job].work)  # of jobs that never ran, the longest first: they decide the tail
         left = (state.jobs[job].work - state.jobs[job].done) * state.jobs[job].gpus / _NS_PER_S
         key = min(attained_service(state, job), left) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
         key /= (state.jobs[job].work * state.jobs[job].gpus / _NS_PER_S) ** rules.tail
@@ -76,7 +76,7 @@ def set_key(state: Any, rules: Any, job: int) -> None:
 
 @kernel
 def rank_waiting(state: Any, rules: Any) -> None:
-    """Put the jobs that wait into ``ranked``, in the order of this pass."""
+    """Write the waiting jobs into ``ranked``, in the order of this pass."""
     num = state.scalars[NUM_WAITING]
     state.ranked[:num] = state.waiting[:num]
     if rules.order < DYNAMIC or num < 2:
@@ -106,10 +106,11 @@ def rank_waiting(state: Any, rules: Any) -> None:
 
 @kernel
 def water_level(state: Any, num_gpus: float) -> float:
-    """GPUs of each job if all that are present share them max-min fair, none more than it asks for.
+    """Return the GPUs of each present job under max-min fair sharing, where no job gets more than it requests.
 
-    With one type of GPU this is what the linear program of Gavel's least attained service comes to.
+    With one type of GPU this equals the optimum of Gavel's linear program for least attained service.
     """
+    # Raise the level: jobs that request at most ``count`` are satisfied, the others share what is left equally.
     histogram = np.zeros(int(num_gpus) + 1)
     for job in range(len(state.jobs)):
         if state.jobs[job].status == RUNNING or state.jobs[job].status == WAITING:

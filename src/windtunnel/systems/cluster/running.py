@@ -1,6 +1,6 @@
-"""Jobs get GPUs and give them back, compiled.
+"""Starts and stops of jobs, compiled.
 
-In: a state with a placement picked. Out: the state after a start or a stop. Not here: who is started (``engine.py``).
+In: a state with a picked placement. Out: the state after a start or a stop. Not here: which job starts (``engine.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from windtunnel.systems.cluster.timers import AUTO, record_wait
 
 @kernel
 def has_room(state: Any) -> bool:
-    """Whether what one event or start may add finds a place."""
+    """Whether the arrays have capacity for what one event or start may add."""
     scalars = state.scalars
     return bool(
         scalars[NUM_EVENTS] + 4 + scalars[SHARES] * (scalars[NUM_HOLDING] + 1) < len(state.events)
@@ -66,7 +66,7 @@ def is_final(state: Any, job: int) -> bool:
 
 @kernel
 def quantum_end(state: Any, job: int) -> int:
-    """When the next quantum of a running job ends."""
+    """Return when the next quantum of a running job ends."""
     count = state.jobs[job].quanta + 1
     time = np.int64(np.round(count * state.jobs[job].quantum / state.jobs[job].speed))
     return int(state.jobs[job].begin + max(time, count))
@@ -74,7 +74,7 @@ def quantum_end(state: Any, job: int) -> int:
 
 @kernel
 def end_quantum(state: Any, rules: Any, job: int) -> None:
-    """Go on with the next quantum, unless the work is done or the lease would be over within it."""
+    """Continue with the next quantum, unless the work is done or the lease would end within it."""
     state.jobs[job].quanta += 1
     left = state.jobs[job].work - state.jobs[job].done
     if state.jobs[job].quanta * state.jobs[job].quantum >= left * (1.0 - 1e-12):
@@ -90,7 +90,10 @@ def end_quantum(state: Any, rules: Any, job: int) -> None:
 
 @entry
 def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
-    """A running job gives its GPUs back, now: its work is done, or it waits again."""
+    """End the segment of a running job now: its work is done (``is_last``), or it waits again.
+
+    The GPUs return after a checkpoint, as an event of their own, so the segment stays in ``holding`` until then.
+    """
     scalars, segment = state.scalars, state.jobs[job].segment
     ran = max(scalars[NOW] - state.jobs[job].begin, 0)
     left = state.jobs[job].work - state.jobs[job].done
@@ -124,13 +127,13 @@ def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
 
 @kernel
 def give_back(state: Any, segment: int) -> None:
-    """The GPUs of a segment are free again."""
+    """Free the GPUs of a segment."""
     scalars = state.scalars
-    for row in range(
-        state.segments[segment].placement, state.segments[segment].placement + state.segments[segment].width
-    ):
+    first = state.segments[segment].placement
+    for row in range(first, first + state.segments[segment].width):
         machine = state.placements[row].machine
         change_free(state, machine, state.placements[row].gpus)
+    # remove the segment from ``holding`` by moving the last one into its position
     scalars[NUM_HOLDING] -= 1
     moved = state.holding[scalars[NUM_HOLDING]]
     position = state.segments[segment].hold
@@ -141,7 +144,7 @@ def give_back(state: Any, segment: int) -> None:
 
 @entry
 def start(state: Any, rules: Any, job: int) -> int:
-    """Start a waiting job on what is picked."""
+    """Start a waiting job on the picked placement."""
     scalars = state.scalars
     speed = speed_of(state, job, scalars[PICKED])
     if np.isnan(speed):
@@ -157,10 +160,8 @@ def start(state: Any, rules: Any, job: int) -> int:
     state.segments[segment].placement, state.segments[segment].width = scalars[NUM_PLACEMENTS], num
     for row in range(num):
         machine, count = state.pick[row].machine, state.pick[row].gpus
-        (
-            state.placements[scalars[NUM_PLACEMENTS] + row].machine,
-            state.placements[scalars[NUM_PLACEMENTS] + row].gpus,
-        ) = machine, count
+        target = scalars[NUM_PLACEMENTS] + row
+        state.placements[target].machine, state.placements[target].gpus = machine, count
         change_free(state, machine, -count)
     note_open(state)
     scalars[NUM_PLACEMENTS] += num
@@ -193,7 +194,7 @@ def start(state: Any, rules: Any, job: int) -> int:
 
 @kernel
 def drop_reservation(state: Any) -> None:
-    """Machines are open again."""
+    """Open all drained machines again."""
     for machine in range(len(state.machines)):
         if state.machines[machine].kept_for >= 0:
             keep_for(state, machine, NOBODY)
@@ -203,7 +204,7 @@ def drop_reservation(state: Any) -> None:
 
 @entry
 def stop_job(state: Any, rules: Any, job: int) -> bool:
-    """Preempt a running job now, where a Python function says so."""
+    """Preempt a running job now, by the decision of a Python function."""
     if state.jobs[job].status != RUNNING or not has_room(state):
         return False
     end_segment(state, rules, job, IS_STOPPED)

@@ -1,4 +1,4 @@
-"""What to decide about a cluster: which policy, which timers.
+"""Search over policies and timers of a cluster.
 
 In: a cluster, jobs, speeds. Out: policies in the order of their mean JCT; the best pair of fixed timers. Not here: one
 run (``model``).
@@ -25,7 +25,7 @@ _LEASES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A policy and what it came to."""
+    """A policy and its result."""
 
     name: str
     run: ClusterRun
@@ -34,7 +34,7 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """Timers that were tried.
+    """The results of a grid of timers.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ def tune(
     leases: Sequence[float] = _LEASES,
     progress: Progress | None = None,
 ) -> Tuned:
-    """Try every pair of fixed timers; a network timer below the rack timer is that of the rack.
+    """Simulate every pair of fixed timers; a network timer is at least the rack timer.
 
     Parameters
     ----------

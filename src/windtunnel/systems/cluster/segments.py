@@ -1,10 +1,10 @@
-"""A run of a cluster as a graph: segments of jobs on GPUs.
+"""A cluster run as a graph of segments of jobs on GPUs.
 
 In: a ``ClusterRun``. Out: a graph with a task per segment and GPU, whose replay starts every task when it started. Not
-here: pictures.
+here: pages.
 
-A GPU's tasks follow one another, and a job's segments do: what lay between is the lag of the edge, so a change of a
-duration moves what comes later. The first segment of a job has its start as ``earliest_ns``.
+Edges connect consecutive tasks of a GPU and consecutive segments of a job. The time between them is the lag of the
+edge, so that a changed duration moves later tasks. The first segment of a job stores its start as ``earliest_ns``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["segments_graph"]
 
 
 def segments_graph(run: ClusterRun) -> Graph:
-    """Tasks are segments, one per GPU that is held; resources are GPUs, ranks are machines."""
+    """Build the graph: tasks are segments, one per held GPU; resources are GPUs; ranks are machines."""
     segments, indices, per_machine = run.segments, run.placements, run.cluster.gpus_per_machine
     rows, index = run.segment_placements
     count = indices["gpus"][index]
@@ -35,7 +35,7 @@ def segments_graph(run: ClusterRun) -> Graph:
     job = segments["job"][segment]
     num = len(segment)
     order_edges = _following(gpu, start)
-    # the first task of each segment stands for it: the next segment's tasks all wait for it
+    # the first task of each segment represents it: all tasks of the next segment wait for it
     first_task = np.searchsorted(segment, np.arange(len(segments)))
     previous = _previous(segments["job"])
     is_later = previous[segment] >= 0
@@ -44,7 +44,7 @@ def segments_graph(run: ClusterRun) -> Graph:
     kinds = np.concatenate(
         [np.full(len(order_edges[0]), EdgeKind.ORDER), np.full(int(is_later.sum()), EdgeKind.CONTROL)]
     )
-    # a GPU that stood idle may have taken the job sooner: its edge lets only the checkpoint pass
+    # the lag between tasks of a GPU is only the checkpoint: an idle GPU could have started the job sooner
     free_ns = segments["back"][segment] - segments["end"][segment]
     lag = np.concatenate([free_ns[order_edges[0]], start[dst[len(order_edges[0]) :]] - end[src[len(order_edges[0]) :]]])
     names = [f"{run.cluster.machine_name(position // per_machine)} gpu {position % per_machine}"
@@ -79,7 +79,7 @@ def segments_graph(run: ClusterRun) -> Graph:
 
 @entry
 def _gpus(start: Any, back: Any, machine: Any, num_machines: int, per_machine: int) -> Any:
-    """The first GPU of its machine that is free, for tasks in order of starts."""
+    """Assign each task, in order of starts, to the first free GPU of its machine."""
     free_at = np.zeros(num_machines * per_machine, np.int64)
     gpu = np.empty(len(start), np.int64)
     for task in range(len(start)):
@@ -91,14 +91,14 @@ def _gpus(start: Any, back: Any, machine: Any, num_machines: int, per_machine: i
 
 
 def _following(gpu: NDArray[Any], start: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Tasks that follow one another on a GPU."""
+    """Return pairs of consecutive tasks on a GPU."""
     order = np.lexsort((np.arange(len(gpu)), start, gpu))
     same = gpu[order][1:] == gpu[order][:-1]
     return order[:-1][same], order[1:][same]
 
 
 def _previous(job: NDArray[Any]) -> NDArray[np.int64]:
-    """The segment before of the same job, or -1, int64 [N]."""
+    """Return the previous segment of the same job, or -1, int64 [N]."""
     order = np.argsort(job, kind="stable")
     before = np.full(len(job), -1, np.int64)
     same = job[order][1:] == job[order][:-1]

@@ -1,17 +1,18 @@
-"""Links that several jobs send over at once, compiled.
+"""Contention of jobs for links, compiled.
 
-In: a state in which a job has begun or ended to send. Out: the speeds of all jobs whose links are loaded otherwise now,
-and when they will end. Not here: what a job sends alone (``search.speeds``), starts and stops (``running.py``).
+In: a state in which a job has started or stopped sending. Out: new speeds of all jobs whose links have a different
+load, and new ends. Not here: the traffic of an isolated job (``search.speeds``), starts and stops (``running.py``).
 
-A job on several machines sends over each machine's card, one on several racks over each rack's uplink besides, for a
-part of every iteration. Two jobs that send at the same time get half a link each. With phases by chance a job meets
-another on a link for the part of the time that the other sends there alone, and loses as much of its own sending; that
-is exact for two equal jobs, for one that sends often and shortly beside one that sends long, and for jobs that do
-nothing but send. What a job sends takes as long as its most loaded link lets it:
+A job on several machines sends over the network card of each machine, and a job on several racks also over the uplink
+of each rack, for a part of every iteration. Two jobs that send at the same time get half of the link each. With random
+phases a job meets another on a link for the fraction of the time in which the other sends there, and loses that
+fraction of its own sending. This is exact for two equal jobs, for short frequent messages against long rare ones, and
+for jobs that only send. A job sends as fast as its most loaded link permits:
 
     iteration = alone * (1 + card * L_card + max(uplink * L_uplink, both * L_card))
 
-where L is the largest load by others, a sum of their parts. Beyond the paper, whose S ignores other jobs (A12.1).
+where L is the largest load by other jobs, the sum of their fractions. Beyond the paper, whose S ignores other jobs
+(A12.1).
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ _NO_CHANGE = 1e-12
 
 @kernel
 def is_running(state: Any, segment: int) -> bool:
-    """Whether a segment is the one that its job is in."""
+    """Whether a segment is the current one of its job."""
     job = state.segments[segment].job
     return bool(state.jobs[job].status == RUNNING and state.jobs[job].segment == segment)
 
 
 @kernel
 def final_stop(state: Any, job: int) -> int:
-    """When a running job's work is done if nobody interferes, in whole ns."""
+    """Return when a running job finishes if it is not preempted, in whole ns."""
     left = state.jobs[job].work - state.jobs[job].done - state.jobs[job].carried
     return int(state.jobs[job].rated + max(np.int64(np.ceil(left / state.jobs[job].speed)), 1))
 
 
 @kernel
 def use_of(state: Any, job: int, num: int) -> None:
-    """Note how a job uses links on the machines that are picked; its speed there is known."""
+    """Record how a job uses links on the picked machines, where its speed is known."""
     first, second = shape_keys(state, num)
     slot = table_slot(state, state.jobs[job].profile, first, second)
     state.jobs[job].card, state.jobs[job].uplink = state.table[slot].card, state.table[slot].uplink
@@ -61,7 +62,8 @@ def use_of(state: Any, job: int, num: int) -> None:
 
 @kernel
 def share_links(state: Any) -> None:
-    """Loads of all links anew, then speeds that have changed, from now on."""
+    """Recompute the loads of all links, then the speeds that changed, from now on."""
+    # All loads before any speed: a speed depends on the complete load of each of the job's links.
     scalars = state.scalars
     state.loads[:] = 0.0
     for position in range(scalars[NUM_HOLDING]):
@@ -76,7 +78,7 @@ def share_links(state: Any) -> None:
 
 @kernel
 def add_load(state: Any, segment: int) -> None:
-    """What a job sends, on each of its links; its machines stand rack by rack."""
+    """Add the traffic of a job to the load of each of its links; its machines are grouped by rack."""
     job, first, last_rack = state.segments[segment].job, state.segments[segment].placement, -1
     for row in range(first, first + state.segments[segment].width):
         machine = state.placements[row].machine
@@ -89,7 +91,7 @@ def add_load(state: Any, segment: int) -> None:
 
 @kernel
 def contended_speed(state: Any, segment: int) -> float:
-    """S beside the others that send now."""
+    """Return S of a job under the traffic of the other jobs."""
     job, first = state.segments[segment].job, state.segments[segment].placement
     card, uplink = 0.0, 0.0
     for row in range(first, first + state.segments[segment].width):
@@ -104,7 +106,8 @@ def contended_speed(state: Any, segment: int) -> float:
 
 @kernel
 def change_speed(state: Any, segment: int, speed: float) -> None:
-    """Let a job go on at another speed from now on."""
+    """Continue a job at another speed from now on."""
+    # Work so far is moved into ``carried``, so that work done = carried + (now - rated) * speed always holds.
     job, now = state.segments[segment].job, state.scalars[NOW]
     old = state.jobs[job].speed
     if abs(speed - old) <= _NO_CHANGE * old:

@@ -1,10 +1,13 @@
-"""All that a scheduler may know, as arrays, and the moves that change it, compiled.
+"""The state of a simulated scheduler as arrays, and its elementary operations, compiled.
 
-In: sizes. Out: a ``State`` of arrays that the loop (``engine.py``) and policies (``offers.py``) share. Not here: when
-something happens, and who gets what.
+In: sizes. Out: a ``State`` of arrays that the event loop (``engine.py``) and policies (``offers.py``) share. Not here:
+the order of events, scheduling decisions.
 
-Legend: J jobs, M machines, R racks, G GPUs of a machine, D different demands, N segments (a job on its GPUs from a
-start to a stop), P machines of all placements, H events to come.
+Legend: J jobs, M machines, R racks, G GPUs of a machine, D distinct demands, N segments (a job on its GPUs from a start
+to a stop), P machines of all placements, H pending events. A segment links to its machines and a job to its segment:
+
+    jobs[j].segment -> segments[s].placement, .width -> placements[p : p + width] = (machine, gpus)
+    segments[s].hold -> holding[h] = s, while the GPUs of the segment are not free
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ Array = NDArray[Any]
 
 NEVER = np.int64(1 << 61)
 COMING, WAITING, RUNNING, OVER = 0, 1, 2, 3  # status of a job
-# What is handed on from one compiled function to another is no literal: each literal would be compiled for itself.
+# Typed constants instead of literals: numba compiles a function again for every literal type that it is called with.
 STOP, RETURN, TIMER = np.int64(0), np.int64(1), np.int64(2)  # a segment ends, its GPUs come back, a job may take worse
 NOBODY = np.int64(-1)  # a job for which a machine is drained
 SPANS_RACK, SPANS_NETWORK = np.int64(0), np.int64(1)  # what a job takes when its timer is over
@@ -54,10 +57,10 @@ JOB = np.dtype(
         ("since", np.int64),  # arrival, start or preemption, whichever was last
         ("status", np.int64), ("begin", np.int64),  # of progress in its segment
         ("expires", np.int64),  # end of its lease
-        ("stop", np.int64),  # when its segment ends if nobody interferes
+        ("stop", np.int64),  # when its segment ends unless it is preempted
         ("speed", np.float64), ("segment", np.int64), ("quanta", np.int64),  # -1: none; in this segment
         ("rated", np.int64), ("carried", np.float64),  # since when it has this speed; ns of work in its segment before
-        ("alone", np.float64),  # its speed if nobody else sent
+        ("alone", np.float64),  # its speed without contention
         ("card", np.float64), ("uplink", np.float64), ("load", np.float64), ("both", np.float64),  # as in ``SPEED``
         ("timer", np.int64),  # when it is looked at again, or NEVER
         ("num_starts", np.int64), ("preempted", np.int64), ("longest_wait", np.int64),
@@ -94,12 +97,12 @@ DECLINED = np.dtype([("time", np.int64), ("tier", np.int64), ("machines", np.int
 
 
 class State(NamedTuple):
-    """See the legend above; times in ns. Few tables, as compiling takes time with the number of arrays."""
+    """See the legend above; times in ns. Columns share a few record arrays, as compile time grows with their number."""
 
-    scalars: Array  # int64, what is one number
+    scalars: Array  # int64 [NUM_SCALARS], counters and flags; see the constants above
     machines: Array  # MACHINE [M]
     rack_first: Array  # int64 [R + 1], first machine of each
-    rack_open: Array  # int64 [R], free GPUs of machines that are drained for nobody
+    rack_open: Array  # int64 [R], free GPUs of machines that are not drained
     open_count: Array  # int64 [G + 1], those machines by their free GPUs
     jobs: Array  # JOB [J]
     waiting: Array  # int64 [J], jobs in order
@@ -111,7 +114,7 @@ class State(NamedTuple):
     pick: Array  # PLACEMENT [M + 1]
     table: Array  # SPEED [K], NaN: nothing
     waits: Array  # WAITS [2, D], of a machine, a rack: records of waits, and the timer made of them
-    frees: Array  # int64 [2, rack + 1], when a machine, a rack may have so many free
+    frees: Array  # int64 [2, rack + 1], predicted time at which a machine, a rack has that many GPUs free
     scratch: Array  # int64 [max(M, R)]
     thresholds: Array  # float64, of attained service
     gittins: Array  # float64 [2, K], ages and the index from there on
@@ -121,24 +124,27 @@ class State(NamedTuple):
 
 
 def entry(function: Any) -> Any:
-    """Compile, and keep what was compiled; numba looks at the file of a function alone, not at those that it calls."""
+    """Compile a function that Python calls, with a cache.
+
+    Numba invalidates the cache of a function by its own file alone, not by the files of the functions that it calls.
+    """
     return njit(cache=True, nogil=True)(function)
 
 
 def kernel(function: Any) -> Any:
-    """The same for what only compiled functions call: without its door to Python a fifth of compiling is saved."""
+    """Compile a function that only compiled functions call; without a Python wrapper it compiles a fifth faster."""
     return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)  # type: ignore[call-overload]
 
 
 @entry
 def push_event(state: Any, time: int, kind: int, item: int) -> None:
-    """Ask for an event."""
+    """Add an event to the binary heap, which is ordered by time, then by sequence number."""
     scalars, events = state.scalars, state.events
     hole = scalars[NUM_EVENTS]
     scalars[NUM_EVENTS] += 1
     while hole > 0:
         above = (hole - 1) >> 1
-        if events[above].time <= time:  # equal times: what was asked for first, as ranks only grow
+        if events[above].time <= time:  # equal times keep their order, as sequence numbers only grow
             break
         copy_event(events, above, hole)
         hole = above
@@ -164,7 +170,7 @@ def comes_first(events: Any, event: int, other: int) -> bool:
 
 @kernel
 def pop_event(state: Any) -> tuple[int, int]:
-    """Take the next event out: its kind and item."""
+    """Remove the next event; return its kind and its subject."""
     scalars, events = state.scalars, state.events
     kind, item = events[0].kind, events[0].subject
     scalars[NUM_EVENTS] -= 1
@@ -186,7 +192,7 @@ def pop_event(state: Any) -> tuple[int, int]:
 
 @kernel
 def note_open(state: Any) -> None:
-    """What is the most that a machine and a rack have open."""
+    """Update the largest number of open GPUs of a machine and of a rack."""
     most = 0
     for count in range(len(state.open_count) - 1, 0, -1):
         if state.open_count[count]:
@@ -198,7 +204,7 @@ def note_open(state: Any) -> None:
 
 @kernel
 def change_free(state: Any, machine: int, count: int) -> None:
-    """GPUs of a machine become free (``count`` above 0) or taken."""
+    """Free (``count`` > 0) or take GPUs of a machine; totals count open machines only."""
     old = state.machines[machine].free
     state.machines[machine].free = old + count
     if state.machines[machine].kept_for < 0:
@@ -210,7 +216,7 @@ def change_free(state: Any, machine: int, count: int) -> None:
 
 @kernel
 def keep_for(state: Any, machine: int, job: int) -> None:
-    """Drain a machine for a job; -1: for nobody any more."""
+    """Drain a machine for a job; -1 opens it again."""
     free = state.machines[machine].free
     if (state.machines[machine].kept_for < 0) != (job < 0):
         sign = 1 if job < 0 else -1
@@ -232,7 +238,7 @@ def is_before(state: Any, job: int, other: int) -> bool:
 
 @kernel
 def place_of(state: Any, job: int) -> int:
-    """How many waiting jobs come before a job."""
+    """Return the number of waiting jobs before a job, by bisection."""
     low, high = 0, state.scalars[NUM_WAITING]
     while low < high:
         middle = (low + high) >> 1
@@ -245,7 +251,7 @@ def place_of(state: Any, job: int) -> int:
 
 @kernel
 def enqueue(state: Any, job: int) -> None:
-    """Put a job where its key says."""
+    """Insert a job into the waiting list at the position of its key."""
     low = place_of(state, job)
     for index in range(state.scalars[NUM_WAITING], low, -1):
         state.waiting[index] = state.waiting[index - 1]
@@ -256,7 +262,7 @@ def enqueue(state: Any, job: int) -> None:
 
 @entry
 def dequeue(state: Any, job: int) -> None:
-    """Take a job out of those that wait."""
+    """Remove a job from the waiting list."""
     low = place_of(state, job)
     state.scalars[NUM_WAITING] -= 1
     for index in range(low, state.scalars[NUM_WAITING]):
@@ -265,7 +271,7 @@ def dequeue(state: Any, job: int) -> None:
 
 @kernel
 def mix_bits(value: Any, salt: Any) -> Any:
-    """64 bits that look like chance (the finalizer of splitmix64)."""
+    """Hash to 64 bits with the finalizer of splitmix64."""
     bits = np.uint64(value) + np.uint64(salt) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -274,7 +280,12 @@ def mix_bits(value: Any, salt: Any) -> Any:
 
 @entry
 def shape_keys(state: Any, num: int) -> tuple[int, int]:
-    """Two numbers of what is picked that every order of racks and of machines gives alike; it stands rack by rack."""
+    """Return two hashes of the picked placement's shape, independent of the order of racks and machines.
+
+    The hash of a rack is a sum over its machines, and the key a sum over the mixed hashes of racks: sums commute. Two
+    keys of 64 bits make a collision practically impossible, so the table stores no shapes. Machines are grouped by
+    rack.
+    """
     first, second = np.uint64(0), np.uint64(0)
     rack_first, rack_second, rack = np.uint64(0), np.uint64(0), -1
     for index in range(num):
@@ -293,7 +304,7 @@ def shape_keys(state: Any, num: int) -> tuple[int, int]:
 
 @entry
 def table_slot(state: Any, profile: Any, first: Any, second: Any) -> Any:
-    """Where the speed of a model on a shape is, or would be, in the table."""
+    """Return the slot of a profile and a shape in the hash table, by linear probing; NaN marks an empty slot."""
     mask = np.uint64(len(state.table) - 1)
     slot = mix_bits(first ^ np.uint64(profile), np.uint64(11)) & mask
     while not np.isnan(state.table[slot].speed) and not (
@@ -305,7 +316,7 @@ def table_slot(state: Any, profile: Any, first: Any, second: Any) -> Any:
 
 @kernel
 def speed_of(state: Any, job: int, num: int) -> float:
-    """S of a job on the machines that are picked; NaN: nobody said it yet."""
+    """Return S of a job on the picked machines; NaN: the caller has to supply it."""
     if state.jobs[job].gpus == 1:
         return 1.0
     state.scalars[ASKING] = job

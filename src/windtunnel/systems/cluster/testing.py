@@ -18,13 +18,13 @@ __all__ = ["PolicyContract"]
 
 
 class PolicyContract(PluginContract):
-    """A scheduling policy of ``cluster``: 60 jobs that crowd two racks of two machines of 4 GPUs."""
+    """Tests of a scheduling policy of ``cluster`` with 60 jobs that overload two racks of two machines of 4 GPUs."""
 
     kind = "policy"
     parameters: ClassVar[dict[str, Any]] = {}
 
     def simulate_jobs(self) -> Any:
-        """A ``ClusterRun`` in which several GPUs of a model are slower on every further machine and rack."""
+        """Simulate jobs whose speed falls with every further machine and rack; return a ``ClusterRun``."""
         wire = Link("wire", 1e9)
         chance = np.random.default_rng(1)
         cluster = Cluster(4, 2, 2, (wire, wire, wire), lease_ns=100 * 10**9)
@@ -35,7 +35,7 @@ class PolicyContract(PluginContract):
         return simulate(cluster, jobs, _SlowerApart(), policy_of(self.name, **self.parameters))
 
     def test_every_job_ends_and_no_gpu_is_given_twice(self) -> None:
-        """All work is done, and held GPUs never exceed those of a machine."""
+        """Check that all work is done and held GPUs never exceed those of a machine."""
         run = self.simulate_jobs()
         assert (run.end_ns > 0).all()
         done = np.bincount(run.segments["job"], run.segments["done"], minlength=len(run.jobs))
@@ -50,7 +50,7 @@ class PolicyContract(PluginContract):
             assert 0 <= held[machine[index]] <= run.cluster.gpus_per_machine
 
     def test_it_decides_the_same_twice(self) -> None:
-        """Equal state, equal decisions."""
+        """Check that equal states give equal decisions."""
         first, second = self.simulate_jobs(), self.simulate_jobs()
         assert first.segments.tobytes() == second.segments.tobytes()
         assert first.placements.tobytes() == second.placements.tobytes()

@@ -1,6 +1,6 @@
-"""Delay timers, and what is known of when GPUs will be free, compiled.
+"""Delay timers, and predictions of when GPUs will be free, compiled.
 
-In: a state. Out: how long a job waits for a machine, for a rack; when one may have enough. Not here: offers
+In: a state. Out: how long a job waits for a machine, for a rack; when one will have enough GPUs. Not here: offers
 (``offers.py``).
 """
 
@@ -17,7 +17,7 @@ FIXED, AUTO, MARGINAL = 0, 1, 2  # where timers come from
 
 @kernel
 def hold_ends(state: Any, rules: Any) -> Any:
-    """When the GPUs of each segment that holds some are free if nobody interferes, int64."""
+    """Return when the GPUs of each holding segment become free without preemption, int64 [NUM_HOLDING]."""
     ends = np.empty(state.scalars[NUM_HOLDING], np.int64)
     for index in range(state.scalars[NUM_HOLDING]):
         segment = state.holding[index]
@@ -31,7 +31,11 @@ def hold_ends(state: Any, rules: Any) -> Any:
 
 @kernel
 def predict_frees(state: Any, rules: Any) -> None:
-    """When a machine, and when a rack, will have so many GPUs free if nobody else takes them."""
+    """Predict when a machine, and when a rack, will have each number of GPUs free if no other job takes them.
+
+    ``frees[0, n]`` (a machine) and ``frees[1, n]`` (a rack) are filled in the order of the ends of segments: the first
+    time at which n GPUs are free is final, and holds for every smaller number that has no time yet.
+    """
     scalars, frees = state.scalars, state.frees
     frees[:] = NEVER
     ends = hold_ends(state, rules)
@@ -68,7 +72,8 @@ def predict_frees(state: Any, rules: Any) -> None:
 
 @kernel
 def retune(state: Any, rules: Any, demand: int) -> None:
-    """Timers of a demand from the waits of those that were offered a machine, a rack."""
+    """Recompute the timers of a demand from recent waits for a machine and a rack (mean + 2 std, bounded)."""
+    # ``waits[level, demand]`` is a queue linked through ``segments[].wait_next``; old records leave at its head.
     now, unit = state.scalars[NOW], rules.unit
     for level in range(2):
         head = state.waits[level, demand].head
@@ -101,7 +106,7 @@ def retune(state: Any, rules: Any, demand: int) -> None:
 
 @kernel
 def record_wait(state: Any, rules: Any, job: int, tier: int) -> None:
-    """A job takes an offer of a machine or a rack: remember how long it waited, from one lease on."""
+    """Record how long a job waited for a machine or a rack that it accepts, if it waited a lease or longer."""
     waited = (state.scalars[NOW] - state.jobs[job].since) / rules.unit
     if tier > 1 or waited < 1.0:
         return
@@ -122,7 +127,7 @@ def record_wait(state: Any, rules: Any, job: int, tier: int) -> None:
 
 @kernel
 def timer_of(state: Any, rules: Any, job: int, tier: int) -> int:
-    """How long a job waits before it takes what spans a rack (0), the network (1)."""
+    """Return how long a job waits before it accepts GPUs across machines (0) or across racks (1)."""
     if job == state.scalars[WATCHED] and state.scalars[NOW] == state.scalars[EAGER]:
         return 0
     if rules.tuner == AUTO:
@@ -132,7 +137,7 @@ def timer_of(state: Any, rules: Any, job: int, tier: int) -> int:
 
 @kernel
 def next_timer(state: Any, rules: Any, job: int) -> int:
-    """When a job that declined would take worse, or NEVER."""
+    """Return when a job that declined would accept a looser placement, or NEVER."""
     scalars, soonest = state.scalars, NEVER
     num, per_machine, per_rack = state.jobs[job].gpus, len(state.open_count) - 1, state.frees.shape[1] - 1
     for tier in range(2):

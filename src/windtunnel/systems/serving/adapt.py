@@ -1,6 +1,6 @@
-"""A server whose split follows its queue.
+"""Adaptation of the split of a server to its queue.
 
-In: a server that goes on, the best split for every batch. Out: changes, while it is followed. Not here: how large a
+In: a running server, the best split for every batch. Out: changes of its split. Not here: how large a
 batch the queue asks for (``estimate``), how a change takes place (``live``).
 """
 
@@ -21,7 +21,7 @@ _WINDOW_S = 0.005  # between two looks, as in the published program
 
 @contextmanager
 def adapt_to_queue(live: LiveServer, splits: Mapping[int, Split], period_s: float = 1.0) -> Iterator[None]:
-    """Within it, the server changes to the split for the batch that its queue asks for, at the end of every period.
+    """Change the server, at the end of every period, to the split for the batch size that its queue demands.
 
     Parameters
     ----------

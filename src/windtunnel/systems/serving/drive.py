@@ -1,6 +1,6 @@
-"""Requests that really come to a server, at moments that are known before.
+"""Requests that are sent to a real server at predefined times.
 
-In: a server, moments. Out: when each was answered. Not here: when they come (``requests``), what is foretold
+In: a server, arrival times. Out: when each request was answered. Not here: arrival times (``requests``), predictions
 (``tail``).
 """
 
@@ -31,7 +31,7 @@ def send(
     progress: Progress | None = None,
     more: Callable[[int], Any] | None = None,
 ) -> Answered:
-    """Let requests come to a server at these moments, whether or not the ones before are answered.
+    """Send requests to a server at given times, whether or not earlier ones are answered (open loop).
 
     Parameters
     ----------
@@ -62,6 +62,6 @@ def send(
 def fly_requests(
     job: str, server: Server, arrival_ns_R: NDArray[np.int64], *, progress: Progress | None = None
 ) -> Answered:
-    """Really answer requests with one split; parameters and errors as for ``LiveServer`` and ``send``."""
+    """Answer requests by a real server with one split; parameters and errors as for ``LiveServer`` and ``send``."""
     with LiveServer(job, server) as live:
         return send(live, arrival_ns_R, progress=progress)

@@ -1,4 +1,4 @@
-"""How many inputs a server should answer together.
+"""Estimate of the batch size that a server should use.
 
 In: how many requests are unanswered, time and again. Out: a power of two. Not here: the server (``live``), what it
 changes to (``adapt``).
@@ -21,7 +21,7 @@ _KEPT = 10
 
 
 class BatchEstimate:
-    """The batch that the queue asks for, period by period.
+    """The batch size that the queue demands, period by period.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class BatchEstimate:
         self._last: deque[int] = deque(maxlen=_KEPT)
 
     def after(self, depths: Sequence[int]) -> int:
-        """The batch after a period in which so many requests were unanswered at each look; 1 after one without any.
+        """Return the batch size after a period with these queue depths; 1 after a period without requests.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""A profile from a few of its cells: which cell to measure next, what the others are taken to be.
+"""A profile from a few measured cells: the choice of the next cell, and estimates of the rest.
 
 In: the cells that there could be, a way to measure one, batches that will be asked for. Out: the measured cells, when
 the chosen splits rest on measured ones alone, or when as many are measured as may be. Not here: how a cell is measured
@@ -39,11 +39,10 @@ def measure_few_cells(
     max_fraction: float = 0.25,
     progress: Progress | None = None,
 ) -> dict[Cell, float]:
-    """Measure the cells on which the choice of splits rests.
+    """Measure the cells on which the choice of splits depends.
 
-    The corners and the middle come first. Then, again and again, the cell that most of the splits chosen for these
-    batches rest on without its being measured: a cell that looks better than it is will be measured, and no longer
-    chosen.
+    The corners and the center come first. Then the unmeasured cell that occurs in most of the best splits for these
+    batches is measured, repeatedly: a cell whose estimate is too optimistic is thus measured and then avoided.
 
     Parameters
     ----------
@@ -86,7 +85,7 @@ def measure_few_cells(
 
 
 def _first(grid: Sequence[Cell]) -> list[Cell]:
-    """The corners, and the cell nearest to their middle by logarithms."""
+    """Return the corners of the grid, and the cell nearest to their logarithmic center."""
     few, many = grid[0][0], grid[-1][0]
     small, large = grid[0][1], grid[-1][1]
     middle = (math.log(few * many) / 2, math.log(small * large) / 2)
@@ -95,7 +94,7 @@ def _first(grid: Sequence[Cell]) -> list[Cell]:
 
 
 def estimate_profile(measured: dict[Cell, float], grid: Sequence[Cell]) -> Profile:
-    """All cells: measured ones as they are, the others by the law a + b (c / t^g + d), corrected by near ones.
+    """Return a full profile: measured cells, and the others by the law a + b (c / t^g + d), corrected by near cells.
 
     The law is a start, work that threads share, and work that they do not. It is fitted by relative error; what is left
     of a measured cell is carried over to its neighbors, less with their distance in octaves.
@@ -124,7 +123,7 @@ def _law(cells: Floats, power: float, weights: Floats) -> Floats:
 
 
 def _fit(cells: Floats, times: Floats, power: float) -> tuple[float, float, Floats]:
-    """Weights that are not negative, by the relative error; at least one of them is above 0."""
+    """Fit non-negative weights by relative error; at least one of them is above 0."""
     from scipy.optimize import nnls
 
     weights, error = nnls(_terms(cells, power) / times[:, None], np.ones(len(times)))

@@ -1,6 +1,6 @@
-"""Receipts of servers that really answered batches or requests.
+"""Receipts of real servers that answered batches or requests.
 
-In: what is served, splits or servers as they ran in turns, the one instance with all threads among them. Out: a
+In: a job, measured splits or servers from interleaved rounds, including one instance with all threads. Out: a
 ``Receipt`` per other one. Not here: processes (``serving``).
 """
 
@@ -19,7 +19,7 @@ __all__ = ["receipt_of_requests", "receipts_of_splits"]
 
 
 def receipts_of_splits(job: str, flown: Sequence[FlownSplit], baseline: FlownSplit) -> list[Receipt]:
-    """How much sooner each split answers than the baseline, predicted and measured, in the order given."""
+    """Return the speedup of each split over the baseline, predicted and measured, in order."""
     return [
         Receipt(
             whatif="serving-split",
@@ -45,7 +45,7 @@ def receipt_of_requests(
     baseline: tuple[Sized, Sequence[Answered]],
     changed: tuple[Sized, Sequence[Answered]],
 ) -> Receipt:
-    """How much sooner a share of the requests is answered than by the baseline, by rounds of both."""
+    """Return the speedup of a latency percentile over the baseline, from rounds of both."""
     (base, base_flown), (split, flown) = baseline, changed
     base_ns, taken_ns = ([it.latency_ns(share) for it in rounds] for rounds in (base_flown, flown))
     return Receipt(

@@ -1,4 +1,4 @@
-"""A process that holds one copy of a served model and answers batches when it is told to.
+"""A process that holds one copy of a served model and answers batches on request.
 
 In: what is served, threads of each rank; over the line an ``Order``. Out: how long after its moment the batch was
 answered, the answers to what requests have brought, memory if that is asked. It keeps to its cores before torch is
@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 
 def main(process: Place) -> None:
-    """Answer batches until the line is closed."""
+    """Answer batches until the connection is closed."""
     import torch
 
     from windtunnel.systems.serving.job import build_served

@@ -1,4 +1,4 @@
-"""Processes that hold a served model each, on cores of their own.
+"""Processes that each hold a served model, on exclusive cores.
 
 In: what is served, cores. Out: processes that answer batches, and how long one took. Not here: what they are asked, and
 when (``run`` for profiles and splits, ``live`` for requests).
@@ -24,7 +24,7 @@ _ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
 @dataclass(frozen=True)
 class Config:
-    """What instances are told once: what is served, threads by rank, the largest batch."""
+    """The configuration of all instances: job, threads by rank, largest batch."""
 
     job: str
     threads: tuple[int, ...]
@@ -33,7 +33,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Order:
-    """A batch. The answer: ns from the moment on, what ``Served.answers`` gives where there are bodies, and memory.
+    """A batch to answer. The reply has the ns since ``moment_ns``, the outputs if there are bodies, and the memory.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class Order:
     moment_ns : int
         When to begin.
     bodies : list, optional
-        What requests have brought; without it the model's own inputs are taken.
+        Bodies of the requests; without them the synthetic inputs of the model are used.
     asks_bytes : bool
-        The most memory that the process has ever held for itself is told, too.
+        Whether the reply contains the peak private memory of the process.
     """
 
     inputs: int
@@ -53,7 +53,7 @@ class Order:
 
 
 def server_cores() -> tuple[int, ...]:
-    """Cores that instances may be given: physical ones of one socket, within the affinity mask and the quota."""
+    """Return the cores for instances: physical cores of one socket, within the affinity mask and the quota."""
     largest = max(socket_cores(), key=len)
     quota = cpu_quota_cores()
     return largest if quota is None else largest[: max(1, int(quota))]
@@ -78,7 +78,7 @@ def fitting(threads: Sequence[int]) -> Sequence[int]:
 
 
 def instances(job: str, cores: Sequence[Sequence[int]], max_inputs: int) -> Workers:
-    """A process for each set of cores; it says "ready" when its model is."""
+    """Start a process for each set of cores; it reports "ready" when its model is built."""
     return Workers(
         "windtunnel.systems.serving.instance",
         Config(job, tuple(map(len, cores)), max_inputs),

@@ -1,4 +1,4 @@
-"""A model that is served, and what it is asked.
+"""A served model and its requests.
 
 In: the name of a workload with parameters, or ``file.py:function``. Out: ``Served``: the model in evaluation mode,
 inputs of any batch, answers to what requests bring. Not here: processes and times (``run``, ``live``).
@@ -20,7 +20,7 @@ __all__ = ["Answer", "Served", "build_served"]
 
 @dataclass(frozen=True)
 class Answer:
-    """To one request: a plain value, or why there is none."""
+    """The reply to one request: a plain value, or an error."""
 
     output: Any
     error: str = ""
@@ -28,7 +28,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Served:
-    """What a server runs.
+    """A model with the functions that a server needs.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Served:
     inputs : callable
         Batch -> what the model is called with, a tuple of tensors.
     preprocess : callable, optional
-        What so many requests have brought -> the same. Without it requests bring nothing.
+        List of request bodies -> what the model is called with. Without it requests have no body.
     postprocess : callable, optional
         What the model returns -> a list with a plain value for each of them; by default its rows.
     """
@@ -47,7 +47,7 @@ class Served:
     postprocess: Callable[[Any], list[Any]] | None = None
 
     def answers(self, bodies: Sequence[Any]) -> list[Answer]:
-        """One for each request, in order; one that cannot be answered says why, and the others are.
+        """Return one reply per request, in order; an invalid request gets an error and does not affect the others.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class Served:
 
 
 def build_served(job: str, max_inputs: int) -> Served:
-    """Build what is served.
+    """Build the served model of a job.
 
     Parameters
     ----------

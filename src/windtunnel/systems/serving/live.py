@@ -1,4 +1,4 @@
-"""A server that goes on: it answers requests while its instances change.
+"""A long-running server that answers requests while its instances change.
 
 In: what is served, a ``Server``, requests one by one, other splits. Out: replies, each request's once. A thread makes
 batches by the rule of ``tail`` and deals them out; another starts new instances while the old ones serve, lets all new
@@ -47,7 +47,7 @@ _Active = list[tuple[Instance, Running]]
 
 
 class LiveServer:
-    """Instances that answer requests; use as a context manager: leaving it answers what waits, then ends them.
+    """Instances that answer requests. On exit the context manager answers waiting requests, then ends the instances.
 
     Parameters
     ----------
@@ -108,26 +108,26 @@ class LiveServer:
 
     @property
     def split(self) -> Split:
-        """That serves now."""
+        """The split that serves now."""
         return self._split
 
     @property
     def state(self) -> str:
-        """``serving``, ``warming`` (new instances start beside the old ones), ``draining`` or ``failed``."""
+        """``serving``, ``warming`` (new instances start while the old ones serve), ``draining`` or ``failed``."""
         return self._state
 
     @property
     def num_ready(self) -> int:
-        """Instances that a batch can be given to."""
+        """Number of instances that can answer a batch."""
         return len(self._active)
 
     @property
     def num_unanswered(self) -> int:
-        """Requests that wait, and those of the batch that is being answered."""
+        """Number of waiting requests and of those in the current batch."""
         return len(self._queue) + self._num_begun
 
     def submit(self, body: Any = None, arrived_ns: int | None = None) -> Future[Reply]:
-        """Give it a request.
+        """Submit a request.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class LiveServer:
         return request.future
 
     def change(self, split: Split) -> None:
-        """Serve with this split as soon as its instances are ready; what warms for one of other threads is ended.
+        """Serve with a split as soon as its instances are ready; this cancels a change to a split of other threads.
 
         Instances that both have stay. Errors as of the class.
         """
@@ -168,7 +168,7 @@ class LiveServer:
             self._moved.notify_all()
 
     def settle(self) -> None:
-        """Wait until it serves as it was last told.
+        """Wait until the server uses the split that was set last.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class LiveServer:
                 raise self._failure
 
     def close(self) -> None:
-        """Answer what waits, take nothing more, end all instances; twice does no harm."""
+        """Answer waiting requests, accept no more, and end all instances; idempotent."""
         with self._moved:
             self._is_closing = True
             self._moved.notify_all()
@@ -209,7 +209,7 @@ class LiveServer:
                 self._moved.notify_all()
 
     def _next_batch(self) -> list[_Request]:
-        """Requests that are answered together; none when there will be no more. Waits, under the lock."""
+        """Wait, under the lock, for the next batch of requests; empty once the server is closed."""
         while True:
             if self._failure is not None:
                 for request in self._queue:
@@ -232,7 +232,7 @@ class LiveServer:
                 self._moved.wait()
 
     def _deal(self, batch: list[_Request], split: Split, active: _Active) -> list[Running]:
-        """Let all instances answer their part; gives those that died of it, whose requests wait again."""
+        """Let all instances answer their parts; return those that died, whose requests are queued again."""
         parts = Split(tuple(item for item, _ in active), split.batch).parts(len(batch))
         moment_ns, index = moment_in(0), 0
         requested: list[tuple[Running, list[_Request]]] = []
@@ -301,7 +301,7 @@ class LiveServer:
         close_all(held)
 
     def _change_split(self, held: list[Running], before: Split, target: Split, begun_ns: int) -> list[Running]:
-        """Go over to the target, unless another one is asked for meanwhile; gives the instances that run then."""
+        """Change to the target split unless the target changes meanwhile; return the running instances."""
         with self._moved:
             alive = [process for _, process in self._active]
             self._state = "warming"
@@ -334,13 +334,13 @@ class LiveServer:
         return still
 
     def _is_like(self, split: Split) -> bool:
-        """Whether what is asked for now has the same threads: a queue that wavers must not begin each warm-up anew."""
+        """Whether the current target has the same threads; a fluctuating queue must not restart the warm-up."""
         return sorted(instance.threads for instance in split.instances) == sorted(
             instance.threads for instance in self._target.instances
         )
 
     def _fail(self, before: Split, target: Split, begun_ns: int, error: WindtunnelError) -> None:
-        """Serve on with what is left, or not at all."""
+        """Continue with the remaining instances, or fail if there are none."""
         with self._moved:
             now_ns = moment_in(0)
             self.changes.append(Change(before, target, begun_ns, now_ns, now_ns, failed=error.message))
@@ -356,7 +356,7 @@ class LiveServer:
 
 
 def _again(own: list[_Request], error: WorkerError) -> list[_Request]:
-    """Those that have not been given to instances too often; the others have failed."""
+    """Return the requests that may be retried; the others fail."""
     for request in own:
         request.tries += 1
         if request.tries >= _TRIES:

@@ -1,4 +1,4 @@
-"""How little memory a split needs, and how soon one answers that fits.
+"""Splits under a memory limit: the smallest memory for a latency, and the shortest latency for a memory.
 
 In: a profile whose cells have memory, threads, inputs. Out: tables of bytes, latencies. Every instance has weights and
 work space of its own, so that many small ones need more than one large one. Not here: the split itself (``search``).
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 
 def min_bytes(profile: Profile, limit_ns: float, num_threads: int, batch: int, rule: Rule) -> Floats:
-    """The least memory with which every smaller server answers every smaller batch in time, float64 [T + 1, B + 1].
+    """Return the least memory with which every smaller server answers every smaller batch in time, [T + 1, B + 1].
 
     Infinite where nothing does. O(T B C).
 
@@ -55,7 +55,7 @@ def min_bytes(profile: Profile, limit_ns: float, num_threads: int, batch: int, r
 
 
 def soonest_within(profile: Profile, num_threads: int, batch: int, rule: Rule) -> Callable[[int, int, float], float]:
-    """(threads, inputs, bytes) -> the shortest latency in ns of a split that fits, infinite if none does.
+    """Return a function (threads, inputs, bytes) -> shortest latency in ns of a split that fits; infinite if none does.
 
     A latency will do if the least memory with which it can be kept is there. Errors as for ``min_bytes``.
     """

@@ -1,4 +1,4 @@
-"""What a split of a server is, and what its instances cost each other.
+"""Splits of a server into instances, and the slowdown of instances by their neighbors.
 
 In: a profile of one instance alone, splits that really ran. Out: ``Split``, ``Slowdown``. Not here: which split is
 best (``search``), running one (``run``).
@@ -21,7 +21,7 @@ __all__ = ["Instance", "Slowdown", "Split", "fit_slowdown"]
 
 @dataclass(frozen=True)
 class Instance:
-    """One copy of the model.
+    """One copy of the model on its own threads.
 
     Parameters
     ----------
@@ -55,12 +55,12 @@ class Split:
 
     @property
     def latency_ns(self) -> float:
-        """Of the whole batch."""
+        """Latency of the whole batch."""
         return max(instance.latency_ns for instance in self.instances)
 
     @property
     def threads(self) -> int:
-        """Of all instances."""
+        """Number of threads of all instances."""
         return sum(instance.threads for instance in self.instances)
 
     @property
@@ -69,7 +69,7 @@ class Split:
         return tuple((instance.threads, instance.batch) for instance in self.instances)
 
     def shares(self) -> tuple[int, ...]:
-        """Inputs of each instance, in order: full ones, then what is left; no instance is without one.
+        """Return the inputs of each instance: full instances first, then the rest; every instance gets at least one.
 
         Examples
         --------
@@ -84,7 +84,7 @@ class Split:
         return tuple(result)
 
     def parts(self, inputs: int) -> tuple[int, ...]:
-        """Inputs of each instance of a batch that may be short, in proportion to what each takes; some may have none.
+        """Return the inputs of each instance of a possibly short batch, in proportion to capacity; some may get none.
 
         The paper fills one instance after the other, which leaves the last ones idle.
 
@@ -107,7 +107,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """How many times longer an instance takes when all other threads of its server are busy, by its own threads.
+    """The slowdown of an instance when all other threads of its server are busy, by its number of threads.
 
     Between threads that were seen it is linear in the logarithm of their number; beyond them it stays. The paper takes
     one number for all, so that no choice depends on it; its own runs say 1.0 for one instance with all threads and 1.65
@@ -124,7 +124,7 @@ class Slowdown:
     factors: tuple[float, ...]
 
     def factor_at(self, threads: int) -> float:
-        """Of an instance with so many threads.
+        """Return the slowdown of an instance with ``threads`` threads, interpolated.
 
         Examples
         --------
@@ -134,14 +134,14 @@ class Slowdown:
         return float(np.interp(math.log2(threads), np.log2(self.threads), self.factors))
 
     def of(self, profile: Profile) -> Profile:
-        """The profile of instances with busy neighbors."""
+        """Return the profile of instances with busy neighbors."""
         return profile.with_latencies(
             profile.latency_ns_C * [self.factor_at(item) for item in profile.threads_C.tolist()]
         )
 
 
 def fit_slowdown(profile: Profile, flown: Iterable[tuple[Cell, float]]) -> Slowdown:
-    """Slow-downs from instances that ran at once, the mean by threads.
+    """Fit slowdowns to instances that ran concurrently, as means by threads.
 
     Parameters
     ----------

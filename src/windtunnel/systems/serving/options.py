@@ -1,4 +1,4 @@
-"""What the verbs of serving share: the profile, and what busy neighbors cost."""
+"""Options that the verbs of serving share: the profile, and the slowdown by busy neighbors."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ MemoryLimit = Annotated[
 
 
 def memory_limit(text: str) -> float:
-    """In bytes; without end where nothing is said."""
+    """Return a memory limit in bytes; infinite if the option is empty."""
     from windtunnel.units import parse_size
 
     return parse_size(text) if text else math.inf
 
 
 def profile_of(path: Path, flown: Path | None, where: Sequence[str] | None = None) -> Profile:
-    """Of instances beside busy neighbors, where a file says what these cost; else of one alone.
+    """Read a profile, scaled to busy neighbors if a file of concurrent instances is given.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def profile_of(path: Path, flown: Path | None, where: Sequence[str] | None = Non
 
 
 def slowdown_of(profile: Profile, flown: Path | None) -> Slowdown | None:
-    """What busy neighbors cost, by a file of instances that ran at once, where there is one."""
+    """Fit the slowdown by busy neighbors to a file of concurrent instances, if there is one."""
     from windtunnel.systems.serving.model import fit_slowdown
     from windtunnel.systems.serving.profile import read_cells
 

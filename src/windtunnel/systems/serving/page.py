@@ -1,4 +1,4 @@
-"""How a processor's threads are best split, as a page.
+"""The page about splits of the threads of a processor.
 
 In: for each batch the best split, one instance with all threads, one per thread. Out: one page: inputs answered per
 second over the batch, and the splits. Not here: choosing them.

@@ -1,4 +1,4 @@
-"""Processes of a server that goes on: which stay for another split, which are new, which are warm.
+"""The processes of a long-running server: those kept for another split, new ones, and their warm-up.
 
 In: a split, who runs. Out: a process for each of its instances, on cores that no other of them has. Not here: when new
 ones are used (``live``).
@@ -22,22 +22,22 @@ _LOOK_NS = 5_000_000
 
 @dataclass(eq=False)
 class Running:
-    """An instance that runs, on cores that are its own until it ends."""
+    """A running instance on exclusive cores."""
 
     cores: tuple[int, ...]
     workers: Workers
 
 
 def start_instances(job: str, split: Split, alive: Sequence[Running], max_inputs: int) -> list[Running]:
-    """New processes for the instances of a split that nobody of those alive is.
+    """Start processes for the instances of a split that no running process matches.
 
     Parameters
     ----------
     job : str
-        As for ``served``.
+        As for ``build_served``.
     split : Split
     alive : sequence of Running
-        Who stays if the split has an instance of as many threads; the new ones may share cores with the others.
+        Running processes. One with as many threads as an instance is reused; new ones may share cores with the rest.
     max_inputs : int
         The largest batch.
     """
@@ -57,7 +57,7 @@ def start_instances(job: str, split: Split, alive: Sequence[Running], max_inputs
 
 
 def match_running(split: Split, alive: Sequence[Running]) -> list[Running | None]:
-    """For each instance one that runs and has as many threads, as long as there are such."""
+    """Return, for each instance, a running process with as many threads, or None."""
     left = list(alive)
     result: list[Running | None] = []
     for instance in split.instances:
@@ -69,7 +69,7 @@ def match_running(split: Split, alive: Sequence[Running]) -> list[Running | None
 
 
 def is_warm(new: Sequence[Running], split: Split, is_wanted: Callable[[], bool]) -> bool:
-    """Wait until all have answered batches of all powers of two, and whole ones; no if they are not wanted any more.
+    """Warm up all processes with batches of powers of two and full batches; return False if ``is_wanted`` ends.
 
     No more than that: who serves meanwhile has the same cores.
 
@@ -96,6 +96,6 @@ def is_warm(new: Sequence[Running], split: Split, is_wanted: Callable[[], bool])
 
 
 def close_all(processes: Sequence[Running]) -> None:
-    """End them."""
+    """End the processes."""
     for process in processes:
         process.workers.close()

@@ -1,6 +1,6 @@
-"""How long one instance of a model takes, by its threads and its batch.
+"""The latency of one instance of a model by threads and batch size.
 
-In: a CSV file, or what was measured. Out: a ``Profile``: cells that nobody measured are absent. Not here: measuring
+In: a CSV file, or measured latencies. Out: a ``Profile`` without the cells that were not measured. Not here: measuring
 (``run``), choosing (``search``).
 """
 
@@ -34,7 +34,7 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Latencies of one instance alone, by ascending threads and batch.
+    """Latencies of one isolated instance, by ascending threads and batch.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Profile:
 
     @classmethod
     def of(cls, latency_ns: Mapping[Cell, float], own_bytes: Mapping[Cell, int] | None = None) -> Profile:
-        """The profile of these cells, with the memory of each if it is known.
+        """Create a profile from cells, with the memory of each if it is known.
 
         Raises
         ------
@@ -77,34 +77,34 @@ class Profile:
 
     @property
     def max_threads(self) -> int:
-        """Of the largest instance."""
+        """Threads of the largest instance."""
         return int(self.threads_C.max())
 
     @cached_property
     def cells(self) -> dict[Cell, float]:
-        """Latency in ns by threads and batch."""
+        """Latency in ns by (threads, batch)."""
         return dict(zip(self._rows(), self.latency_ns_C.tolist(), strict=True))
 
     @cached_property
     def own_bytes(self) -> dict[Cell, int] | None:
-        """Memory by threads and batch; None where nobody measured it."""
+        """Memory in bytes by (threads, batch); None if it was not measured."""
         return None if self.own_bytes_C is None else dict(zip(self._rows(), self.own_bytes_C.tolist(), strict=True))
 
     def bytes_of(self, cells: Iterable[Cell]) -> int | None:
-        """Memory of so many instances; None where nobody measured it."""
+        """Return the memory of the given instances; None if it was not measured."""
         return None if self.own_bytes is None else sum(self.own_bytes[cell] for cell in cells)
 
     def _rows(self) -> Iterator[Cell]:
         return zip(self.threads_C.tolist(), self.batch_C.tolist(), strict=True)
 
     def with_latencies(self, latency_ns_C: NDArray[np.float64]) -> Profile:
-        """The same cells with other times."""
+        """Return the same cells with other latencies."""
         return Profile(self.threads_C, self.batch_C, latency_ns_C, self.own_bytes_C)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cell in a file: its line, threads and batch, latency, and memory where the file has it."""
+    """A row of a profile file: line, threads and batch, latency, and memory if the file has it."""
 
     line: int
     cell: Cell
@@ -113,7 +113,7 @@ class Row:
 
 
 def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[Row]:
-    """Rows of a file with ``num_threads``, ``batch_size``, ``latency_ms`` (or ``latency_mean_ms``).
+    """Read the rows of a file with ``num_threads``, ``batch_size``, ``latency_ms`` (or ``latency_mean_ms``).
 
     ``memory_bytes`` may be there, too.
 
@@ -126,7 +126,7 @@ def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[Row]:
     Raises
     ------
     InputError
-        The file cannot be read, a field is no number, or no row is left.
+        The file cannot be read, a field is not a number, or no row is left.
     """
     rows = list(enumerate(read_rows(path, COLUMNS[:2]), 2))
     latency = next((name for name in (COLUMNS[2], _MEAN) if name in rows[0][1]), "")
@@ -146,7 +146,7 @@ def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[Row]:
 
 
 def read_profile(path: Path, where: Mapping[str, str] | None = None) -> Profile:
-    """The profile in a file; parameters as for ``read_cells``.
+    """Read a profile; parameters as for ``read_cells``.
 
     Raises
     ------

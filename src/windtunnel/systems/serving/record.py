@@ -1,4 +1,4 @@
-"""What a server that goes on has done: plain values.
+"""The record of a long-running server, in plain values.
 
 In: nothing. Out: ``Reply`` to a request, ``Batch`` that was answered, ``Change`` of its split. Not here: the server
 (``live``).
@@ -16,7 +16,7 @@ __all__ = ["Batch", "Change", "Reply"]
 
 @dataclass(frozen=True)
 class Reply:
-    """What a request got.
+    """The reply to a request, with times.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that was answered: by which split, how many inputs, when."""
+    """An answered batch: its split, number of inputs and times."""
 
     split: Split
     inputs: int
@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Change:
-    """From one split to another, or to the same one after an instance has died.
+    """A change of the split, or a restart of the same split after an instance died.
 
     Parameters
     ----------

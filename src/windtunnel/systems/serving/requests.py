@@ -1,6 +1,7 @@
-"""When requests come to a server.
+"""Arrival times of requests.
 
-In: a pattern in words, or a CSV file. Out: moments, ns, ascending. Not here: answering them (``tail``, ``run``).
+In: the name of a pattern with its parameters, or a CSV file. Out: ascending times in ns. Not here: answering them
+(``tail``, ``run``).
 """
 
 # R requests
@@ -27,7 +28,7 @@ Floats = NDArray[np.float64]
 
 
 def requests_of(text: str) -> Ints:
-    """Moments of arrival in ns, int64 [R], ascending from 0 on.
+    """Return arrival times in ns, int64 [R], ascending from 0 on.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ def requests_of(text: str) -> Ints:
     Raises
     ------
     InputError
-        It is neither, a value makes no sense, or nobody comes.
+        The pattern is unknown, a value is invalid, or there are no requests.
 
     Examples
     --------
@@ -87,7 +88,7 @@ def _poisson(values: dict[str, float]) -> Floats:
 
 
 def _bursts(values: dict[str, float]) -> Floats:
-    """A share of them in the last tenths of all periods."""
+    """Place a fraction of the arrivals in the last tenth of every period."""
     share = 0.1 * values["peak"] / (0.1 * values["peak"] + 0.9)
     indices, period = _draw_arrivals(values["rate"] * values["seconds"], values), values["period"]
     within: Floats = np.where(
@@ -99,7 +100,7 @@ def _bursts(values: dict[str, float]) -> Floats:
 
 
 def _draw_arrivals(mean: float, values: dict[str, float]) -> Floats:
-    """As many as a Poisson process has in that time, each anywhere in [0, 1)."""
+    """Draw a Poisson number of arrivals, uniform in [0, 1)."""
     rng = np.random.default_rng(int(values["seed"]))
     indices: Floats = rng.random(rng.poisson(mean))
     return indices

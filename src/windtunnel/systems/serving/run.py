@@ -1,4 +1,4 @@
-"""Instances that really run: alone for a profile, at once for a split.
+"""Measurement of real instances: isolated for a profile, concurrent for a split.
 
 In: what is served, cells or splits. Out: latencies, each candidate in its turn in every round. Not here: which split
 (``search``), requests (``live``).
@@ -32,7 +32,7 @@ _WARMUP = 3
 
 @dataclass(frozen=True)
 class FlownSplit:
-    """A split as it really ran.
+    """A measured split.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class FlownSplit:
 
     @property
     def cells_ns(self) -> list[tuple[Cell, float]]:
-        """What each instance took beside the others, for ``fit_slowdown``."""
+        """Latency of each instance with busy neighbors, for ``fit_slowdown``."""
         return list(zip(self.split.cells, self.instances_ns, strict=True))
 
     @property
@@ -65,7 +65,7 @@ class FlownSplit:
 def measuring(
     job: str, threads: Sequence[int], max_inputs: int, *, rounds: int = 20, budget_s: float = 10.0
 ) -> Iterator[Callable[[Cell], float]]:
-    """A way to measure single cells, for whoever chooses the next by the last: (threads, batch) -> median in ns.
+    """Provide a function that measures single cells, (threads, batch) -> median in ns, for adaptive sampling.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def measure_cells(
     budget_s: float = 120.0,
     progress: Progress | None = None,
 ) -> Profile:
-    """One instance alone, all cells in turn in every round: medians, and what it held; errors as ``measuring``."""
+    """Measure isolated instances, with all cells in every round: medians and memory; errors as for ``measuring``."""
     cells = sorted(set(cells))  # what an instance has held is of its largest batch up to then
     known = sorted({threads for threads, _ in cells})
     times: dict[Cell, list[int]] = {cell: [] for cell in cells}
@@ -132,7 +132,7 @@ def fly_splits(
     budget_s: float = 120.0,
     progress: Progress | None = None,
 ) -> list[FlownSplit]:
-    """Run splits in turns: in each round each answers one batch, whose instances begin at one moment.
+    """Run splits interleaved: in each round every split answers one batch, whose instances start simultaneously.
 
     Raises
     ------
@@ -177,14 +177,14 @@ def _ready(workers: Workers) -> None:
 
 
 def _answer(workers: Workers, rank: int, batch: int) -> tuple[int, int | None]:
-    """What it took, and the most memory of its own that the instance has ever held."""
+    """Answer one batch; return the time and the peak private memory of the instance."""
     workers.send(Order(batch, moment_in(_SOON_NS), asks_bytes=True), rank)
     taken_ns, _, own_bytes = workers.receive(rank)
     return taken_ns, own_bytes
 
 
 def _answers(workers: Workers, shares: Sequence[int]) -> list[int]:
-    """What each rank took, from one moment on."""
+    """Return the time of each rank from a common start."""
     moment_ns = moment_in(_SOON_NS)
     for rank, batch in enumerate(shares):
         workers.send(Order(batch, moment_ns), rank)

@@ -1,4 +1,4 @@
-"""Which split of threads and inputs answers a batch soonest.
+"""Search of the split of threads and inputs with the shortest batch latency.
 
 In: a profile, threads, a batch. Out: a ``Split``, or why there is none. By the table of all smaller servers and batches
 (the authors' recurrence) where instances take whole batches of the profile; by a binary search over latencies where an
@@ -35,7 +35,7 @@ Ints = NDArray[np.int64]
 
 
 def optimum_table(profile: Profile, num_threads: int, batch: int, rule: Rule = "at-most") -> Floats:
-    """The shortest latency of every smaller server and batch, in ns, float64 [T + 1, B + 1].
+    """Return the shortest latency of every smaller server and batch, in ns, float64 [T + 1, B + 1].
 
     Infinite where threads or inputs do not add up, and in row and column 0. O(T B C).
     """
@@ -47,7 +47,7 @@ def optimum_table(profile: Profile, num_threads: int, batch: int, rule: Rule = "
 
 
 def soonest_ns(profile: Profile, num_threads: int, batch: int) -> float:
-    """The shortest latency where threads may idle and batches be ragged; infinite if none. O(T^2 log C).
+    """Return the shortest latency if threads may idle and batches be ragged; infinite if none. O(T^2 log C).
 
     A latency will do if, with every instance at the largest batch that it answers in that time, as many inputs are
     answered as there are.
@@ -88,7 +88,7 @@ def _max_inputs(threads_C: Ints, batch_C: Ints, latency_C: Floats, limit: float,
 def best_split(
     profile: Profile, num_threads: int, batch: int, rule: Rule = "ragged", max_bytes: float = math.inf
 ) -> Split:
-    """The split that answers soonest; of several, the one whose other instances are done soonest, too.
+    """Return the split with the shortest latency; of several, the one whose other instances finish first.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def best_split(
 
 
 def best_splits(profile: Profile, num_threads: int, max_bytes: float = math.inf) -> dict[int, Split]:
-    """The best for every batch that is a power of two, as far as there is one."""
+    """Return the best split for every power-of-two batch that the server can answer."""
     result: dict[int, Split] = {}
     batch = 1
     while True:
@@ -154,7 +154,7 @@ def _compose_split(
     optimum: Callable[[int, int, float], float],
     max_bytes: float = math.inf,
 ) -> Split:
-    """Instances from the slowest on: each leaves the rest the shortest latency that it can, and most threads to itself.
+    """Compose the split from the slowest instance on, so that the rest keeps its own optimum at every step.
 
     Many splits share the slowest instance; the rest has its own optimum, which the published table shows.
     """
@@ -186,9 +186,9 @@ def _rest_of_none(threads_left: int, rule: Rule) -> float:
 def shortlist(
     profile: Profile, num_threads: int, batch: int, most: int = 8, max_bytes: float = math.inf
 ) -> list[Split]:
-    """Splits worth flying, the best first, with one instance of all threads and as many as there are threads.
+    """Return splits worth measuring, the best first, including one instance and one instance per thread.
 
-    The best of all, and for every number of equal instances the smallest batch of the profile that will do.
+    These are the best split, and for every number of equal instances the smallest sufficient batch of the profile.
 
     Raises
     ------
@@ -208,7 +208,7 @@ def shortlist(
 
 
 def equal_split(profile: Profile, num_threads: int, count: int, batch: int) -> Split | None:
-    """So many instances of one kind, with the smallest batch of the profile that will do; None where there is none."""
+    """Return ``count`` equal instances with the smallest sufficient batch of the profile; None if there is none."""
     threads = num_threads // count
     known = sorted((own, ns) for (t, own), ns in profile.cells.items() if t == threads and own * count >= batch)
     if not known or (count - 1) * known[0][0] >= batch:  # the last one would have nothing to do

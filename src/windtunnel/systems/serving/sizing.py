@@ -1,8 +1,8 @@
-"""Which server answers requests in time with the fewest threads.
+"""Sizing of a server: the fewest threads that keep a latency target.
 
-In: a profile, when requests come, a limit that a share of the answers has to keep. Out: a ``Server`` with what is
-foretold of it. Tried are all numbers of threads, batches by powers of two, and a few times to wait. Not here: what is
-foretold of one (``tail``), a real one (``run``).
+In: a profile, arrival times, a latency limit for a fraction of the answers. Out: a ``Server`` with its predictions.
+The search covers all numbers of threads, power-of-two batches, and a few waiting times. Not here: the prediction for
+one server (``tail``), real servers (``run``).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from windtunnel.systems.serving.profile import Profile
 from windtunnel.systems.serving.search import best_splits
 from windtunnel.systems.serving.tail import Answered, Server, answer, batch_latencies
 
-__all__ = ["Sized", "foretold", "size_servers"]
+__all__ = ["Sized", "predict_server", "size_servers"]
 
 _WAITS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the limit
 
 
 @dataclass(frozen=True)
 class Sized:
-    """A server and what is foretold of it.
+    """A server and its predicted latencies.
 
     Parameters
     ----------
     server : Server
     answered : Answered
     latency_ns : float
-        Within which the asked share is answered.
+        Predicted latency of the requested percentile.
     """
 
     server: Server
@@ -53,7 +53,7 @@ def size_servers(
     max_bytes: float = math.inf,
     progress: Progress | None = None,
 ) -> list[Sized]:
-    """The best server of every number of threads, in ascending order; the first in time is the one to take.
+    """Return the best server for every number of threads, ascending; the first within the limit is the cheapest.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def size_servers(
         except InfeasibleError:
             splits = {}
         tried = [
-            foretold(Server(split, round(limit_ns * wait)), arrival_ns_R, latency_ns_B, share)
+            predict_server(Server(split, round(limit_ns * wait)), arrival_ns_R, latency_ns_B, share)
             for split in splits.values()
             for latency_ns_B in [batch_latencies(profile, split, slowdown)]
             for wait in _WAITS
@@ -107,7 +107,9 @@ def size_servers(
     return result
 
 
-def foretold(server: Server, arrival_ns_R: NDArray[np.int64], latency_ns_B: NDArray[np.float64], share: float) -> Sized:
-    """What a server will do, which takes so long for a batch of so many inputs (``batch_latencies``)."""
+def predict_server(
+    server: Server, arrival_ns_R: NDArray[np.int64], latency_ns_B: NDArray[np.float64], share: float
+) -> Sized:
+    """Predict the latencies of a server from its batch latencies (``batch_latencies``)."""
     answered = answer(arrival_ns_R, server, latency_ns_B)
     return Sized(server, answered, answered.latency_ns(share))

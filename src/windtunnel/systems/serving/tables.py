@@ -1,4 +1,4 @@
-"""The best of every smaller server and batch.
+"""Dynamic programming over every smaller server and batch.
 
 In: instances by threads and batch, each with a value. Out: the least value of all together, where values of instances
 add up (memory) or the largest counts (latency): the authors' recurrence. Not here: what the values are (``search``,
@@ -35,7 +35,7 @@ Ints = NDArray[np.int64]
 def best_table(
     threads_C: Ints, batch_C: Ints, value_C: Floats, num_threads: int, batch: int, rule: Rule, *, adds: bool
 ) -> Floats:
-    """The least value of a split of every smaller server and batch, float64 [T + 1, B + 1]. O(T B C).
+    """Return the least value of a split of every smaller server and batch, float64 [T + 1, B + 1]. O(T B C).
 
     Infinite where threads or inputs do not add up, and for threads that idle without an input under ``exact``.
 

@@ -1,4 +1,4 @@
-"""How long requests wait for a server and its answer.
+"""Latencies of requests to a batching server.
 
 In: when requests come, a split, how many a batch takes and how long it waits for more. Out: when each is answered. A
 batch begins when it is full or its first request has waited long enough, and the batch before is answered; all that
@@ -32,9 +32,9 @@ class Server:
     Parameters
     ----------
     split : Split
-        Its batch is the most that is answered together.
+        Its batch is the largest number of requests that are answered together.
     wait_ns : int
-        A request waits at most so long for others, if nobody is being answered.
+        Longest time that a request waits for others while the server is idle.
     """
 
     split: Split
@@ -46,7 +46,7 @@ class Server:
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """When requests came and were answered.
+    """Arrival and answer times of requests.
 
     Parameters
     ----------
@@ -64,12 +64,12 @@ class Answered:
         return self.answered_ns_R - self.arrival_ns_R
 
     def latency_ns(self, quantile: float) -> float:
-        """So many of all requests are answered within that time."""
+        """Return a quantile of the latencies."""
         return float(np.quantile(self.latencies_ns, quantile))
 
 
 def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered:
-    """Let requests come to a server.
+    """Simulate the answers of a server to requests.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered
         Ascending.
     server : Server
     latency_ns_B : float64 [B + 1]
-        Of a batch of so many inputs, from ``batch_latencies``.
+        Latency by batch size, from ``batch_latencies``.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered
 
 
 def _closes_ns(arrivals_ns: list[int], index: int, most: int, wait_ns: int) -> int:
-    """When a batch whose first request is number ``at`` need not wait for more: it is full, or that one's time is over.
+    """Return when a batch starting with request ``index`` closes: it is full, or its first request waited long enough.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def _closes_ns(arrivals_ns: list[int], index: int, most: int, wait_ns: int) -> i
 
 
 def batch_latencies(profile: Profile, split: Split, slowdown: Slowdown | None = None) -> Floats:
-    """Latency of every batch that a split may get, ns, float64 [B + 1], row 0 is 0.
+    """Return the latency in ns of every batch of up to B inputs, float64 [B + 1]; row 0 is 0.
 
     Between batches of the profile it is linear, below the smallest it stays. With a slow-down instances pay for
     neighbors that have inputs, too, by the share of the other threads that these have.

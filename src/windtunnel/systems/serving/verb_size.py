@@ -126,14 +126,14 @@ def _one_instance(
 ) -> list[Sized]:
     """The same threads as one instance, where that is another server and the profile has it."""
     from windtunnel.systems.serving.search import equal_split
-    from windtunnel.systems.serving.sizing import foretold
+    from windtunnel.systems.serving.sizing import predict_server
     from windtunnel.systems.serving.tail import Server, batch_latencies
 
     split = best.server.split
     whole = equal_split(known, split.threads, 1, split.batch)
     if whole is None or whole.cells == split.cells:
         return []
-    return [foretold(Server(whole, best.server.wait_ns), arrivals, batch_latencies(known, whole, slowdown), part)]
+    return [predict_server(Server(whole, best.server.wait_ns), arrivals, batch_latencies(known, whole, slowdown), part)]
 
 
 def _fly(job: str, sized: Sequence[Sized], rounds: int) -> list[tuple[Sized, list[Answered]]]:

@@ -1,4 +1,4 @@
-"""A server that goes on, over HTTP.
+"""A long-running server over HTTP.
 
 In: a ``LiveServer``, an address. Out: ``POST /`` with a JSON body, or none, is answered with ``{"output": ...,
 "latency_ms": ...}``; ``GET /status`` says what serves. Not here: batches, instances (``live``).
@@ -23,7 +23,7 @@ _MAX_BYTES = 64 * 2**20  # of a request's body
 
 
 def status(live: LiveServer) -> dict[str, Any]:
-    """What serves now, and how: plain values."""
+    """Return the state of a server in plain values."""
     split = live.split
     return {
         "state": live.state,
@@ -37,7 +37,7 @@ def status(live: LiveServer) -> dict[str, Any]:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on.
+    """Open a listening socket.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def serve_http(live: LiveServer, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    """Answer requests until this process is told to end (SIGINT, SIGTERM); those that wait then are answered.
+    """Serve until SIGINT or SIGTERM; waiting requests are still answered.
 
     Parameters
     ----------

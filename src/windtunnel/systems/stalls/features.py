@@ -1,4 +1,4 @@
-"""Stalls of communication from two numbers of a model: its collectives and its bytes.
+"""Communication stalls predicted from two numbers of a model: collectives and bytes.
 
 In: models with their tensors, buckets and bytes of gradients, and the stall that each showed. Out: what one collective
 and one byte take, with the error on models that were left out. Source: Stash, ICDCS 2023, section on model features;
@@ -24,12 +24,12 @@ __all__ = ["TIERS", "Features", "StallModel", "features_of", "fit_stalls", "fit_
 _MIB, _MIN_MODELS = 2**20, 4
 COUNTS = ("tensors", "buckets")
 TIERS = ("exchange", "network")
-"""Causes that models of two numbers foretell."""
+"""Causes that models of two numbers predict."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a model sends in each iteration.
+    """The messages of a model per iteration.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class StallModel:
     Attributes
     ----------
     counts : str
-        ``tensors`` or ``buckets``, whichever foretold models better that were left out.
+        ``tensors`` or ``buckets``, by the error on left-out models.
     collective_ns, byte_ns, rest_ns : float
     left_out_errors : tuple of float
         Of each model by the others, relative.
@@ -66,18 +66,18 @@ class StallModel:
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """Bytes per second that averaging comes to; infinite where bytes cost nothing."""
+        """Effective bytes per second of averaging; infinite if bytes cost nothing."""
         return 1e9 / self.byte_ns if self.byte_ns > 0 else float("inf")
 
     def stall_ns(self, features: Features) -> float:
-        """Of one iteration."""
+        """Return the predicted stall of one iteration."""
         return float(_row(features, self.counts) @ (self.collective_ns, self.byte_ns, self.rest_ns))
 
 
 def features_of(
     sizes_bytes: Sequence[int], *, bucket_bytes: int = 25 * _MIB, first_bucket_bytes: int = _MIB
 ) -> Features:
-    """Features of gradients of these sizes, in the order of the parameters; buckets as PyTorch's DDP fills them.
+    """Return the features of gradients by size, in parameter order, with buckets as PyTorch's DDP fills them.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def features_of(
 
 
 def fit_stalls(features: Sequence[Features], stalls_ns: Sequence[float]) -> StallModel:
-    """Fit by non-negative least squares of relative errors; count what foretells left-out models better.
+    """Fit by non-negative least squares of relative errors; count what predicts left-out models better.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def fit_stalls(features: Sequence[Features], stalls_ns: Sequence[float]) -> Stal
 
 
 def fit_tiers(measured: Sequence[Stalls]) -> dict[str, StallModel]:
-    """A model of each tier in which four jobs or more stalled."""
+    """Fit a model for each tier in which at least four jobs stalled."""
     models = {}
     for tier in TIERS:
         pairs = [

@@ -1,4 +1,4 @@
-"""A data set of compressed batches on a disk, and what it takes to use one.
+"""A data set of compressed batches on a disk, with the preprocessing of real images.
 
 In: a workload that draws batches. Out: files of one batch each, and batches made of them: read, decompressed, and,
 where they are images, cut out at random places, mirrored and scaled. Not here: who reads when (``rank``).
@@ -29,7 +29,7 @@ _PIXELS = 4  # dimensions of images
 
 
 def write_batches(workload: Workload, folder: Path, num_files: int) -> list[Path]:
-    """Write batches that the workload draws, compressed; images as bytes, with a margin.
+    """Write batches of the workload, compressed; images as bytes, with a margin.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def _encode_images(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def batch_of(data: bytes, random: np.random.Generator) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Inputs and target from the bytes of a file: decompressed, images cut out, mirrored and scaled to -1..1."""
+    """Decode a file into inputs and target: decompress, crop and mirror images, scale them to -1..1."""
     import torch
 
     with np.load(io.BytesIO(data)) as stored:
@@ -89,7 +89,7 @@ def _augment_images(array: np.ndarray[Any, Any], random: np.random.Generator) ->
 
 
 class BatchFiles:
-    """One rank's files in an endless order, as a data set for ``torch.utils.data.DataLoader``.
+    """The files of one rank in an endless random order, as a data set for ``torch.utils.data.DataLoader``.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The job whose stalls are asked for.
+"""The job whose stalls are measured.
 
 In: a registered workload's name with parameters, or a file and a function of one's own. Out: a ``Workload`` that says
 what a batch and the loss are.
@@ -16,7 +16,7 @@ __all__ = ["job_of"]
 
 
 def job_of(text: str) -> Workload:
-    """The workload that is meant.
+    """Return the workload of a job.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Which layers wait for the network, and what would shorten that.
+"""Layers that wait for the network, and what-ifs that shorten the wait.
 
 In: a job, a link. Out: ``NetworkForecast``: the iteration over that link by replay of a capture of one rank, the part
 of it in which nothing but an all-reduce goes on, by the layers whose gradients it carries, and changes that would help,
@@ -29,12 +29,12 @@ Ints = NDArray[np.int64]
 _CAPTURED = 8
 _LOOPBACK_BYTES_PER_S = 1e12
 REMEDIES = ("fp16-gradients", "powersgd", "gradient-accumulation:passes=4")
-"""Changes that are asked about on top of the network."""
+"""What-ifs that are evaluated in addition to the network."""
 
 
 @dataclass(frozen=True)
 class BucketStall:
-    """One message of an iteration.
+    """The exposed time of one message of an iteration.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class BucketStall:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change and the iteration with it, per batch of before."""
+    """A what-if and the duration of an iteration with it, per original batch."""
 
     request: str
     iteration_ns: float
@@ -60,7 +60,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class NetworkForecast:
-    """An iteration over a link that nobody has run yet.
+    """The predicted iteration over a link that was not measured.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ def network_forecast(
     remedies: Sequence[str] = REMEDIES,
     progress: Progress | None = None,
 ) -> NetworkForecast:
-    """Capture one rank of the job here, on one thread, and replay several over the link.
+    """Capture one rank of the job on one thread, and replay several ranks over the link.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def network_forecast(
 
 
 def _per_batch_ns(answer: Answer, num_ranks: int) -> float:
-    """Of one batch of each rank: accumulation takes several in one iteration."""
+    """Return the time per batch of each rank; with accumulation an iteration has several."""
     return answer.predicted_ns * num_ranks / answer.samples_ratio
 
 
@@ -154,13 +154,14 @@ def _exposed_stalls(answer: Answer) -> tuple[BucketStall, ...]:
 
 
 def covered_ns(start: Ints, finish: Ints, begin: Ints, end: Ints) -> Ints:
-    """How much of each stretch ``begin`` .. ``end`` lies within one of the spans ``start`` .. ``finish`` or more.
+    """Return the part of each interval ``begin`` .. ``end`` that the union of ``start`` .. ``finish`` covers.
 
     Examples
     --------
     >>> covered_ns(np.array([0, 5, 20]), np.array([10, 12, 30]), np.array([8, 13]), np.array([22, 19])).tolist()
     [6, 0]
     """
+    # Merge overlapping spans into disjoint ones, then take the difference of the covered time up to both ends.
     order = np.argsort(start, kind="stable")
     starts, reached = start[order], np.maximum.accumulate(finish[order])
     opens = np.r_[True, starts[1:] > reached[:-1]]  # spans that touch become one

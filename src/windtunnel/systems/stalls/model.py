@@ -1,6 +1,6 @@
 """Stalls as differences of runs.
 
-In: times per iteration of runs that differ in one thing, several of each, taken in turns. Out: ``Stalls``: each cause
+In: times per iteration of interleaved runs that differ in one factor, several of each. Out: ``Stalls``: each cause
 with its interval and its share, the bottleneck, what a cache would do. Source: Stash, ICDCS 2023; DS-Analyzer, VLDB
 2021. Not here: the runs (``run``).
 """
@@ -30,7 +30,7 @@ RUNS: dict[str, str] = {
     "cold": "together, from files on the disk",
     "everything": "over the network, from files on the disk",
 }
-"""Runs by name. Stash's own are alone, together, cold, cached and network."""
+"""Runs by name. Those of Stash are alone, together, cold, cached and network."""
 
 CAUSES: dict[str, tuple[str, str, str]] = {
     "contention": ("apart", "alone", "memory and caches are shared"),
@@ -39,17 +39,17 @@ CAUSES: dict[str, tuple[str, str, str]] = {
     "prep": ("cached", "together", "decoding samples"),
     "fetch": ("cold", "cached", "reading samples"),
 }
-"""By cause: the run that has it, the run that has not, and what it is."""
+"""By cause: the run with it, the run without it, and a description."""
 
 _MIN_SHARE = 0.02
 _CONFIDENCE = 1 - (1 - 0.99) / len(CAUSES)
-"""Of one cause; where each is asked at 90 %, a third of all jobs without any cause has one."""
+"""Confidence per cause; at 90 % each, a third of all jobs without stalls would show one."""
 _INTERCONNECT = ("together", "alone")  # as published: contention and exchange in one
 
 
 @dataclass(frozen=True)
 class Stall:
-    """What one cause takes of each iteration.
+    """The time per iteration that one cause takes.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class Reading:
-    """Rates of the data's way, samples per second and bytes.
+    """Rates of the input pipeline, in samples per second and bytes.
 
     Attributes
     ----------
@@ -99,12 +99,12 @@ class Reading:
     prep_per_core_per_s: float
 
     def fetch_per_s(self, cached_share: float) -> float:
-        """Samples per second that are read where such a share of them rests in memory (DS-Analyzer)."""
+        """Return the samples read per second if a fraction of them is cached in memory (DS-Analyzer)."""
         slow = (1 - cached_share) / self.disk_bytes_per_s
         return 1 / (self.bytes_per_sample * (cached_share / self.memory_bytes_per_s + slow))
 
     def useful_cache(self, wanted_per_s: float) -> float | None:
-        """The least share in memory with which reading keeps up; None where even memory does not."""
+        """Return the least cached fraction with which reading keeps up; None if memory is too slow."""
         fast, slow = 1 / self.memory_bytes_per_s, 1 / self.disk_bytes_per_s
         if self.fetch_per_s(0.0) >= wanted_per_s:
             return 0.0
@@ -113,13 +113,13 @@ class Reading:
         return (slow - 1 / (wanted_per_s * self.bytes_per_sample)) / (slow - fast)
 
     def useful_cores(self, wanted_per_s: float) -> int:
-        """Cores that prepare as many samples."""
+        """Return the number of cores that prepare as many samples per second."""
         return math.ceil(wanted_per_s / self.prep_per_core_per_s)
 
 
 @dataclass(frozen=True)
 class Stalls:
-    """What a job loses, and to what.
+    """The stalls of a job by cause.
 
     Attributes
     ----------
@@ -149,34 +149,34 @@ class Stalls:
 
     @property
     def bottleneck(self) -> str:
-        """The detected cause that takes longest, or ``compute``."""
+        """Return the detected cause that takes longest, or ``compute``."""
         result = [stall for stall in self.stalls if stall.is_detected]
         return max(result, key=lambda stall: stall.per_iteration_ns.value).cause if result else "compute"
 
     def median_ns(self, run: str) -> float:
-        """Time per iteration of a run."""
+        """Return the median time per iteration of a run."""
         return float(np.median(self.times_ns[run]))
 
     def samples_per_s(self, run: str) -> float:
-        """Of all ranks together."""
+        """Return the samples per second of all ranks together."""
         num = 1 if run == "alone" else self.num_ranks
         return num * self.batch_size / self.median_ns(run) * 1e9
 
     def interconnect(self) -> Stall | None:
-        """As Stash counts it: what ranks of one machine lose to each other, for whatever reason."""
+        """The interconnect stall of Stash: the slowdown among ranks of one machine, for any reason."""
         if any(item not in self.times_ns for item in _INTERCONNECT):
             return None
         return _stall("interconnect", *_INTERCONNECT, "as published: contention and exchange", self.times_ns)
 
     def sum_over_everything(self) -> float | None:
-        """All differences and the time alone, over the run that has every cause; None if it was not made."""
+        """The sum of all stalls and the isolated time, over the run with every cause; None if that run is missing."""
         if "everything" not in self.times_ns or len(self.stalls) < len(CAUSES):
             return None
         missing = sum(self.median_ns(has) - self.median_ns(has_not) for has, has_not, _ in CAUSES.values())
         return (self.median_ns("alone") + missing) / self.median_ns("everything")
 
     def advice(self) -> list[str]:
-        """What a cache and cores would do, in words; nothing where no file was read."""
+        """Return advice on caches and cores; empty if no file was read."""
         if self.reading is None:
             return []
         requested = self.samples_per_s("together")
@@ -191,7 +191,7 @@ class Stalls:
         return reported
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         listed = [*self.stalls, *filter(None, [self.interconnect()])]
         return {
             "job": self.job,
@@ -219,7 +219,7 @@ class Stalls:
 
 
 def stalls_of(times_ns: Mapping[str, Sequence[float] | NDArray[np.float64]]) -> tuple[Stall, ...]:
-    """The stalls that runs show.
+    """Compute the stalls from measured runs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a job loses to its surroundings, as a page.
+"""The page about the stalls of a job.
 
 In: ``Stalls``. Out: one page: each cause as a step on the way from the time alone to that of everything, runs beside
 each other, rates of the data's way. Not here: the runs.

@@ -32,7 +32,7 @@ _PATIENCE_S = 600.0
 
 @dataclass(frozen=True)
 class Orders:
-    """What all ranks work on.
+    """The orders that all ranks share.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Turn:
-    """What is timed next.
+    """The next timed run.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Took:
-    """What a turn took this rank.
+    """The times of one turn on one rank.
 
     Attributes
     ----------
@@ -93,12 +93,12 @@ class Took:
 
     @property
     def iteration_ns(self) -> float:
-        """Of one batch, from when it is waited for to its update."""
+        """Time per batch, from the request for it to the update."""
         return (self.data_ns + self.compute_ns) / self.num_batches
 
 
 def main(process: Place) -> None:
-    """Do turn after turn until there are no more."""
+    """Execute turns until the connection is closed."""
     torch.set_num_threads(1)
     process.join(_PATIENCE_S)
     rank = _Rank(process.config, process.rank, process.num_ranks)
@@ -124,7 +124,7 @@ class _Rank:
         self._batches = _batches(BatchFiles(local, rank, partial(_value, self._rate))) if local else None
 
     def train(self, turn: Turn) -> Took:
-        """Train on as many batches, those of the warm-up not counted."""
+        """Train on the batches of a turn after its warm-up."""
         self._rate.value = turn.disk_bytes_per_s
         steps = self._steps(turn)
         for _ in range(turn.num_warmup):
@@ -139,7 +139,7 @@ class _Rank:
         return Took(data_ns, sum(taken_ns[1:]), backward_ns, helpers_cpu_ns() - before_ns, turn.num_batches)
 
     def _steps(self, turn: Turn) -> tuple[Callable[[], None], ...]:
-        """An iteration: until the batch is there, forward, backward with averaging, update."""
+        """Run one iteration: fetch the batch, forward, backward with averaging, update."""
         job = self._averaged if turn.averages else self._plain
         model = self._wrapped if turn.averages else self._plain.model
         now: dict[str, Any] = {}
@@ -167,7 +167,7 @@ class _Rank:
         return tuple(inputs), target
 
     def transfer(self, turn: Turn) -> float:
-        """Bytes per second from rank 1 to rank 0 over a plain socket; 0 on the others."""
+        """Measure bytes per second from rank 1 to rank 0 over a TCP socket; 0 on other ranks."""
         if self._rank == 0:
             return receive_bytes(self._orders.addresses[0], turn.transfer_bytes, dist.barrier)
         dist.barrier()
@@ -190,7 +190,7 @@ class _Endless(IterableDataset[Any]):
 
 
 def _batches(files: BatchFiles) -> Iterator[Any]:
-    """Batches that another process on the same core reads ahead."""
+    """Batches that a second process on the same core prefetches."""
     loader = DataLoader(_Endless(files), batch_size=None, num_workers=1, prefetch_factor=2)
     yield from loader
 

@@ -107,7 +107,7 @@ def _resnet(has_norm: bool) -> tuple[list[nn.Module], int]:
     from torch import nn
 
     class Block(nn.Module):
-        """Two convolutions around which the input is added, before the second ReLU."""
+        """Two convolutions with a residual connection before the second ReLU."""
 
         def __init__(self, inputs: int, outputs: int, stride: int) -> None:
             super().__init__()
@@ -131,7 +131,7 @@ def _googlenet(has_norm: bool) -> tuple[list[nn.Module], int]:
     from torch import nn
 
     class Inception(nn.Module):
-        """Branches of windows of 1, 3 and 5 and of a pool, beside each other."""
+        """Concatenated branches of windows of 1, 3 and 5 and of a pool."""
 
         def __init__(self, inputs: int, widths: tuple[int, int, int, int, int, int]) -> None:
             super().__init__()
@@ -171,7 +171,7 @@ def _densenet(has_norm: bool) -> tuple[list[nn.Module], int]:
         return nn.Sequential(*norm, nn.ReLU(), nn.Conv2d(inputs, outputs, kernel, 1, kernel // 2, bias=not has_norm))
 
     class Dense(nn.Module):
-        """All that was made before, with what two convolutions make of it."""
+        """The input concatenated with the output of two convolutions."""
 
         def __init__(self, inputs: int) -> None:
             super().__init__()

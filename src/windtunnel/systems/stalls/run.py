@@ -1,4 +1,4 @@
-"""The runs that show stalls, really made.
+"""Execution of the runs that show stalls.
 
 In: a job, a link, perhaps a limit of the disk. Out: ``Stalls``. Two groups of processes, one core each, live through
 all turns: ranks that are joined within the machine, and ranks that are joined by a shaped link whose rate was measured
@@ -49,7 +49,7 @@ _READING = ("cached", "cold", "everything")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the job runs in.
+    """The environment of a job: ranks, link, disk.
 
     Attributes
     ----------
@@ -73,11 +73,11 @@ class Surroundings:
 
     @property
     def is_throttled(self) -> bool:
-        """Whether the kernel keeps the disk to its rate; else whoever reads does."""
+        """Whether the kernel throttles the disk; otherwise the readers throttle themselves."""
         return bool(self.disk_bytes_per_s) and can_throttle()
 
     def runs(self) -> list[str]:
-        """The runs that can be made here."""
+        """The runs that this environment supports."""
         left_out = set() if self.bandwidth_bytes_per_s else set(_NETWORK)
         return [name for name in RUNS if name not in left_out and (self.reads or name not in _READING)]
 
@@ -91,7 +91,7 @@ def measure_stalls(
     num_turns: int = 5,
     progress: Progress | None = None,
 ) -> Stalls:
-    """Make all runs in turns, really, and say what each cause takes.
+    """Execute all runs, interleaved, and compute the time of each cause.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def measure_stalls(
 
 @contextlib.contextmanager
 def _files(workload: Workload, around: Surroundings, num_files: int) -> Iterator[list[Path]]:
-    """Twice as many files as a turn reads, in a folder on a disk, which the kernel throttles where it may."""
+    """Provide twice as many files as a turn reads, on a disk that the kernel throttles if it can."""
     if not around.reads:
         yield []
         return
@@ -188,7 +188,7 @@ def _files(workload: Workload, around: Surroundings, num_files: int) -> Iterator
 
 
 def _reading(files: Sequence[Path], disk_bytes_per_s: float, batch_size: int) -> Reading:
-    """Rates of reading and preparing, before anything else runs."""
+    """Measure the rates of reading and preparing while nothing else runs."""
     evict(files)
     size_bytes, took_ns = read_all(files)
     disk = size_bytes / took_ns * 1e9
@@ -216,12 +216,12 @@ def _ranks(job: str, files: Sequence[Path], num_ranks: int, link: ShapedLink | N
 
 
 def _check_link_rate(workers: Workers, link: ShapedLink, around: Surroundings) -> dict[str, Any]:
-    """The link's measured rate.
+    """Measure the rate of the link and check it.
 
     Raises
     ------
     FlightError
-        It is not what was asked for.
+        The rate deviates from the requested one.
     """
     requested = link.bandwidth_bytes_per_s
     size_bytes = max(_MIN_TRANSFER_BYTES, round(_TRANSFER_S * requested))
@@ -241,7 +241,7 @@ def _check_link_rate(workers: Workers, link: ShapedLink, around: Surroundings) -
 def _turn(
     workers: Workers, run: str, files: Sequence[Path], around: Surroundings, num_ranks: int, num_batches: int
 ) -> list[Took]:
-    """One turn of one run."""
+    """Execute one turn of one run."""
     is_cold = run in ("cold", "everything")
     if is_cold:
         evict(files)

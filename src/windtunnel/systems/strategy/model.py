@@ -1,7 +1,7 @@
-"""What a training strategy is, and how long a step takes under one.
+"""Training strategies of a backward pass, and the duration of a step under one.
 
 In: the backward pass of a data-parallel job as a chain: compute operators, each with the gradients that are there after
-it, and what it costs to fuse them and to synchronize so many bytes. Out: when the last gradient has been synchronized.
+it, the costs of fusion and of synchronization by size. Out: when the last gradient has been synchronized.
 This is the view in which dPRO decides; the graph itself is replayed for what is accepted (``search``). Not here:
 running anything.
 
@@ -39,7 +39,7 @@ class Chain:
     size_bytes : int64 [N]
         Of the gradient that is there after it; 0 where there is none.
     sync_ns : callable
-        ``sync_ns(size_bytes, num_parts)``: to synchronize so many bytes, in so many parts.
+        ``sync_ns(size_bytes, num_parts)``: the time to synchronize ``size_bytes`` bytes in ``num_parts`` parts.
     fused_ns : callable, optional
         ``fused_ns(first, last)``: how long operators ``first`` to ``last`` take as one; by default as long as each for
         itself.
@@ -67,11 +67,11 @@ class Chain:
 
     @property
     def num_operators(self) -> int:
-        """N."""
+        """Number of operators, N."""
         return len(self.compute_ns)
 
     def operator_ns(self, first: int, last: int) -> float:
-        """Operators ``first`` to ``last`` as one."""
+        """Return the time of operators ``first`` to ``last`` fused into one."""
         if first == last or self.fused_ns is None:
             return float(self.compute_ns[first : last + 1].sum())
         return self.fused_ns(first, last)
@@ -79,7 +79,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When everything ends.
+    """The end times of all groups.
 
     Attributes
     ----------
@@ -92,17 +92,17 @@ class Schedule:
 
     @property
     def makespan_ns(self) -> float:
-        """When the last of both ends."""
+        """The end of the last operator or synchronization."""
         return max(self.compute_ends_ns[-1], self.sync_ends_ns[-1])
 
 
 def groups_of(starts: Groups, count: int) -> list[tuple[int, int]]:
-    """First and last member of each group."""
+    """Return the first and the last member of each group."""
     return list(zip(starts, [start - 1 for start in starts[1:]] + [count - 1], strict=True))
 
 
 def schedule(chain: Chain, operators: Groups, gradients: Groups, parts: Sequence[int] | None = None) -> Schedule:
-    """Play the chain: compute in order; each group of gradients once all are there and the group before it is done.
+    """Simulate the chain: a group of gradients starts when all of them are ready and the previous group is done.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def schedule(chain: Chain, operators: Groups, gradients: Groups, parts: Sequence
 
 
 def best_parts(chain: Chain, size_bytes: float) -> int:
-    """k*, the number of parts in which so many bytes are synchronized soonest.
+    """Return k*, the number of parts that minimizes the time to synchronize ``size_bytes``.
 
     Every number is tried until two in a row are worse, as each costs next to nothing.
     """

@@ -1,4 +1,4 @@
-"""The strategy under which a data-parallel job would be fastest: ``whatif --search``.
+"""Search of the fastest strategy of a data-parallel job: ``whatif --search``.
 
 In: a captured graph of all ranks. Out: a ``Strategy``: what-ifs that together are predicted to be faster, and that can
 be flown. Gradients are grouped on the chain first (one rank stands for all, and only what a group changes is played
@@ -46,7 +46,7 @@ _MIN_GAIN = 0.005  # of a step, for which no change is made more
 
 
 class Strategy(msgspec.Struct, frozen=True):
-    """What to do, and what it is worth.
+    """A strategy and its predicted effect.
 
     Attributes
     ----------
@@ -80,11 +80,11 @@ class Strategy(msgspec.Struct, frozen=True):
     schema: str = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the strategy as plain JSON values."""
         return msgspec.structs.asdict(self)
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, whole or not at all."""
+        """Write the strategy as JSON, atomically."""
         with replacing(Path(path)) as scratch:
             scratch.write_text(json_text(self.to_dict(), indent=1) + "\n")
 
@@ -114,14 +114,14 @@ def load_strategy(path: str | Path) -> Strategy:
 
 @dataclass
 class _Asking:
-    """Asks what-ifs of one graph, each once, and keeps the answers."""
+    """Evaluates what-ifs of one graph, each once, and caches the answers."""
 
     graph: Graph
     options: Mapping[str, Any]
     known: dict[str, Answer] = field(default_factory=dict)
 
     def __call__(self, strings: Sequence[str]) -> list[Answer]:
-        """Answers to those that can be asked and apply; new ones are priced and replayed together."""
+        """Return the answers to valid, applicable requests; new requests are priced and replayed together."""
         requests = {str(item): item for item in map(_request, strings) if item is not None}
         new = [request for key, request in requests.items() if key not in self.known]
         if new:
@@ -130,7 +130,7 @@ class _Asking:
 
 
 def _request(text: str) -> Request | None:
-    """These changes together; None where two of them decide the same thing."""
+    """Parse a combination of changes; None if two of them conflict."""
     try:
         return parse_request(text)
     except InputError:
@@ -208,7 +208,7 @@ def optimize(
 
 
 def chain_of(graph: Graph, averaging: Averaging) -> Chain:
-    """The backward pass as a chain: when the last rank has each layer's gradients, and what averaging takes."""
+    """Return the backward pass as a chain, with the last rank's gradient times and the cost of averaging."""
     finish_ns = replay(graph).finish_ns[averaging.ready].max(axis=0)
     ends = np.maximum.accumulate(finish_ns.astype(np.float64))
     return Chain(
@@ -220,7 +220,7 @@ def chain_of(graph: Graph, averaging: Averaging) -> Chain:
 
 
 def _plans(chain: Chain, budget: int) -> tuple[list[Plan], dict[str, dict[str, float]]]:
-    """What each search finds on the chain, each with a budget of its own; and the usual choices."""
+    """Return the plan of each search on the chain, each with its own budget, and the common defaults."""
     plans, reported = [Plan.apart(chain.num_operators), Plan.together(chain.num_operators)], {}
     for name, search in SEARCHES.items():
         worth: Worth = worth_of(chain, budget)
@@ -235,7 +235,7 @@ def _plans(chain: Chain, budget: int) -> tuple[list[Plan], dict[str, dict[str, f
 
 
 def _caps(plans: Sequence[Plan], averaging: Averaging) -> list[str]:
-    """Each plan as caps of buckets: the bytes of each group close it; the last cap holds for all that follow."""
+    """Express each plan as bucket caps: the bytes of a group close it; the last cap holds for all later buckets."""
     sizes, result = averaging.size_bytes, []
     for plan in plans:
         caps = [int(sizes[first : last + 1].sum()) for first, last in groups_of(plan.gradients, len(sizes))]
@@ -255,17 +255,17 @@ def _join_requests(base: Answer | None, request: str) -> str:
 
 
 def _best(answers: Sequence[Answer | None]) -> list[Answer | None]:
-    """The fastest few; None is the job as it is."""
+    """Return the fastest few answers; None is the unchanged job."""
     return sorted(answers, key=_worth, reverse=True)[:_WIDTH]
 
 
 def _worth(answer: Answer | None) -> float:
-    """Its speed-up, less what each change must gain to be made at all."""
+    """Return the speedup, minus the minimum gain that each change has to bring."""
     return 1.0 if answer is None else answer.speedup / (1 + _MIN_GAIN) ** len(answer.request.steps)
 
 
 def _climb(ask: _Asking, front: list[Answer | None], moves: Sequence[str], memory_bytes: int | None) -> list[Answer]:
-    """Each move on top of the best few, as long as one helps; all that were looked at, the fastest first."""
+    """Add each move to the best few while one of them helps; return all evaluated answers, the fastest first."""
     seen: list[Answer | None] = list(front)
     while True:
         steps = [
@@ -288,7 +288,7 @@ def _fits(answer: Answer, memory_bytes: int | None) -> bool:
 
 
 def _fitting(ask: _Asking, memory_bytes: int | None) -> Answer | None:
-    """Nothing where the job fits; else the fastest change that makes it fit."""
+    """Return nothing if the job fits into memory, else the fastest change that makes it fit."""
     if memory_bytes is None:
         return None
     answers = ask(SAVES_MEMORY)

@@ -1,4 +1,4 @@
-"""Which neighbors to fuse: dPRO's scan, an exact programme for gradients, and rivals on one budget.
+"""Fusion of neighbors: dPRO's scan, an exact dynamic program for gradients, and other searches on one budget.
 
 In: a ``Chain``. Out: a ``Plan``: groups of operators and of gradients. All searches make the same moves and count how
 often they ask what a plan is worth. Not here: the graph (``optimizer``), running anything.
@@ -37,17 +37,17 @@ class Plan:
 
     @classmethod
     def apart(cls, count: int) -> Plan:
-        """Nothing is fused."""
+        """Return the plan without fusion."""
         return cls(tuple(range(count)), tuple(range(count)))
 
     @classmethod
     def together(cls, count: int) -> Plan:
-        """One message, at the end."""
+        """Return the plan with a single message at the end."""
         return cls(tuple(range(count)), (0,))
 
 
 class Worth:
-    """What a plan is worth, and how often that was asked.
+    """The cost of plans, with a cache and a budget of evaluations.
 
     Parameters
     ----------
@@ -63,16 +63,16 @@ class Worth:
 
     @property
     def num_asked(self) -> int:
-        """Different plans so far."""
+        """Number of distinct plans so far."""
         return len(self._known)
 
     @property
     def is_spent(self) -> bool:
-        """Whether no more may be asked."""
+        """Whether the budget is used up."""
         return self.num_asked >= self.budget
 
     def __call__(self, plan: Plan) -> float:
-        """Its time in ns."""
+        """Return the time of a plan in ns."""
         if plan not in self._known:
             if self.is_spent:
                 return math.inf
@@ -80,12 +80,12 @@ class Worth:
         return self._known[plan]
 
     def best(self) -> Plan:
-        """The best of all that were asked for."""
+        """The best plan that was evaluated."""
         return min(self._known, key=lambda plan: (self._known[plan], len(plan.gradients), plan.operators))
 
 
 def worth_of(chain: Chain, budget: int = 10_000) -> Worth:
-    """By the recurrences of the chain."""
+    """Create an oracle that evaluates the recurrences of the chain."""
     return Worth(lambda plan: schedule(chain, plan.operators, plan.gradients).makespan_ns, budget)
 
 
@@ -118,7 +118,7 @@ def scan(chain: Chain, worth: Worth) -> Plan:
 
 
 def _scan_once(chain: Chain, plan: Plan) -> Plan:
-    """One pass over the groups that there are, with the state (p^e, p^d, q^e, q^d, s) of the last of each kind."""
+    """Make one pass over the groups, with the state (p^e, p^d, q^e, q^d, s) of the last group of each kind."""
     count = chain.num_operators
     operators, gradients = [0], [0]
     compute_end = chain.begin_ns
@@ -163,7 +163,7 @@ def _sync(chain: Chain, size_bytes: int) -> float:
 
 
 def exact(chain: Chain, worth: Worth) -> Plan:
-    """The best groups of gradients, for every fusion of operators if there are few, else for that of ``scan``.
+    """Return the best gradient groups, for every operator fusion if there are few, else for that of ``scan``.
 
     Sooner is never worse for what follows, so that the best end of the first n gradients is built from the best ends
     of fewer: N² steps. Not in the paper, whose scan looks one gradient back.
@@ -207,7 +207,7 @@ def _all_groups(count: int) -> list[Groups]:
 
 
 def neighbors(plan: Plan, count: int, *, fuses_operators: bool) -> Iterator[Plan]:
-    """Plans one move away: a border between two groups taken out or put in; fused operators have fused gradients."""
+    """Yield plans one move away: a border between groups removed or added; fused operators keep fused gradients."""
     for index in range(1, count):
         yield replace(plan, gradients=_toggle_group(plan.gradients, index))
         if fuses_operators:
@@ -224,7 +224,7 @@ def _toggle_group(groups: Groups, group: int) -> Groups:
 
 
 def beam(chain: Chain, worth: Worth, width: int = 4) -> Plan:
-    """The best few of all neighbors, again and again, until none is better."""
+    """Beam search: keep the best few of all neighbors until none is better."""
     count, fuses = chain.num_operators, chain.fused_ns is not None
     front = [Plan.apart(count), Plan.together(count)]
     best = min(front, key=worth)
@@ -238,7 +238,7 @@ def beam(chain: Chain, worth: Worth, width: int = 4) -> Plan:
 
 
 def mcmc(chain: Chain, worth: Worth, heat: float = 20.0, num_steps: int = 2000, seed: int = 0) -> Plan:
-    """A random walk that takes every better neighbor, and a worse one by ``exp(heat * gain)``, gain as a share."""
+    """Simulated annealing: accept every better neighbor, and a worse one with ``exp(heat * gain)``, a relative gain."""
     rng, count, fuses = random.Random(seed), chain.num_operators, chain.fused_ns is not None
     plan = best = Plan.apart(count)
     for _ in range(num_steps if count > 1 else 0):

@@ -50,7 +50,7 @@ _SHARE_OF_MEMORY = 0.9
 
 
 def main(process: Place) -> int:
-    """Carry out the order."""
+    """Execute the order of one process."""
     order = msgspec.structs.replace(process.config, rank=process.rank, rendezvous=process.rendezvous)
     if order.rank:
         _train_along(order)
@@ -86,7 +86,7 @@ def _without_numbers(order: Order, status: str, error: Exception) -> Result:
 
 
 def _train_along(order: Order) -> None:
-    """Be another rank: rank 0 holds us back in every all-reduce, and its end ends us."""
+    """Run a rank other than 0, which rank 0 paces by its all-reduces and ends."""
     with ExitStack() as stack:
         built = _build(order, stack)
         while True:
@@ -94,7 +94,7 @@ def _train_along(order: Order) -> None:
 
 
 def measure_cell(order: Order) -> Result:
-    """Build, train, measure.
+    """Build the workload, train it and measure it.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def measure_cell(order: Order) -> Result:
 
 
 def _check_fits(order: Order) -> tuple[dict[str, int], list[str]]:
-    """Refuse before the machine swaps; the predicted bytes by category, or a note that says why there are none."""
+    """Reject a cell that would swap; return the predicted bytes by category, or a note why there are none."""
     cell = order.cell
     available_bytes = order.memory_bytes or free_memory_bytes()
     predicted = predict_step_memory(cell.workload, fitting_parameters(cell))
@@ -183,7 +183,7 @@ def _build(order: Order, stack: ExitStack) -> Workload:
 
 
 class _Sampled:
-    """What is noted beside the duration of every step."""
+    """Counters that are recorded in addition to the duration of every step."""
 
     def __init__(self, built: Workload, *, ranks: int) -> None:
         self._built, self._ranks = built, ranks
@@ -195,15 +195,15 @@ class _Sampled:
         self._counters: list[tuple[float, ...]] = [self._read_counters()]
 
     def _read_counters(self) -> tuple[float, ...]:
-        """Wall clock, CPU time, time without a core, energy."""
+        """Return wall clock, CPU time, time without a core, and energy."""
         return time.monotonic(), cpu_seconds(), core_wait_seconds(), self._meter.joules() or 0.0
 
     def step(self) -> None:
-        """One iteration, its loss not yet read."""
+        """Run one iteration without reading its loss."""
         self._loss = self._built.step()
 
     def note(self, _duration_ns: int) -> None:
-        """Look at everything while nothing is timed."""
+        """Read all counters while nothing is timed."""
         units = self._built.units() if self._built.units is not None else 0.0
         self.units.append((units - self._units_before or self._built.batch_size) * self._ranks)
         self._units_before = units
@@ -214,7 +214,7 @@ class _Sampled:
         self._counters.append(self._read_counters())
 
     def fields(self, durations_ns: np.ndarray[Any, Any], phase: StablePhase) -> dict[str, Any]:
-        """Units, losses and rates of the stable phase."""
+        """Return units, losses and rates of the stable phase."""
         first, last = self._counters[phase.cut], self._counters[-1]
         wall_s, cpu_s, waited_s, energy_j = (after - before for after, before in zip(last, first, strict=True))
         rate = throughput(durations_ns, self.units, phase)
@@ -249,7 +249,7 @@ def _phase_fields(phase: StablePhase) -> dict[str, Any]:
 
 
 def _characterize(order: Order, built: Workload, phase: StablePhase, notes: list[str]) -> dict[str, Any]:
-    """FLOP, peaks and the graph; what cannot be had is a note, not an error: the times are good."""
+    """Return FLOP, peaks and the graph. A failure adds a note instead of an error, as the times are valid."""
     from windtunnel.cost.peak import measured_peak
     from windtunnel.sources.torch.flop_count import count
 
@@ -278,7 +278,7 @@ def _characterize(order: Order, built: Workload, phase: StablePhase, notes: list
 
 
 def _family(built: Workload, flops_by_op: dict[str, int]) -> str:
-    """Which operators rule it: ``recurrent``, ``convolutional`` or ``dense``."""
+    """Return the dominant operators: ``recurrent``, ``convolutional`` or ``dense``."""
     from torch.nn import RNNBase, RNNCellBase
 
     if any(isinstance(part, RNNBase | RNNCellBase) for model in built.models for part in model.modules()):

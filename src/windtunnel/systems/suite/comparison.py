@@ -1,6 +1,6 @@
-"""Is one run of the suite faster than another?.
+"""Comparison of two runs of the suite.
 
-In: two folders of results (two runs, machines or commits), or two programs to run in turns. Out: a ``Comparison``:
+In: two folders of results (two runs, machines or commits), or two interleaved programs. Out: a ``Comparison``:
 per workload "1.12x (1.10-1.14)" or "no difference", and the geometric mean over all. Not here: measuring a cell.
 """
 
@@ -82,7 +82,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All workloads that both runs have, and all together.
+    """The comparison of all workloads of both runs, and their geometric mean.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ Pair = tuple[str, Result, Result]
 
 
 def _match_cells(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pair], list[tuple[str, ...]]]:
-    """Cells of the same key; where the runs used other numbers of threads, of the same work."""
+    """Pair equal cells; if the runs used different numbers of threads, pair cells of equal work."""
 
     def exact(result: Result) -> Hashable:
         return result.cell
@@ -161,7 +161,7 @@ def _label(result: Result) -> str:
 
 
 def _compare_cells(label: str, before: Result, after: Result, seed: int) -> tuple[Compared, Float]:
-    """One row, and the logarithms of its resampled speed-ups [B]."""
+    """Return one row, and the logarithms of its resampled speedups [B]."""
     sides = [np.asarray(result.ns_per_unit) for result in (before, after)]
     resampled = [
         medians_of_resamples(side, seed=seed + index, block_length=block_length(side))
@@ -185,7 +185,7 @@ def _overall(rows: Sequence[Compared], logs_KB: Float) -> Compared:
 
 
 def geometric_mean(ratios: ArrayLike) -> float:
-    """The n-th root of the product: the mean that does not depend on which run is the baseline.
+    """Return the n-th root of the product: the mean that does not depend on which run is the baseline.
 
     Examples
     --------
@@ -215,7 +215,7 @@ def _notes(runs: Sequence[SuiteRun], pairs: Sequence[Pair]) -> list[str]:
 
 
 def compare_rounds(label: str, unit: str, first_R: ArrayLike, second_R: ArrayLike, *, seed: int = 0) -> Compared:
-    """Compare two programs that ran in turns: time per unit of each round, paired.
+    """Compare two interleaved programs by the time per unit of each round, paired.
 
     The speed-up is the median of the ratios within rounds; whole rounds are resampled.
     """
@@ -227,7 +227,7 @@ def compare_rounds(label: str, unit: str, first_R: ArrayLike, second_R: ArrayLik
 
 
 def permutation_p(differences: ArrayLike, *, seed: int = 0) -> float:
-    """Two-sided p value of paired differences, under all changes of sign (or many drawn ones).
+    """Return the two-sided p value of paired differences under all sign changes (or a random sample of them).
 
     Source: Fisher, The Design of Experiments, 1935, section 21.
 
@@ -247,7 +247,7 @@ def permutation_p(differences: ArrayLike, *, seed: int = 0) -> float:
 
 
 def overall_of(rows: Sequence[Compared], logs_KR: Sequence[Float], *, seed: int = 0) -> Compared:
-    """The geometric mean of interleaved rows; the same rounds are drawn of all."""
+    """Return the geometric mean of interleaved rows; resamples draw the same rounds of all rows."""
     num_rounds = min(map(len, logs_KR))
     mean_R = np.mean([logs_R[:num_rounds] for logs_R in logs_KR], axis=0)
     mean = geometric_mean([row.speedup.value for row in rows])

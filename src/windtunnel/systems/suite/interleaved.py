@@ -1,4 +1,4 @@
-"""Two programs run in turns, so that a machine which slows down slows both.
+"""Two interleaved programs, so that a slowdown of the machine affects both.
 
 In: two sides, each a checkout of this package, a git revision of the one in this folder, or any command. Out: a
 ``Comparison`` of paired rounds. Checkouts run workloads of the suite and are compared by time per unit; commands are
@@ -32,7 +32,7 @@ _WHOLE = "command"
 
 @dataclass(frozen=True)
 class Side:
-    """What takes turns with another.
+    """One of two interleaved programs.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Side:
 
 @contextlib.contextmanager
 def side_of(text: str) -> Iterator[Side]:
-    """Understand a side: a folder with the package, a git revision (checked out beside, and removed), or a command.
+    """Parse a side: a folder with the package, a git revision (checked out temporarily), or a command.
 
     Raises
     ------
@@ -102,19 +102,21 @@ def _source(folder: Path) -> Path:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git answers; None where it fails or there is none."""
+    """Return the output of git; None if it fails or is not installed."""
     done = run_to_end(["git", *arguments])
     return None if done is None or done.code else done.stdout.strip()
 
 
 def _run_timed(command: Sequence[str], environment: dict[str, str], folder: str | None = None) -> tuple[float, str]:
-    """Run to the end: nanoseconds and stdout."""
+    """Run a command to its end; return nanoseconds and stdout."""
     done = run_to_end(command, environment=environment, folder=folder)
     if done is None:
-        raise FlightError("it could not be started", where=shlex.join(command))
+        raise FlightError("the command could not be started", where=shlex.join(command))
     if done.code:
         raise FlightError(
-            f"it ended with {done.code}", where=shlex.join(command), log_tail=(done.stderr or done.stdout)[-_TAIL:]
+            f"the command ended with exit code {done.code}",
+            where=shlex.join(command),
+            log_tail=(done.stderr or done.stdout)[-_TAIL:],
         )
     return done.elapsed_ns, done.stdout
 

@@ -1,4 +1,4 @@
-"""How well a training job uses its machine.
+"""Utilization metrics of a training job.
 
 In: step times and units, a captured graph, a count of FLOP, a peak, counters of the host. Out: throughput with its
 interval, compute, arithmetic and CPU utilization, energy where the host tells it. Not here: running anything, finding
@@ -40,7 +40,7 @@ _POLL_S = 0.5
 
 
 def throughput(durations_ns: ArrayLike, units: ArrayLike, phase: StablePhase) -> Estimate:
-    """Units of the domain per second in the stable phase, with its 95 % interval.
+    """Return the domain's units per second in the stable phase, with a 95 % interval.
 
     The median over steps of time per unit, upside down: it holds for steps of unequal length too, and what a spike
     costs is left out (the phase says how many there were).
@@ -72,7 +72,7 @@ def throughput(durations_ns: ArrayLike, units: ArrayLike, phase: StablePhase) ->
 
 
 def compute_utilization(graph: Graph, timeline: Timeline | None = None) -> float:
-    """Share of the iteration in which some operator runs: kernels on a device, operators on a CPU.
+    """Return the fraction of the iteration in which an operator runs: kernels on a device, operators on a CPU.
 
     The union of the intervals of all tasks that compute, copy or send, over the makespan. What is left is Python,
     dispatch and waiting.
@@ -85,7 +85,7 @@ def compute_utilization(graph: Graph, timeline: Timeline | None = None) -> float
 
 
 def _union_ns(start_ns: NDArray[np.int64], finish_ns: NDArray[np.int64]) -> int:
-    """Length of the union of intervals."""
+    """Return the length of the union of intervals."""
     if not len(start_ns):
         return 0
     order = np.argsort(start_ns, kind="stable")
@@ -97,7 +97,7 @@ def _union_ns(start_ns: NDArray[np.int64], finish_ns: NDArray[np.int64]) -> int:
 def arithmetic_utilization(
     flops_by_dtype: Mapping[str, int], peak_flops_per_s: Mapping[str, float], duration_ns: float
 ) -> dict[str, float]:
-    """FLOP executed over what the best matrix product of this machine does in the same time, by dtype.
+    """Return the executed FLOP over those of this machine's best matrix product in the same time, by dtype.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def arithmetic_utilization(
 
 
 def cpu_utilization(cpu_s: float, wall_s: float, num_cores: int) -> float:
-    """Share of the cores' time that the job used.
+    """Return the fraction of the cores' time that the job used.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def cpu_utilization(cpu_s: float, wall_s: float, num_cores: int) -> float:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of the processes that it has started and that still live."""
+    """Return the CPU time of this process and of its living child processes."""
     return time.process_time() + sum(map(_ticks_of, _descendants(os.getpid()))) / _ticks_per_s()
 
 
@@ -154,7 +154,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def core_wait_seconds() -> float:
-    """How long this process's main thread was ready to run and got no core: what others take from a measurement."""
+    """Return how long this process's main thread was runnable without a core, which other programs cause."""
     words = _read_or_empty(Path("/proc/self/schedstat")).split()
     return int(words[1]) / 1e9 if len(words) == 3 else 0.0
 
@@ -175,7 +175,7 @@ def _read_or_empty(path: Path) -> str:
 
 
 class EnergyMeter:
-    """Joules that the host's processors or GPUs have used; says plainly where nothing tells.
+    """The energy that processors or GPUs of the host have used; states if there is no counter.
 
     Source ``rapl`` sums the packages of Intel's and AMD's running average power limit counters (and memory where it
     is a domain of its own); ``nvidia-smi`` adds up the GPUs' power draw between readings, by trapezoids.
@@ -196,11 +196,11 @@ class EnergyMeter:
 
     @property
     def reason(self) -> str:
-        """Why there is no energy, or empty."""
+        """The reason why there is no energy, or empty."""
         return "" if self.source else "this host tells no energy: no readable RAPL counter, no GPU that tells its power"
 
     def joules(self) -> float | None:
-        """Energy since this meter was made; None where nothing tells. Counters wrap: ask at least each minute."""
+        """Return the energy since the meter's creation; None without a counter. Counters wrap: call every minute."""
         if not self.source:
             return None
         for zone, before_uj in self._counted_uj.items():
@@ -215,7 +215,7 @@ class EnergyMeter:
 
 
 def _counts_itself(zone: Path) -> bool:
-    """Packages and memory; cores and graphics are parts of their package."""
+    """Return counters of packages and memory; cores and graphics are parts of their package."""
     name = _read_or_empty(zone / "name").strip()
     return (name.startswith("package") or name == "dram") and _read_or_empty(zone / "energy_uj").strip().isdigit()
 
@@ -231,7 +231,7 @@ def _range_uj(zone: Path) -> int:
 
 
 def _gpu_power_w() -> float | None:
-    """Watts that all GPUs draw now; None where nothing tells."""
+    """Return the current power of all GPUs in W; None without a sensor."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits"]

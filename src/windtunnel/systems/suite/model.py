@@ -1,4 +1,4 @@
-"""What the suite consists of, without training it.
+"""The workloads of the suite and their sizes, without training.
 
 In: registered workloads that have a domain. Out: their domain, source, parameters and FLOP per sample, counted under
 fake tensors where the workload lets itself be built so, and what a cell will need of memory. Not here: measuring.
@@ -40,12 +40,12 @@ _CACHE = Path(".windtunnel") / "suite.json"
 
 
 def suite_plugins() -> dict[str, registry.Plugin]:
-    """The workloads of the suite by name: those that say which domain they stand for."""
+    """Return the workloads of the suite by name, which are those with a domain."""
     return {name: plugin for name, plugin in registry.all("workload").items() if plugin.domain}
 
 
 def workload_plugins(names: Sequence[str] | None) -> dict[str, registry.Plugin]:
-    """The workloads with these names, or the suite.
+    """Return the named workloads, or all of the suite.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def workload_plugins(names: Sequence[str] | None) -> dict[str, registry.Plugin]:
 
 
 def fitting_parameters(cell: Cell) -> dict[str, Any]:
-    """What the workload is built with: its size where it has sizes, the batch size where one is asked for.
+    """Return the parameters of a workload: its size if it has sizes, the batch size if one is requested.
 
     Raises
     ------
@@ -77,12 +77,12 @@ def fitting_parameters(cell: Cell) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the suite's table.
+    """One row of the suite's table.
 
     Attributes
     ----------
     num_parameters, flops_per_sample : int or None
-        FLOP of a whole training step over its samples. None where they cannot be told; ``note`` says why.
+        FLOP of a whole training step over its samples. None if they are unknown; ``note`` states why.
     """
 
     name: str
@@ -104,7 +104,7 @@ def list_workloads(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Entry]:
-    """The table of the suite.
+    """Return the table of the suite.
 
     Every workload is built and steps once under fake tensors, or really where it cannot be faked and ``size`` is tiny.
     What was counted is kept in ``cache`` (``~/.windtunnel/suite.json``) until the workload's source file changes.
@@ -131,13 +131,13 @@ def list_workloads(
 def _read_cache(path: Path) -> dict[str, Any]:
     try:
         kept = json.loads(path.read_bytes())
-    except (OSError, ValueError):  # a cache that is not there or broken is made anew
+    except (OSError, ValueError):  # a missing or broken cache is rebuilt
         return {}
     return kept if isinstance(kept, dict) else {}
 
 
 def _digest(plugin: registry.Plugin) -> str:
-    """Of the file that the workload is written in and the versions that count."""
+    """Return a fingerprint of the workload's source file and of the relevant package versions."""
     try:
         text = Path(inspect.getsourcefile(plugin.function) or "").read_bytes()
     except OSError:  # a plug-in without a file is known by its name only
@@ -147,7 +147,7 @@ def _digest(plugin: registry.Plugin) -> str:
 
 
 def _count_workload(name: str, size: str) -> dict[str, Any]:
-    """Parameters, FLOP per sample and batch size; a note where something cannot be had."""
+    """Count parameters, FLOP per sample and batch size; a note states what could not be counted."""
     parameters = fitting_parameters(Cell(name, size))
     try:
         return _ask_fake(name, parameters, _count)
@@ -168,7 +168,7 @@ def _unknown(note: str) -> dict[str, Any]:
 
 
 def _ask_fake(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], Answer]) -> Answer:
-    """Build a workload of tensors without data and ask it something."""
+    """Build a workload under fake tensors and apply ``ask`` to it."""
     from windtunnel.sources.memory.tracking import predict_memory
 
     answers: list[Answer] = []
@@ -205,9 +205,9 @@ def _count(built: Workload) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NeededMemory:
-    """What the tensors of a training step need at the peak, by category, in bytes.
+    """The peak memory of the tensors of a training step, by category, in bytes.
 
-    Where that cannot be told there are no categories, and ``reason`` says why.
+    If that is unknown, there are no categories, and ``reason`` states why.
     """
 
     by_category: Mapping[str, int]
@@ -215,17 +215,17 @@ class NeededMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All categories together."""
+        """The sum of all categories."""
         return sum(self.by_category.values())
 
     @property
     def largest(self) -> str:
-        """The category to cut."""
+        """The largest category that can be reduced."""
         return max(self.by_category, key=lambda category: self.by_category[category])
 
     @property
     def advice(self) -> str:
-        """How to cut it."""
+        """Advice on how to reduce it."""
         return _ADVICE.get(self.largest, "choose a smaller --size")
 
 
@@ -238,7 +238,7 @@ _ADVICE = {
 
 
 def predict_step_memory(name: str, parameters: Mapping[str, Any]) -> NeededMemory:
-    """What a step will hold at its peak, without allocating it; no categories where its form hangs on values.
+    """Predict the peak memory of a step without allocating it; no categories if its shapes depend on values.
 
     Raises
     ------

@@ -104,7 +104,7 @@ def _table(measured: Sequence[Result]) -> Section | None:
 
 
 def _disturbance(measured: Sequence[Result]) -> str:
-    """What other programs took."""
+    """Return the section about the load by other programs."""
     disturbed = [result for result in measured if result.is_disturbed]
     if not disturbed:
         return ""

@@ -1,4 +1,4 @@
-"""What the suite measured, as files.
+"""Result files of the suite.
 
 In: results of cells (workload, size, batch size, threads, ranks). Out: one JSON file per finished cell in a folder, a
 ``profile.parquet`` over all of them, a machine record, and the same read back. Every file is written whole or not at
@@ -34,7 +34,7 @@ _RESULTS, _MACHINE, _PROFILE = "results", "machine.json", "profile.parquet"
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """What is measured at once; ``batch_size`` 0 is the workload's own, a link of 0 is as fast as it is."""
+    """The unit of measurement; ``batch_size`` 0 is the default of the workload, a link of 0 is not throttled."""
 
     workload: str
     size: str = "tiny"
@@ -45,7 +45,7 @@ class Cell(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """A name for files and tables, such as ``mlp-tiny-b32-t2-r1``."""
+        """The name in files and tables, such as ``mlp-tiny-b32-t2-r1``."""
         link = f"-l{self.link_bytes_per_s}" if self.link_bytes_per_s else ""
         return f"{self.workload}-{self.size}-b{self.batch_size}-t{self.num_threads}-r{self.num_ranks}{link}"
 
@@ -131,12 +131,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has numbers."""
+        """Whether the cell was measured."""
         return self.status == "measured"
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs took so much of the machine that the times are not this workload's own."""
+        """Whether other programs used so much of the machine that the times are unreliable."""
         return self.waited_ratio > DISTURBED
 
     @property
@@ -146,12 +146,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> int:
-        """FLOP of one step."""
+        """Return the FLOP of one step."""
         return sum(self.flops_by_dtype.values())
 
     @property
     def ns_per_unit(self) -> list[float]:
-        """Of every step that is neither warm-up nor a spike."""
+        """Return the time per unit of every step that is neither warm-up nor a spike."""
         rows = zip(self.durations_ns, self.units, steady(self.durations_ns, self.cut), strict=True)
         return [duration_ns / units for duration_ns, units, is_steady in rows if is_steady and units > 0]
 
@@ -165,16 +165,16 @@ class SuiteRun(msgspec.Struct, frozen=True):
 
     @property
     def measured(self) -> list[Result]:
-        """Those with numbers."""
+        """The results that were measured."""
         return [result for result in self.results if result.is_measured]
 
     def find(self, cell: Cell) -> Result | None:
-        """The result of a cell, if it is there."""
+        """Return the result of a cell, or None."""
         return next((result for result in self.results if result.cell == cell), None)
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file beside its place, then rename.
+    """Write a file under a temporary name, then rename it.
 
     Raises
     ------
@@ -187,12 +187,12 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 def write_result(folder: Path, result: Result) -> Path:
-    """Keep one result; one of the same cell is replaced."""
+    """Save a result; it replaces one of the same cell."""
     return write_whole(folder / _RESULTS / f"{result.cell.key}.json", msgspec.json.encode(result) + b"\n")
 
 
 def write_machine(folder: Path, facts: Mapping[str, Any]) -> Path:
-    """Keep what the results were measured on, as :func:`hardware.machine` tells it, with ``facts`` measured beside."""
+    """Save the machine of the results, as :func:`hardware.machine` describes it, with additional ``facts``."""
     host = hardware.machine()
     record = {
         "schema": "windtunnel.machine/1",
@@ -210,14 +210,14 @@ def write_machine(folder: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def write_profile(folder: Path, results: Sequence[Result]) -> Path:
-    """Keep the measured cells as the table ``profile``."""
+    """Save the measured cells as the table ``profile``."""
     sink = pa.BufferOutputStream()
     pq.write_table(profile_table(results), sink)
     return write_whole(folder / _PROFILE, sink.getvalue().to_pybytes())
 
 
 def profile_table(results: Sequence[Result]) -> pa.Table:
-    """One row per measured cell; times in ns."""
+    """Return one row per measured cell; times in ns."""
     rows = [_profile_row(result) for result in results if result.is_measured]
     return pa.Table.from_pylist(rows, schema=_PROFILE_SCHEMA)
 

@@ -43,7 +43,7 @@ _POLL_S = 0.05
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What the process of a cell has to do."""
+    """The orders of the process of a cell."""
 
     cell: Cell
     folder: str
@@ -68,7 +68,7 @@ def cells_of(
     num_ranks: Sequence[int] = (1,),
     link_bytes_per_s: int = 0,
 ) -> list[Cell]:
-    """All that shall be measured: workloads x batch sizes x threads x ranks.
+    """Return all cells to measure: workloads x batch sizes x threads x ranks.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def run_suite(
 
 
 def _load_finished(folder: Path, *, resume: bool) -> dict[Cell, Result]:
-    """What is measured already; what failed or was refused is tried again."""
+    """Load the cells that were measured; failed and rejected ones are run again."""
     if not (folder / "results").exists():
         return {}
     if not resume:
@@ -211,7 +211,7 @@ def _load_finished(folder: Path, *, resume: bool) -> dict[Cell, Result]:
 
 
 def _machine_facts(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Peaks at the numbers of threads that are used, and the memory's bandwidth."""
+    """Measure the peaks at the used numbers of threads, and the memory bandwidth."""
     from windtunnel.cost.peak import measured_bandwidth, measured_peak
 
     database = ProfileDatabase()
@@ -222,7 +222,7 @@ def _machine_facts(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _disk_facts(folder: Path) -> dict[str, Any]:
-    """Rates of the disk that the results lie on; why there are none where it cannot be written so much."""
+    """Measure the disk of the results, or state why that failed."""
     try:
         return {"disk": measure_disk(folder).json()}
     except InputError as error:
@@ -230,7 +230,7 @@ def _disk_facts(folder: Path) -> dict[str, Any]:
 
 
 def _run_cell(order: Order, patience_s: float) -> Result:
-    """Start its processes, wait, read what they wrote; a process that died without a word is a failed cell."""
+    """Run the processes of a cell and read their results; a process that died silently is a failed cell."""
     folder = Path(order.folder)
     begun_s = time.monotonic()
     threads = {"OMP_NUM_THREADS": str(order.cell.num_threads)}

@@ -1,4 +1,4 @@
-"""When a series of step times is stable, and what it then says.
+"""Detection of the stable phase in a series of step times.
 
 In: durations of steps, in the order in which they ran. Out: a ``StablePhase``: where the warm-up ends (MSER-5), the
 median with its bootstrap interval, spikes, and whether a trend forbids to believe any of it. Also the loop that runs
@@ -49,7 +49,7 @@ _GROWTH = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Whether a series rises or falls.
+    """The trend of a series.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class StablePhase:
-    """What a series of step times says once its warm-up is cut.
+    """The statistics of a series of step times without its warm-up.
 
     Attributes
     ----------
@@ -100,12 +100,12 @@ class StablePhase:
 
     @property
     def width_ratio(self) -> float:
-        """The interval's width over the median."""
+        """The width of the interval over the median."""
         return 2 * self.median_ns.half_width_ratio
 
 
 def mser5(samples: ArrayLike) -> int:
-    """How many leading samples are warm-up, by the marginal standard error rule over groups of five.
+    """Return the number of leading warm-up samples, by the marginal standard error rule over groups of five.
 
     With ``z`` the means of consecutive groups, the cut ``d <= m / 2`` that minimizes
     ``sum((z[d:] - mean(z[d:])) ** 2) / (m - d) ** 2``. Source: White, Simulation 69(6), 1997; White, Cobb, Spratt,
@@ -132,7 +132,7 @@ def mser5(samples: ArrayLike) -> int:
 
 
 def spikes(samples: ArrayLike) -> NDArray[np.bool_]:
-    """Which samples stick out above their neighbors, bool [N]: a Hampel filter over eleven of them, one-sided.
+    """Return which samples exceed their neighbors, bool [N], by a one-sided Hampel filter over eleven samples.
 
     A spike lies six robust standard deviations, and at least 5 %, above the median of its neighborhood.
 
@@ -150,14 +150,14 @@ def spikes(samples: ArrayLike) -> NDArray[np.bool_]:
 
 
 def steady(samples: ArrayLike, cut: int) -> NDArray[np.bool_]:
-    """Which samples are neither warm-up nor spikes, bool [N]."""
+    """Return which samples are neither warm-up nor spikes, bool [N]."""
     kept_N = ~spikes(samples)
     kept_N[:cut] = False
     return kept_N
 
 
 def _replace_spikes(samples_N: Float) -> tuple[Float, NDArray[np.bool_]]:
-    """Spikes replaced by their neighbors' median, and which they were."""
+    """Replace spikes by the median of their neighbors; also return which samples are spikes."""
     is_spike_N = spikes(samples_N)
     return np.where(is_spike_N, _local_medians(samples_N), samples_N), is_spike_N
 
@@ -206,20 +206,20 @@ def _batch_means(samples_N: Float, length: int) -> Float:
 
 
 def _theil_sen(values_K: Float) -> float:
-    """The median of the slopes between all pairs."""
+    """Return the median of the slopes between all pairs."""
     before, after = np.triu_indices(len(values_K), 1)
     return float(np.median((values_K[after] - values_K[before]) / (after - before))) if len(before) else 0.0
 
 
 def _correlation(values_K: Float) -> float:
-    """Lag-one autocorrelation."""
+    """Return the lag-one autocorrelation."""
     centered = values_K - values_K.mean()
     power = float(centered @ centered)
     return float(centered[1:] @ centered[:-1]) / power if power > 0 else 0.0
 
 
 def block_length(samples: ArrayLike) -> int:
-    """How long blocks must be so that a bootstrap over them sees what neighbors have in common.
+    """Return the block length of a bootstrap that preserves the correlation of neighbors.
 
     ``(2 r / (1 - r**2)) ** (2/3) * N ** (1/3)`` for a lag-one autocorrelation r: Carlstein, Annals of Statistics
     14(3), 1986. At least the length at which batch means are no longer correlated, at most an eighth of the samples.
@@ -238,7 +238,7 @@ def block_length(samples: ArrayLike) -> int:
 def stable_phase(
     durations_ns: ArrayLike, *, tolerance: float = 0.02, confidence: float = 0.95, seed: int = 0
 ) -> StablePhase:
-    """Cut the warm-up, and say what the rest says.
+    """Remove the warm-up and compute the statistics of the rest.
 
     Spikes are replaced by their neighbors' median before the cut is looked for, as one spike in the second half
     would move it. They are no part of the mean nor of the median: they only lengthen steps, and would push it up.
@@ -290,7 +290,7 @@ def is_known(durations_ns: ArrayLike, phase: StablePhase, precision: float) -> b
     """Whether sampling may end: the level is known to ``precision``, and is not still settling.
 
     The interval alone would end it in the middle of a slow warm-up, where few steps differ little. So nothing may
-    point to a trend, warm-up may be at most a quarter of the samples, and two thirds of them must have said the same.
+    indicate a trend, warm-up may be at most a quarter of the samples, and two thirds of them must agree.
 
     Parameters
     ----------
@@ -312,7 +312,7 @@ def is_known(durations_ns: ArrayLike, phase: StablePhase, precision: float) -> b
 def sample_until_known(
     durations_ns: Iterable[float], *, precision: float = 0.01, min_steps: int = 50, max_steps: int = 2000
 ) -> tuple[Float, StablePhase]:
-    """Take durations one by one until their level is known, or there are no more.
+    """Consume durations until their level is known, or there are no more.
 
     It must be known at two looks in a row, the second at a fifth more samples: an interval is uncertain too, and of
     many looks one is lucky.

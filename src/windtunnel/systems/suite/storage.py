@@ -1,4 +1,4 @@
-"""How fast a folder's disk writes and reads.
+"""Write and read rates of the disk of a folder.
 
 In: a folder. Out: ``Disk``, measured by one file of random bytes, written through to the device and read back from
 it. Not here: file formats, many readers at once.
@@ -24,7 +24,7 @@ _COLD = 0.9  # of the bytes came from the device, as the kernel counts
 
 @dataclass(frozen=True)
 class Disk:
-    """Rates of one stream in large blocks.
+    """The rates of one stream in large blocks.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Disk:
     size_bytes: int
 
     def json(self) -> dict[str, Any]:
-        """Every field, in plain types."""
+        """Return every field in plain types."""
         return asdict(self)
 
 
@@ -104,7 +104,7 @@ def _read_back(file: int, block_bytes: int) -> float:
 
 
 def _device_bytes() -> int | None:
-    """What this process has made devices read until now, as Linux counts it."""
+    """Return the bytes that this process has read from devices, as Linux counts them."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:  # another system, or a kernel without this account

@@ -1,8 +1,8 @@
-"""A strategy on a fleet as a graph, without gradients: thousands of workers, priced by replay.
+"""A strategy on a fleet as a graph without gradients, so that thousands of workers can be priced by replay.
 
-In: a fleet, when a strategy exchanges weights (``Shape``), how many bytes these are. Out: a ``Graph``: steps on
-workers, messages over wires that share their rate, who waits for whom. Its replay has the steps of training in virtual
-time. Not here: losses; strategies whose traffic hangs on gradients.
+In: a fleet, the exchange pattern of a strategy (``Shape``), the size of all weights. Out: a ``Graph`` of steps on
+workers, messages over wires with a shared rate, and their dependencies. Its replay has the same steps as training in
+virtual time. Not here: losses; strategies whose traffic depends on gradients.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ Rows = NDArray[np.int64]
 
 
 def strategy_graph(fleet: Fleet, name: str, policy: Policy, num_steps: int, message_bytes: int) -> Graph:
-    """So many local steps of each worker, and their messages.
+    """Build the graph of ``num_steps`` local steps of each worker and their messages.
 
     Parameters
     ----------
     num_steps : int
-        Of every worker.
+        Steps of every worker.
     message_bytes : int
-        All weights on a link.
+        Size of all weights on a link.
 
     Raises
     ------
     NotApplicableError
-        What the strategy sends, and when, hangs on gradients; or a speed or a rate changes.
+        The traffic of the strategy depends on gradients, or a speed or a rate changes.
     """
     shape = policy.shape
     if shape is None:
         raise NotApplicableError(
-            f"what {name} sends hangs on gradients or on a search",
+            f"the traffic of {name} depends on gradients or on a search",
             where=name,
             fix="train it in virtual time: windtunnel train run CLUSTER --virtual; adsp: give it commits=N",
         )
@@ -65,7 +65,7 @@ def strategy_graph(fleet: Fleet, name: str, policy: Policy, num_steps: int, mess
 
 
 class _Sketch:
-    """Columns of tasks and edges, a block at a time."""
+    """Columns of tasks and edges of a graph, added in blocks."""
 
     def __init__(self, fleet: Fleet, num_steps: int, message_bytes: int) -> None:
         self.fleet, self.num_steps, self.message_bytes = fleet, num_steps, message_bytes
@@ -81,13 +81,13 @@ class _Sketch:
         self.edge(self.steps[:, :-1].ravel(), self.steps[:, 1:].ravel(), EdgeKind.ORDER)
 
     def add(self, num: int, **columns: Any) -> Rows:
-        """So many tasks; returns their rows."""
+        """Add ``num`` tasks and return their rows."""
         self._tasks.append({"num": num, **columns})
         self.num_tasks += num
         return np.arange(self.num_tasks - num, self.num_tasks)
 
     def message(self, sources: Rows, targets: Rows, size_bytes: Rows | int, name: str) -> Rows:
-        """One message from each source to its target; its latency is on the edges that leave it (``lag``)."""
+        """Add one message per source and target; its latency is the lag of the edges that leave it (``lag``)."""
         numbers = self._by_pair(
             sources, targets, lambda *pair: self._routes.setdefault(self.fleet.route(*pair), len(self._routes))
         )
@@ -95,21 +95,21 @@ class _Sketch:
                         route=numbers, message_bytes=size_bytes, peer=targets)  # fmt: skip
 
     def lag(self, sources: Rows, targets: Rows) -> Rows:
-        """Latencies, ns."""
+        """Return the latency in ns between each source and target."""
         return self._by_pair(sources, targets, self.fleet.latency_ns)
 
     def _by_pair(self, sources: Rows, targets: Rows, value: Callable[[int, int], int]) -> Rows:
-        """A number of each pair of nodes, which is asked for once."""
+        """Evaluate ``value`` once per distinct pair of nodes, and return it for each row."""
         width = self.fleet.num_nodes
         pairs, indices = np.unique(sources * width + targets, return_inverse=True)
         return np.array([value(*divmod(int(pair), width)) for pair in pairs], np.int64)[indices]
 
     def edge(self, sources: Rows, targets: Rows, kind: EdgeKind = EdgeKind.DATA, lag_ns: Rows | int = 0) -> None:
-        """From each source to its target."""
+        """Add an edge from each source task to its target task."""
         self._edges.append((sources, targets, np.broadcast_to(lag_ns, sources.shape), int(kind)))
 
     def graph(self, name: str) -> Graph:
-        """All of it."""
+        """Return the graph of all blocks."""
         wires = self.fleet.wires
         resources = {
             "name": [worker.name for worker in self.fleet.workers] + [wire.name for wire in wires],
@@ -144,7 +144,7 @@ class _Sketch:
 
 
 def _exchange_steps(fleet: Fleet, shape: Shape, num_steps: int, sketch: _Sketch) -> list[Rows]:
-    """After which of its steps each worker exchanges, in order."""
+    """Return, for each worker, the steps after which it exchanges weights, ascending."""
     if not shape.per_period:
         return [np.arange(shape.every - 1, num_steps, shape.every)] * fleet.num_workers
     result = []
@@ -159,14 +159,14 @@ def _exchange_steps(fleet: Fleet, shape: Shape, num_steps: int, sketch: _Sketch)
 
 
 def _alone_ns(fleet: Fleet, worker: int, size_bytes: int) -> float:
-    """A message to the server and its answer, on wires that nobody shares."""
+    """Return the time of a message to the server and its answer on idle wires."""
     both = ((worker, fleet.num_workers), (fleet.num_workers, worker))
     rates = [min(fleet.wires[item].link.bandwidth_bytes_per_s for item in fleet.route(*pair)) for pair in both]
     return sum(fleet.latency_ns(*pair) + size_bytes / rate * 1e9 for pair, rate in zip(both, rates, strict=True))
 
 
 def _over_server(sketch: _Sketch, shape: Shape, exchanges: list[Rows]) -> None:
-    """Weights up, weights down; the answer waits for as many workers as the strategy says."""
+    """Add the exchanges over the server; an answer waits for as many workers as the strategy demands."""
     num, server = sketch.num_workers, np.array([sketch.num_workers])
     workers = np.repeat(np.arange(num), [len(exchange) for exchange in exchanges])
     numbers = np.concatenate([np.arange(len(exchange)) for exchange in exchanges])
@@ -177,13 +177,13 @@ def _over_server(sketch: _Sketch, shape: Shape, exchanges: list[Rows]) -> None:
     sketch.edge(sketch.steps[workers, after], up)
     sketch.edge(up, down, EdgeKind.MESSAGE, sketch.lag(workers, servers))
     is_later = numbers[1:] > 0
-    for messages in (up, down):  # those between two nodes keep their order
+    for messages in (up, down):  # messages between two nodes keep their order
         sketch.edge(messages[:-1][is_later], messages[1:][is_later], EdgeKind.ORDER)
     if math.isfinite(shape.max_ahead) and not shape.keeps_training:
-        everybody = sketch.add(int(numbers.max()) + 1, kind=Kind.SYNC, op="all have committed")
-        sketch.edge(up, everybody[numbers], EdgeKind.MESSAGE, sketch.lag(workers, servers))
+        all_committed = sketch.add(int(numbers.max()) + 1, kind=Kind.SYNC, op="all have committed")
+        sketch.edge(up, all_committed[numbers], EdgeKind.MESSAGE, sketch.lag(workers, servers))
         behind = numbers - int(shape.max_ahead)
-        sketch.edge(everybody[behind[behind >= 0]], down[behind >= 0], EdgeKind.SYNC)
+        sketch.edge(all_committed[behind[behind >= 0]], down[behind >= 0], EdgeKind.SYNC)
     if not shape.keeps_training:
         goes_on = after + 1 < sketch.num_steps
         lags = sketch.lag(servers, workers)
@@ -191,7 +191,7 @@ def _over_server(sketch: _Sketch, shape: Shape, exchanges: list[Rows]) -> None:
 
 
 def _around_ring(sketch: _Sketch, exchanges: list[Rows]) -> None:
-    """Chunks around the ring of workers, twice around but one; see ``reduction.Ring``."""
+    """Add the chunks of ring all-reduces, 2 (k - 1) hops each; see ``reduction.Ring``."""
     num = sketch.num_workers
     if num == 1:
         return

@@ -1,6 +1,6 @@
-"""A node as drivers see it: a strategy's state machine whose sums are made of messages.
+"""A node as drivers see it: the state machine of a strategy, whose sums are translated into messages.
 
-In: what happens to the node. Out: ``Step``, ``Send``, ``Timer`` and ``Probe`` actions only. Not here: time, links,
+In: events of the node. Out: ``Step``, ``Send``, ``Timer`` and ``Probe`` actions only. Not here: time, links,
 gradients.
 """
 
@@ -65,29 +65,29 @@ class Endpoint:
         self._centers: dict[str, StarCenter] = {}
 
     def start(self) -> list[Outward]:
-        """Training begins, at time 0."""
+        """Handle the start of training at time 0."""
         return self._outward(self._logic.start(0), 0)
 
     def on_step(self, step: Finished, now_ns: int) -> list[Outward]:
-        """A local step ended.
+        """Handle the end of a local step.
 
         Raises
         ------
         FlightError
-            The loss or the gradient is no number; names the worker.
+            The gradient is not finite; the message names the worker.
         """
-        # the sum of numbers is a number, unless it is too large
+        # a finite sum proves finite terms; a sum that overflows needs the slower check of all terms
         if not math.isfinite(step.gradient.sum()) and not torch.isfinite(step.gradient).all():
             raise FlightError(
-                f"worker {self.node.rank} has a gradient that is no number (loss {step.loss})",
+                f"worker {self.node.rank} has a gradient that is not finite (loss {step.loss})",
                 where=f"its step that began at {step.begun_ns / 1e9:.3f} s",
-                fix="lower the learning rate, clip the gradients, or look at this worker's data",
+                fix="lower the learning rate, clip the gradients, or check this worker's data",
             )
         assert isinstance(self._logic, Worker)
         return self._outward(self._logic.on_step(step, now_ns), now_ns)
 
     def on_message(self, message: Message, now_ns: int) -> list[Outward]:
-        """A message arrived."""
+        """Handle a message."""
         if not message.tag.startswith(_SUM):
             return self._outward(self._logic.on_message(message, now_ns), now_ns)
         if self.is_server:
@@ -96,16 +96,16 @@ class Endpoint:
         return self._outward(self._advance_sum(message.tag, self._sum(message.tag).on_message(message), now_ns), now_ns)
 
     def on_timer(self, tag: str, now_ns: int) -> list[Outward]:
-        """A timer ran out."""
+        """Handle a timer that expired."""
         return self._outward(self._logic.on_timer(tag, now_ns), now_ns)
 
     def on_probe(self, tag: str, loss: float, accuracy: float, now_ns: int) -> list[Outward]:
-        """Weights were judged on this worker's samples."""
+        """Handle the result of a probe."""
         assert isinstance(self._logic, Worker)
         return self._outward(self._logic.on_probe(tag, loss, accuracy, now_ns), now_ns)
 
     def on_worker_lost(self, worker: int, now_ns: int) -> list[Outward]:
-        """A worker is gone for good."""
+        """Handle the loss of a worker."""
         self.node.lost_workers.add(worker)
         sums = [send for tag, item in list(self._centers.items()) for send in self._close_center(tag, item.whole())]
         return [*sums, *self._outward(self._logic.on_worker_lost(worker, now_ns), now_ns)]
@@ -125,7 +125,7 @@ class Endpoint:
         return self.is_server and self._serves
 
     def model(self) -> torch.Tensor:
-        """What this node would be judged by."""
+        """Return the weights of this node to evaluate."""
         return self._logic.model()
 
     def _outward(self, actions: Iterable[Action], now_ns: int) -> list[Outward]:
@@ -141,7 +141,7 @@ class Endpoint:
         return out
 
     def _advance_sum(self, tag: str, sends: Sequence[Send], now_ns: int) -> list[Action]:
-        """What is sent, and, where the sum is whole, what the strategy does with it."""
+        """Return the messages of a sum and, once it is complete, the actions of the strategy."""
         total = self._sums[tag].total
         if total is None:
             return list(sends)
@@ -156,7 +156,7 @@ class Endpoint:
 
 
 def check_policy(name: str, policy: Policy, fleet: Fleet) -> None:
-    """Refuse a strategy that needs a server where there is none, or a worker that is lost.
+    """Reject a strategy that needs a server that the fleet lacks, or a worker that is lost.
 
     Raises
     ------
@@ -182,5 +182,5 @@ def check_policy(name: str, policy: Policy, fleet: Fleet) -> None:
 
 
 def goes_on(policy: Policy, fleet: Fleet) -> bool:
-    """Whether a strategy trains on when a worker is lost."""
+    """Whether training continues when a worker is lost."""
     return policy.goes_on == "always" or (policy.goes_on == "over-server" and fleet.has_server)

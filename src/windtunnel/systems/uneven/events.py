@@ -1,10 +1,10 @@
-"""A training run as a graph: what workers computed, what went over links, who waited for whom.
+"""A training run as a graph of steps, messages and their dependencies.
 
-In: a ``Run`` and its fleet. Out: a graph with a task for each step and each message, whose replay starts each when it
-started. In virtual time causes are known to the nanosecond: a step begins, or a message leaves, when a step ends or a
-message arrives on that node; there an edge says so, and a changed duration moves what follows. A message behind
-another leaves so long after it. What has no such cause (a timer, a real process) has its start as ``earliest_ns``.
-Not here: pictures.
+In: a ``Run`` and its fleet. Out: a graph with a task per step and per message, whose replay starts every task when it
+started in the run. In virtual time causes are known to the nanosecond: if a step begins or a message leaves exactly
+when a step ends or a message arrives on that node, an edge connects the two, and a changed duration moves what follows.
+A message that queues behind another is tied to it by a lag. A start without such a cause (a timer, a real process) is
+stored as ``earliest_ns``. Not here: pages.
 """
 
 # S steps, M messages, T = S + M tasks
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 
 def run_graph(run: Run, fleet: Fleet) -> Graph:
-    """Steps on workers, messages between nodes; ranks are nodes, the server's comes last."""
+    """Build the graph of a run; ranks are nodes, and the server has the last rank."""
     steps = run.steps[np.lexsort((run.steps[:, 1], run.steps[:, 0]))]
     worker, begin, end, _ = steps.T
     source, target, sent, arrived, size = run.messages.T
@@ -80,9 +80,9 @@ def run_graph(run: Run, fleet: Fleet) -> Graph:
 def _match_ends_to_starts(
     there: Ints, finish_ns: Ints, here: Ints, start_ns: Ints, may_cause: NDArray[np.bool_]
 ) -> tuple[Ints, Ints]:
-    """Tasks that ended on a node at the very time at which others began there.
+    """Pair tasks that ended on a node with tasks that began there at the same nanosecond.
 
-    Those that take no time are left out, so that starts only grow along edges.
+    Tasks of zero duration cause nothing, so that starts strictly grow along edges and the graph has no cycle.
     """
     where: dict[tuple[int, int], list[int]] = {}
     for row in np.flatnonzero(may_cause).tolist():
@@ -95,7 +95,7 @@ def _match_ends_to_starts(
 
 
 def _queued_messages(pair: Ints, sent: Ints, arrived: Ints, is_caused: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Messages that nothing else made leave while the one before on their way was still under way, and those."""
+    """Pair messages without another cause with the previous message of the same pair that was still under way."""
     order = np.lexsort((sent, pair))
     ahead, behind = order[:-1], order[1:]
     waits = (pair[ahead] == pair[behind]) & (sent[behind] <= arrived[ahead]) & ~is_caused[behind]

@@ -1,7 +1,7 @@
-"""Machines of unequal speed and the links between them, as a cluster file says.
+"""Machines of unequal speed and the links between them, read from a cluster file.
 
-In: TOML. Out: a ``Fleet``: workers, perhaps a server, wires with a rate and a latency, how samples are shared out. Not
-here: what is trained.
+In: TOML. Out: a ``Fleet``: workers, optionally a server, wires with a rate and a latency, the partition of the samples.
+Not here: what is trained.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Wire:
     Parameters
     ----------
     link : Link
-        At the beginning.
+        Name, latency and initial rate.
     bytes_per_s : Trace
-        From then on.
+        Rate by time.
     """
 
     link: Link
@@ -40,23 +40,23 @@ class Wire:
 
     @classmethod
     def of(cls, name: str, bytes_per_s: Trace, latency_ns: int = 0) -> Wire:
-        """By a name, rates and a latency."""
+        """Create a wire from a name, rates and a latency."""
         return cls(Link(name, bytes_per_s.value_at(0), latency_ns), bytes_per_s)
 
     @property
     def name(self) -> str:
-        """Of the link."""
+        """Name of the link."""
         return self.link.name
 
     @property
     def latency_ns(self) -> int:
-        """Of the link, at any rate."""
+        """Latency of the link, at any rate."""
         return self.link.latency_ns
 
 
 @dataclass(frozen=True)
 class FleetWorker:
-    """One worker: a step takes ``step_ns / speed``; from ``lost_ns`` on it is gone."""
+    """One worker; a step takes ``step_ns / speed``, and the worker leaves the run at ``lost_ns``."""
 
     name: str
     speed: Trace
@@ -65,7 +65,7 @@ class FleetWorker:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Who trains, and what lies between.
+    """The workers of a training job, an optional server, and the network between them.
 
     Parameters
     ----------
@@ -73,10 +73,10 @@ class Fleet:
     workers : tuple of FleetWorker
     wires : tuple of Wire
     routes : mapping of (source, target) to a tuple of numbers of wires
-        The server is the node behind the last worker.
+        The server is the node after the last worker.
     has_server : bool
     step_ns : int
-        Of a step with the job's batch at speed 1.
+        Duration of a step with the job's batch at speed 1.
     overhead_ns : int
         Part of ``step_ns`` that does not grow with the batch.
     partition : Partition
@@ -93,35 +93,35 @@ class Fleet:
 
     @property
     def num_workers(self) -> int:
-        """Without the server."""
+        """Number of workers, without the server."""
         return len(self.workers)
 
     @property
     def num_nodes(self) -> int:
-        """With the server, if there is one."""
+        """Number of nodes, including the server if there is one."""
         return len(self.workers) + self.has_server
 
     def node_name(self, node: int) -> str:
-        """Of a worker or the server."""
+        """Return the name of a worker or the server."""
         return self.workers[node].name if node < self.num_workers else "server"
 
     def step_end_ns(self, worker: int, now_ns: int, batch_ratio: float = 1.0) -> int:
-        """When a step that begins now ends; ``batch_ratio`` is its batch over the job's."""
+        """Return when a step that begins now ends; ``batch_ratio`` is its batch size over the job's."""
         work_ns = self.overhead_ns + (self.step_ns - self.overhead_ns) * batch_ratio
         return self.workers[worker].speed.finish_ns(now_ns, work_ns)
 
     def probe_end_ns(self, worker: int, now_ns: int, batch_ratio: float) -> int:
-        """When a look at samples that begins now ends: a third of the time of steps on them."""
+        """Return when a probe that begins now ends; it takes a third of the time of steps on its samples."""
         work_ns = (self.step_ns - self.overhead_ns) * batch_ratio / 3
         return self.workers[worker].speed.finish_ns(now_ns, self.overhead_ns + work_ns)
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
-        """Wires from one node to another.
+        """Return the wires from one node to another.
 
         Raises
         ------
         InputError
-            There are none.
+            There is no route.
         """
         if (source, target) not in self.routes:
             ends = f"{self.node_name(source)} → {self.node_name(target)}"
@@ -133,12 +133,12 @@ class Fleet:
         return self.routes[source, target]
 
     def latency_ns(self, source: int, target: int) -> int:
-        """Of all wires on the way."""
+        """Return the latency of a route."""
         return sum(self.wires[item].latency_ns for item in self.route(source, target))
 
 
 def read_fleet(path: Path) -> Fleet:
-    """A cluster file.
+    """Read a cluster file.
 
     ``step_time`` and ``overhead_time`` are durations (``"20 ms"``), ``[partition]`` has a ``kind`` and its numbers,
     each ``[[workers]]`` a ``speed`` (a number, or a CSV file ``t_s,speed``), ``count``, perhaps ``lost_at`` (a time at
@@ -149,7 +149,7 @@ def read_fleet(path: Path) -> Fleet:
     Raises
     ------
     InputError
-        A field is missing, unknown or means nothing; names it.
+        A field is missing, unknown or invalid; the message names it.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -208,7 +208,7 @@ def _fleet(document: Mapping[str, Any], path: Path) -> Fleet:
 def _read_wires(
     cards: Sequence[Mapping[str, Any]], nodes: Sequence[str], links: Sequence[Mapping[str, Any]], path: Path
 ) -> tuple[tuple[Wire, ...], dict[tuple[int, int], tuple[int, ...]]]:
-    """Wires, and the way between any two nodes that have one: a link of their own, else their cards."""
+    """Return the wires and the routes between nodes; a dedicated link takes precedence over network cards."""
     wires: list[Wire] = []
     index: dict[tuple[int, str], int] = {}
     for node, card in enumerate(cards):
@@ -273,7 +273,7 @@ def _duration(document: Mapping[str, Any], field_name: str) -> int:
 
 
 def _trace(value: Any, column: str, path: Path, where: str) -> Trace:
-    """A number, a rate such as ``"10 MB/s"``, or the name of a CSV file beside the cluster file."""
+    """Read a number, a rate such as ``"10 MB/s"``, or the name of a CSV file in the folder of the cluster file."""
     try:
         if isinstance(value, str) and value.endswith(".csv"):
             return read_trace(path.parent / value, column)
@@ -281,5 +281,5 @@ def _trace(value: Any, column: str, path: Path, where: str) -> Trace:
             value = parse_rate(value)
         return Trace.constant(float(value))
     except (InputError, TypeError, ValueError) as error:
-        message = error.message if isinstance(error, InputError) else f"{value!r} is no number"
+        message = error.message if isinstance(error, InputError) else f"{value!r} is not a number"
         raise InputError(message, where=where, fix="a number above 0, or a CSV file") from error

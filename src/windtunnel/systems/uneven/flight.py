@@ -18,7 +18,7 @@ __all__ = ["receipts_of_comparison"]
 
 
 def receipts_of_comparison(comparison: Comparison) -> list[Receipt]:
-    """Times to the target, with those of the comparison's first strategy as the baseline, in turns.
+    """Receipts of the times to the target; the first strategy of the comparison, interleaved, is the baseline.
 
     A strategy that came to the target in some of its rounds only has no receipt: a median of the others would say too
     little.
@@ -53,5 +53,5 @@ def receipts_of_comparison(comparison: Comparison) -> list[Receipt]:
 
 
 def _times_to_target(outcome: Outcome) -> list[float]:
-    """Times of all rounds, or none if one of them did not come to the target."""
+    """Return the times of all rounds, or an empty list if a round did not reach the target."""
     return [] if outcome.median_ns is None else outcome.reached_ns

@@ -1,6 +1,7 @@
-"""When a run is over, and what it was like.
+"""The goal of a training run, and its record.
 
-In: losses on held-back samples by time, counts by worker. Out: the time to a loss or an accuracy, shares of waiting.
+In: losses on held-out samples by time, steps and messages by worker. Out: the time to a loss or an accuracy, idle
+fractions.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ __all__ = ["Goal", "Point", "Run", "time_to"]
 
 @dataclass(frozen=True)
 class Goal:
-    """Train until one of these is reached.
+    """The end of training: the first of a time, a loss and an accuracy.
 
     Parameters
     ----------
     duration_ns : int
         At most.
     loss, accuracy : float, optional
-        On the samples that were held back.
+        On the held-out samples.
     every_ns : int
-        Between two looks.
+        Time between two evaluations.
     """
 
     duration_ns: int
@@ -42,7 +43,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A look at the model."""
+    """One evaluation of the model."""
 
     time_ns: int
     loss: float
@@ -52,7 +53,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Run:
-    """One job under one strategy, in virtual time or really run.
+    """One job under one strategy, in virtual time or by real processes.
 
     Attributes
     ----------
@@ -67,11 +68,11 @@ class Run:
     weights : float32 array [n]
         In the end.
     warnings : tuple of str
-        What nodes said, once each.
+        Warnings of the nodes, without repetition.
     under_way : tuple of (worker, begin ns)
         Steps that had not ended.
     lost_workers : tuple of (worker, ns)
-        Workers that are gone since then.
+        Workers that left the run, and when.
     """
 
     strategy: str
@@ -86,7 +87,7 @@ class Run:
     lost_workers: tuple[tuple[int, int], ...] = ()
 
     def time_to(self, *, loss: float | None = None, accuracy: float | None = None) -> float | None:
-        """Ns to a loss or an accuracy, on the line between two looks; None if it was never reached."""
+        """Return the ns to a loss or an accuracy, interpolated between evaluations; None if it was never reached."""
         times = [point.time_ns for point in self.points]
         if loss is not None:
             return time_to(times, [point.loss for point in self.points], loss)
@@ -94,7 +95,7 @@ class Run:
         return time_to(times, [-point.accuracy for point in self.points], -accuracy)
 
     def wait_shares(self) -> list[float]:
-        """Share of the time that each worker did not compute, as long as it was there."""
+        """Return the idle fraction of each worker until the end, or until it was lost."""
         busy = np.zeros(self.num_workers)
         np.add.at(busy, self.steps[:, 0], np.minimum(self.steps[:, 2], self.elapsed_ns) - self.steps[:, 1])
         for worker, begin_ns in self.under_way:
@@ -103,14 +104,14 @@ class Run:
         return [float(max(0.0, 1 - item / max(until_ns[index], 1))) for index, item in enumerate(busy)]
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
-        """Bytes from one node to another."""
+        """Return the bytes that were sent from each node to each other node."""
         result: dict[tuple[int, int], int] = {}
         for source, target, _, _, size in self.messages.tolist():
             result[source, target] = result.get((source, target), 0) + size
         return result
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the run as plain values for JSON."""
         return {
             "strategy": self.strategy,
             "elapsed_ns": self.elapsed_ns,
@@ -130,7 +131,7 @@ class Run:
 
 
 def time_to(times: Sequence[float], values: Sequence[float], target: float) -> float | None:
-    """When falling values first came to a target, on the line between two of them; None if they never did.
+    """Return when falling values first reached a target, by linear interpolation; None if they never did.
 
     Examples
     --------

@@ -121,11 +121,11 @@ class FlatModel:
     def gradient(
         self, weights: torch.Tensor, buffers: torch.Tensor, selected: torch.Tensor, seed: int
     ) -> tuple[torch.Tensor, float]:
-        """The gradient of the mean loss over chosen samples, [n], and that loss; ``buffers`` change in place."""
+        """Return the gradient, [n], and the value of the mean loss over samples; ``buffers`` change in place."""
         self._enter(weights, buffers)
         self._gradient.zero_()
         self.module.train()
-        # for dropout: nothing hangs on who was computed before; torch.manual_seed would ask for devices each time
+        # dropout must not depend on the order of workers; torch.manual_seed would query all devices each time
         torch.default_generator.manual_seed(seed)
         loss = self.job.loss(self.module(self.job.inputs[selected]), self.job.targets[selected])
         loss.backward()
@@ -134,11 +134,11 @@ class FlatModel:
         return self._gradient.clone(), float(loss.detach())
 
     def evaluate(self, weights: torch.Tensor, buffers: torch.Tensor) -> tuple[float, float]:
-        """Mean loss over the samples that were held back, and the share that is classified right (nan if no class)."""
+        """Return the mean loss over the held-out samples and the accuracy (nan without classes)."""
         return self.evaluate_on(weights, buffers, self.job.test_inputs, self.job.test_targets)
 
     def probe(self, probe: Probe, indices: NDArray[np.int64]) -> tuple[float, float]:
-        """Loss and accuracy over evenly spaced ones of a worker's samples."""
+        """Return loss and accuracy over evenly spaced samples of a worker."""
         num = min(probe.num_samples, len(indices))
         selected = torch.as_tensor(indices[np.arange(num) * len(indices) // num])
         return self.evaluate_on(probe.weights, probe.buffers, self.job.inputs[selected], self.job.targets[selected])
@@ -146,7 +146,7 @@ class FlatModel:
     def evaluate_on(
         self, weights: torch.Tensor, buffers: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
     ) -> tuple[float, float]:
-        """The same over any samples."""
+        """Return the mean loss and the accuracy over the given samples."""
         self._enter(weights, buffers)
         self.module.eval()
         loss, right, counted = 0.0, 0, 0
@@ -160,7 +160,7 @@ class FlatModel:
         return loss / len(inputs), right / counted if counted else float("nan")
 
     def node(self, rank: int, num_workers: int, num_samples: int = 0) -> Node:
-        """What a worker (or the server) begins with."""
+        """Return the initial state of a worker or of the server."""
         parameter = torch.nn.Parameter(self.initial.clone())
         optimizer = self.job.optimizer([parameter])
         schedule = None if self.job.schedule is None else self.job.schedule(optimizer)
@@ -183,14 +183,14 @@ class FlatModel:
 
 
 class Samples:
-    """One worker's samples in an endless random order; what comes next hangs on the seed and the worker alone."""
+    """An endless random sequence of one worker's samples, which depends on the seed and the worker alone."""
 
     def __init__(self, indices: NDArray[np.int64], seed: int, rank: int) -> None:
         self._indices, self._random = torch.as_tensor(indices), np.random.default_rng([seed, rank])
         self._left = torch.empty(0, dtype=torch.int64)
 
     def draw(self, num: int) -> torch.Tensor:
-        """The next ``num`` indices."""
+        """Return the next ``num`` indices."""
         while len(self._left) < num:
             order = torch.as_tensor(self._random.permutation(len(self._indices)))
             self._left = torch.cat([self._left, self._indices[order]])
@@ -199,5 +199,5 @@ class Samples:
 
 
 def step_seed(seed: int, rank: int, step: int) -> int:
-    """Of the random numbers within one step of one worker."""
+    """Return the seed of the random numbers within one step of one worker."""
     return int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,4 +1,4 @@
-"""What can be trained under any strategy: images, a text, or a function of one's own.
+"""Jobs that can be trained under any strategy: images, a text, or a user function.
 
 In: a name such as ``lenet:norm=batch`` or ``my_job.py:make``. Out: a ``TrainJob``. Not here: the networks, strategies.
 """
@@ -25,7 +25,7 @@ __all__ = ["JOBS", "train_job"]
 
 
 def train_job(text: str) -> TrainJob:
-    """A job by its name with parameters, or by a file and a function in it that returns one.
+    """Return a job by its name with parameters, or from a function in a file.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def train_job(text: str) -> TrainJob:
 
 
 def mlp(data: str = "mnist", hidden: int = 64, lr: float = 0.05, batch: int = 32) -> TrainJob:
-    """A perceptron with one hidden layer."""
+    """Return a job with a perceptron of one hidden layer."""
     images = image_set(data)
     num_inputs = images.inputs[0].numel()
 
@@ -64,7 +64,7 @@ def lenet(
     data: str = "cifar10", norm: str = "group", lr: float = 0.002, momentum: float = 0.9, batch: int = 20,
     shrink: int = 1, steps: int = 0,
 ) -> TrainJob:  # fmt: skip
-    """Three convolutions and a linear layer, with group, batch or no normalization.
+    """Return a job with three convolutions and a linear layer, with group, batch or no normalization.
 
     Squares of ``shrink`` pixels become one, for quicker steps. The rate falls to a tenth after half and after three
     quarters of ``steps`` steps of a worker, as published; 0 leaves it.
@@ -92,7 +92,7 @@ def lenet(
 def resnet(
     data: str = "cifar10", depth: int = 8, norm: str = "batch", lr: float = 0.05, momentum: float = 0.9, batch: int = 20
 ) -> TrainJob:
-    """A thin residual network of 8, 14, 20 ... layers."""
+    """Return a job with a thin residual network of 8, 14, 20 ... layers."""
     images = image_set(data)
     created, channels = norm_of(norm), images.inputs.shape[1]
 

@@ -47,7 +47,7 @@ def train_virtually(
     InputError
         The fleet lacks a server or a route, or a worker has no samples.
     FlightError
-        A gradient is no number, or all workers wait for ever; names the worker.
+        A gradient is not finite, or all workers wait and no event is left; the message names the worker.
     """
     training = VirtualTraining(job, fleet, strategy, policy, goal, seed=seed, heard=heard)
     training.advance(goal.duration_ns)
@@ -55,7 +55,7 @@ def train_virtually(
 
 
 class VirtualTraining:
-    """A job under a strategy at some time, from where it can go on in several ways; see ``train_virtually``.
+    """A training in virtual time that can be advanced and forked; see ``train_virtually``.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class VirtualTraining:
         self._look()
 
     def _warn_of_norms(self) -> None:
-        """Batch norms take a worker's batch for all data, which it is not where workers hold other classes."""
+        """Warn if batch norms meet skewed labels: the statistics of a worker then differ from those of all data."""
         if not any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in self._flat.module.modules()):
             return
         skew = label_skew(self._job.sample_labels(), self._parts)
@@ -116,7 +116,7 @@ class VirtualTraining:
 
     @property
     def now_ns(self) -> int:
-        """What its clock shows."""
+        """The current virtual time."""
         return self._clock.now_ns
 
     def advance(self, until_ns: int) -> None:
@@ -125,7 +125,7 @@ class VirtualTraining:
         Raises
         ------
         FlightError
-            A gradient is no number, or all workers wait for ever.
+            A gradient is not finite, or all workers wait and no event is left.
         """
         last_ns = min(until_ns, self._goal.duration_ns)
         while not self.is_over and self.now_ns < last_ns:
@@ -137,24 +137,24 @@ class VirtualTraining:
                 self._look()
 
     def fork(self) -> VirtualTraining:
-        """The same training once more, which goes on by itself; equal forks go on equally, bit for bit."""
+        """Return an independent copy of the training; equal forks continue bit for bit alike."""
         kept = (self._job, self._fleet, self._flat, self._goal, self._parts, self._heard)
         return deepcopy(self, {id(item): item for item in kept})
 
     def retune(self, number: float) -> None:
-        """All nodes go on with another value of the number that the strategy lets change."""
+        """Change the tunable parameter of the strategy on all nodes."""
         for end in self._ends:
             end.retune(number)
 
     def training_loss(self, num_samples: int) -> float:
-        """Mean loss of the job's model over evenly spaced samples of those that are trained on."""
+        """Return the mean loss of the job's model over evenly spaced training samples."""
         selected = torch.arange(num_samples) * len(self._job.inputs) // num_samples
         buffers = self._mean_buffers()
         inputs, targets = self._job.inputs[selected], self._job.targets[selected]
         return self._flat.evaluate_on(self._model(), buffers, inputs, targets)[0]
 
     def result_so_far(self) -> Run:
-        """What it was like so far."""
+        """Return the run up to the current time."""
         return Run(
             self._strategy, tuple(self._points), self.now_ns,
             np.array(self._steps, np.int64).reshape(-1, 4), np.array(self._messages, np.int64).reshape(-1, 5),
@@ -173,7 +173,7 @@ class VirtualTraining:
         return torch.stack([end.node.buffers for end in self._alive() if not end.is_server]).mean(0)
 
     def _look(self) -> None:
-        """Judge the model; the clock stands still meanwhile."""
+        """Evaluate the model without advancing the clock."""
         loss, accuracy = self._flat.evaluate(self._model(), self._mean_buffers())
         point = Point(self.now_ns, loss, accuracy, len(self._steps))
         self._points.append(point)
@@ -184,13 +184,13 @@ class VirtualTraining:
     def _check_alive(self, before: int) -> None:
         if len(self._steps) == before and not self._computing and not len(self._clock):
             raise FlightError(
-                f"under {self._strategy} all workers wait for ever from {self.now_ns / 1e9:.3f} s on",
+                f"deadlock under {self._strategy}: every worker waits after {self.now_ns / 1e9:.3f} s",
                 where=f"{len(self._steps)} steps had been made",
                 fix="this is a defect of the strategy",
             )
 
     def _lose(self, rank: int) -> None:
-        """A worker is gone: what it does, has sent in part, and is sent, is lost."""
+        """Remove a worker together with its running step and its unfinished messages."""
         self._lost[rank] = self.now_ns
         self._computing.pop(rank, None)
         for pair in [pair for pair in self._queues if rank in pair]:
@@ -227,7 +227,7 @@ class VirtualTraining:
             self._do(rank, self._ends[rank].on_timer(tag, self.now_ns))
 
     def _compute(self, rank: int) -> None:
-        """Begin what a worker is to do next, unless it is at something: looks at weights come before steps."""
+        """Begin the next activity of an idle worker; probes come before steps."""
         if rank in self._computing:
             return
         if self._probes[rank]:
@@ -310,7 +310,7 @@ class VirtualTraining:
 
 
 def mean_model(ends: Sequence[Endpoint]) -> torch.Tensor:
-    """The server's weights, or, without one that serves, the mean over workers."""
+    """Return the weights of the server, or the mean over workers if the strategy has no server."""
     last = ends[-1]
     if last.serves:
         return last.model()

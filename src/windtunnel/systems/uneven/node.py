@@ -1,8 +1,8 @@
-"""One real node of uneven training: a process that computes, sends and listens.
+"""One node of a real run: a process that computes, sends and receives.
 
-In: a ``NodeOrders``. Out: a ``NodeReport``. The main thread computes gradients, and holds each until its step would end
-on a worker of that speed, by an absolute schedule; messages and timers are handled when they come, by other threads.
-Not here: strategies, links.
+In: a ``NodeOrders``. Out: a ``NodeReport``. The main thread computes gradients and delays each until its step would end
+on a worker of that speed, by an absolute schedule. Other threads handle messages and timers as they come. Not here:
+strategies, links.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LATE_NS = 5_000_000
 
 @dataclass(frozen=True)
 class NodeOrders:
-    """What all nodes do together."""
+    """The orders that all nodes of a run share."""
 
     job: str
     fleet: Fleet
@@ -69,7 +69,7 @@ class NodeReport:
 
 
 def main(process: Place) -> None:
-    """Train until the time is over; tell the parent what was done."""
+    """Train until the time is over, then report to the parent process."""
     torch.set_num_threads(1)
     process.join(_PATIENCE_S)
     node = _RealNode(process.config, process.rank)
@@ -80,7 +80,7 @@ def main(process: Place) -> None:
 
 
 def _vanish(process: Place, report: NodeReport) -> None:
-    """Be killed, as a machine that is taken away; what it did until then is told first."""
+    """Report what the node did, then kill this process, as if its machine were removed."""
     process.tell(report)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -169,7 +169,7 @@ class _RealNode:
         return True
 
     def _probe(self, probe: Probe) -> bool:
-        """Judge weights, for as long as a worker of that speed would take; the lock is held by the caller."""
+        """Evaluate weights, for as long as a worker of that speed would take; the caller holds the lock."""
         begun_ns = self._post.now_ns()
         self._lock.release()
         try:
@@ -208,7 +208,7 @@ class _RealNode:
         self._do(self._end.on_message(message, due_ns), due_ns)
 
     def _gone(self, rank: int) -> None:
-        """Another node no longer answers."""
+        """Handle a node that no longer answers."""
         now_ns = self._post.now_ns()
         if now_ns < self._orders.duration_ns:
             self._clock.call_at(now_ns, partial(self._lose, rank, now_ns))
@@ -224,7 +224,7 @@ class _RealNode:
 
 
 class _Alarm:
-    """Calls what is due, in order of time, under the lock of a condition, which is notified of an error."""
+    """Calls functions when they are due, in order of time, under the lock of a condition that is notified of errors."""
 
     def __init__(self, now_ns: Callable[[], int], state: threading.Condition) -> None:
         self._now_ns, self._state = now_ns, state
@@ -261,7 +261,7 @@ class _Alarm:
             with self._state:
                 try:
                     call()
-                except Exception as error:  # told by the main thread
+                except Exception as error:  # the main thread raises it
                     self.error = error
                     self._state.notify()
                     return

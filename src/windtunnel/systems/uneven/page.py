@@ -1,4 +1,4 @@
-"""Strategies on an uneven fleet as a page: loss against time, waiting, traffic, what each worker did.
+"""The page about strategies on an uneven fleet: loss by time, waiting, traffic, timelines of workers.
 
 In: a comparison. Out: one page. Lines and bars of virtual time are hollow or thin, those of real runs solid. Not here:
 training.
@@ -52,7 +52,7 @@ def _title(comparison: Comparison) -> str:
     if best.predicted_ns is None or base.predicted_ns is None:
         return "Loss on samples that were held back"
     ratio = base.predicted_ns / best.predicted_ns
-    return f"{best.candidate} comes to {comparison.target_loss:.3f} {ratio:.2f} times as fast as {base.candidate}"
+    return f"{best.candidate} reaches {comparison.target_loss:.3f} {ratio:.2f} times as fast as {base.candidate}"
 
 
 def _losses(comparison: Comparison) -> str:
@@ -129,7 +129,7 @@ def _traffic(comparison: Comparison) -> str:
 
 
 def _gantt(fleet: Fleet, run: Run) -> str:
-    """The first steps of each worker; a gap is waiting."""
+    """Draw the first steps of each worker; gaps are idle time."""
     steps = run.steps[run.steps[:, 1].argsort(kind="stable")][:_SHOWN_STEPS]
     if not len(steps):
         return "<p>No step ended.</p>"

@@ -1,7 +1,7 @@
-"""Who holds which samples: equal shares, or skewed by label, by size, by a group of one's own.
+"""Partitions of the samples over workers: equal parts, or skewed by label, by size or by group.
 
-In: labels, a number of workers, a seed. Out: indices for each worker; together every sample exactly once. Sources:
-Hsieh, Phanishayee, Mutlu, Gibbons, The Non-IID Data Quagmire, ICML 2020; Hsu, Qi, Brown, 2019 (Dirichlet).
+In: labels, a number of workers, a seed. Out: indices for each worker, which together contain every sample once.
+Sources: Hsieh, Phanishayee, Mutlu, Gibbons, The Non-IID Data Quagmire, ICML 2020; Hsu, Qi, Brown, 2019 (Dirichlet).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Partition:
-    """How samples are shared out.
+    """How samples are distributed over workers.
 
     Parameters
     ----------
     kind : str
-        One of ``PARTITIONERS``.
+        A key of ``PARTITIONERS``.
     parameters : mapping
-        Of that kind: ``s`` of ``skew`` (share of the samples that go by label, 0..1), ``alpha`` and ``min_size`` of
-        ``dirichlet``, ``ratio`` of ``quantity`` (the largest share over the smallest).
+        Parameters of that kind: ``s`` of ``skew`` (fraction of the samples that are distributed by label, 0 to 1),
+        ``alpha`` and ``min_size`` of ``dirichlet``, ``ratio`` of ``quantity`` (the largest part over the smallest).
     seed : int
     """
 
@@ -40,12 +40,12 @@ class Partition:
 
 
 def split(labels_N: NDArray[Any], num_workers: int, partition: Partition) -> list[Indices]:
-    """Indices of each worker's samples.
+    """Return the indices of each worker's samples.
 
     Raises
     ------
     InputError
-        There is no such partitioner or parameter, or a worker would have nothing.
+        There is no such partitioner or parameter, or a worker would have no samples.
     """
     maker = PARTITIONERS.get(partition.kind)
     if maker is None:
@@ -67,13 +67,13 @@ def split(labels_N: NDArray[Any], num_workers: int, partition: Partition) -> lis
 
 
 def partition_counts(labels_N: NDArray[Any], parts: Sequence[Indices]) -> NDArray[np.int64]:
-    """How many samples of each class each worker has, [workers, classes]."""
+    """Return the number of samples by worker and class, [workers, classes]."""
     classes = np.unique(labels_N)
     return np.array([[int((labels_N[part] == cls).sum()) for cls in classes] for part in parts], np.int64)
 
 
 def label_skew(labels_N: NDArray[Any], parts: Sequence[Indices]) -> float:
-    """How far classes of a worker are from those of all: mean total variation distance, 0 (alike) to 1.
+    """Return the mean total variation distance of the class frequencies of a worker to those of all, 0 to 1.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def _by_label(labels: NDArray[Any], num: int, rng: np.random.Generator) -> list[
 
 
 def _skew(labels: NDArray[Any], num: int, rng: np.random.Generator, s: float = 1.0) -> list[Indices]:
-    """A share of the samples goes by label, the rest in turn."""
+    """Distribute a fraction of the samples by label, the rest round robin."""
     _check_share("s", s)
     order = rng.permutation(len(labels))
     by_label = order[: round(s * len(order))]
@@ -107,7 +107,7 @@ def _skew(labels: NDArray[Any], num: int, rng: np.random.Generator, s: float = 1
 
 
 def _paired_skew(labels: NDArray[Any], num: int, rng: np.random.Generator) -> list[Indices]:
-    """Of ten samples in a row eight go by label, two to the partner of that worker."""
+    """Distribute eight of ten consecutive samples by label, and two to the partner of that worker."""
     owner = _ranks(labels) % num
     partner = np.where((owner ^ 1) < num, owner ^ 1, owner)
     is_moved = np.arange(len(labels)) % 10 >= 8
@@ -118,7 +118,7 @@ def _paired_skew(labels: NDArray[Any], num: int, rng: np.random.Generator) -> li
 def _dirichlet(
     labels: NDArray[Any], num: int, rng: np.random.Generator, alpha: float = 0.5, min_size: int = 0
 ) -> list[Indices]:
-    """Each class is shared out by a draw from a Dirichlet distribution; drawn again while a worker has too few."""
+    """Distribute each class by a Dirichlet draw; repeat the draw while a worker has fewer than ``min_size`` samples."""
     if not alpha > 0:
         raise InputError(f"alpha must be above 0, not {alpha}", where="[partition]", fix="0.5 is usual")
     for _ in range(1000):
@@ -137,7 +137,7 @@ def _dirichlet(
 
 
 def _quantity(labels: NDArray[Any], num: int, rng: np.random.Generator, ratio: float = 4.0) -> list[Indices]:
-    """Sizes in a geometric row from 1 to ``ratio``, labels as they come."""
+    """Distribute samples at random into parts whose sizes form a geometric sequence from 1 to ``ratio``."""
     if not ratio >= 1:
         raise InputError(f"ratio is the largest share over the smallest, not {ratio}", where="[partition]", fix="4")
     shares = ratio ** (np.arange(num) / max(num - 1, 1))
@@ -146,7 +146,7 @@ def _quantity(labels: NDArray[Any], num: int, rng: np.random.Generator, ratio: f
 
 
 def _by_group(labels: NDArray[Any], num: int, rng: np.random.Generator) -> list[Indices]:
-    """In the order of the data, as places or times would: whole runs of neighbors."""
+    """Give each worker a contiguous part of the data, as locations or times of origin would."""
     return list(np.array_split(np.arange(len(labels)), num))
 
 
@@ -156,7 +156,7 @@ def _ranks(labels: NDArray[Any]) -> NDArray[np.int64]:
 
 def _check_share(name: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise InputError(f"{name} is a share from 0 to 1, not {value}", where="[partition]", fix="such as 0.6")
+        raise InputError(f"{name} must be between 0 and 1, not {value}", where="[partition]", fix="such as 0.6")
 
 
 PARTITIONERS: dict[str, Callable[..., list[Indices]]] = {

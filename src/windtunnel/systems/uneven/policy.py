@@ -1,7 +1,7 @@
-"""What a synchronization strategy is: a state machine per worker, and perhaps one of a server.
+"""The interface of synchronization strategies: a state machine per worker, and optionally one of a server.
 
-In: a step that ended, a message, a sum over all workers, a timer. Out: what the node does next, as a list of actions.
-The drivers (virtual time, real processes) call the handlers; a strategy never knows which of them does. Not here: any
+In: events (a finished step, a message, a sum over all workers, a timer). Out: a list of actions of the node. Two
+drivers call the handlers, in virtual time and in real processes; a strategy cannot tell them apart. Not here: any
 strategy, any driver.
 """
 
@@ -38,12 +38,12 @@ __all__ = [
 ]
 
 CONTROL_BYTES = 64
-"""What a message without values takes on a link."""
+"""Size on a link of a message without values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Begin the next local step, with the weights as they are now."""
+    """Begin the next local step with the current weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class Send:
         A worker, or ``Node.server``.
     tag : str
     values : tensor, optional
-        They must not change from now on.
+        They must not be changed after the send.
     size_bytes : int
-        What it takes on the link.
+        Size on the link.
     about : mapping
-        Numbers that go with it.
+        Numbers that accompany the values.
     """
 
     target: int
@@ -72,9 +72,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Add a vector up over all workers, each of which asks for it; nobody waits until ``on_reduce`` is called.
+    """Sum a vector over all workers; ``on_reduce`` is called with the sum, and no worker blocks until then.
 
-    The tag is the same on all workers, and new each time.
+    Every worker starts the sum with the same tag, which is used once.
     """
 
     tag: str
@@ -83,7 +83,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """Call ``on_timer(tag)`` when so much time has gone by."""
+    """Call ``on_timer(tag)`` after ``delay_ns``."""
 
     delay_ns: int
     tag: str
@@ -91,17 +91,17 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Use so many samples from the next step on."""
+    """Use ``num_samples`` samples per step from the next step on."""
 
     num_samples: int
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Judge weights on so many of this worker's training samples, between two steps; ``on_probe(tag, ...)`` is called.
+    """Evaluate weights on ``num_samples`` of this worker's training samples, between two steps, then call ``on_probe``.
 
-    It takes a third of the time that steps on as many samples take: they go forward only. ``buffers`` go with the
-    weights, such as the statistics of batch norms.
+    A probe takes a third of the time of steps on as many samples, as it runs the forward pass only. ``buffers`` belong
+    to the weights, such as the statistics of batch norms.
     """
 
     weights: torch.Tensor
@@ -115,7 +115,7 @@ Action = Step | Send | Reduce | Timer | Batch | Probe
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A local step that ended; nothing is applied yet.
+    """A finished local step whose gradient is not applied yet.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What arrived; see ``Send``."""
+    """A message that arrived; see ``Send``."""
 
     source: int
     tag: str
@@ -146,31 +146,31 @@ class Message:
 
 @dataclass
 class Node:
-    """What a strategy holds of one worker or of the server.
+    """The state of one worker or of the server that a strategy works on.
 
     Attributes
     ----------
     rank : int
-        The server's is ``num_workers``.
+        The server has rank ``num_workers``.
     num_workers : int
     weights : float32 tensor [n]
         Changed in place.
     buffers : float32 tensor
-        Of the model, such as the statistics of batch norms; training changes them in place.
+        Buffers of the model, such as the statistics of batch norms; training changes them in place.
     optimizer : torch.optim.Optimizer
-        Over ``weights`` alone: the local rule.
+        The local update rule, over ``weights`` alone.
     batch_size : int
-        Samples of a step at the beginning.
+        Initial number of samples per step.
     shapes : sequence of int
         Number of entries of each parameter, in order.
     schedule : learning-rate scheduler, optional
     warnings : list of str
     num_samples : int
-        Of this worker's partition.
+        Size of this worker's partition.
     sum_ratio : float
-        What a sum over all workers takes on the links for each of them, over the size of its vector.
+        Bytes per worker that a sum over all workers takes on the links, over the size of its vector.
     lost_workers : set of int
-        Workers that are gone.
+        Workers that left the run.
     """
 
     rank: int
@@ -193,7 +193,7 @@ class Node:
 
     @property
     def learning_rate(self) -> float:
-        """Of the local rule, now."""
+        """The current learning rate of the local update rule."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
@@ -203,11 +203,11 @@ class Node:
 
     @property
     def peers(self) -> list[int]:
-        """All others of them."""
+        """All other workers that are not lost."""
         return [item for item in self.alive if item != self.rank]
 
     def apply(self, gradient: torch.Tensor, scale: float = 1.0) -> None:
-        """One step of the local rule on ``weights``, at ``scale`` times its rate."""
+        """Apply the local update rule to ``weights`` with ``scale`` times its learning rate."""
         group = self.optimizer.param_groups[0]
         group["params"][0].grad = gradient
         rate = group["lr"]
@@ -218,110 +218,110 @@ class Node:
             self.schedule.step()
 
     def warn(self, text: str) -> None:
-        """Tell whoever reads the run, once."""
+        """Add a warning to the run unless it is already there."""
         if text not in self.warnings:
             self.warnings.append(text)
 
     def size_bytes(self) -> int:
-        """Of all weights on a link."""
+        """Return the size of all weights on a link."""
         return dense_bytes(self.weights)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Node:
-        """A copy whose optimizer goes on changing its weights."""
+        """Return a copy whose optimizer updates the weights of the copy."""
         created = replace(self, **{field_.name: deepcopy(getattr(self, field_.name), memo) for field_ in fields(self)})
         created.optimizer.param_groups[0]["params"][0].data = created.weights
         return created
 
 
 class Worker:
-    """The decisions of one worker; a strategy overrides what it needs.
+    """The decisions of one worker; a strategy overrides the handlers that it needs.
 
-    Every handler gets the time and returns actions. A worker that is not told to ``Step`` waits.
+    Every handler gets the time and returns actions. A worker waits until a handler returns ``Step``.
     """
 
     def __init__(self, node: Node) -> None:
         self.node = node
 
     def start(self, now_ns: int) -> Sequence[Action]:
-        """Training begins; all nodes hold the same weights."""
+        """Handle the start of training; all nodes hold the same weights."""
         return (Step(),)
 
     def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
-        """A local step ended."""
+        """Handle the end of a local step."""
         raise NotImplementedError
 
     def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
-        """A message arrived."""
+        """Handle a message."""
         return ()
 
     def on_reduce(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
-        """A sum over all workers is known; it may be kept and changed."""
+        """Handle a complete sum over all workers; the handler may keep and change it."""
         return ()
 
     def on_timer(self, tag: str, now_ns: int) -> Sequence[Action]:
-        """A timer ran out."""
+        """Handle a timer that expired."""
         return ()
 
     def on_probe(self, tag: str, loss: float, accuracy: float, now_ns: int) -> Sequence[Action]:
-        """Weights were judged."""
+        """Handle the result of a probe."""
         return ()
 
     def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
-        """Another worker is gone for good, and no longer among ``node.peers``."""
+        """Handle the loss of another worker, which is no longer in ``node.peers``."""
         return ()
 
     def retune(self, number: float) -> None:
-        """Another value from now on of what ``Policy.tuned`` names."""
+        """Change the parameter that ``Policy.tuned`` names."""
 
     def model(self) -> torch.Tensor:
-        """The weights that this worker would be judged by; the mean over workers is, where there is no server."""
+        """Return the weights to evaluate; without a server the mean over all workers is evaluated."""
         return self.node.weights
 
 
 class Server:
-    """The decisions of a parameter server: what workers send it, and its timers."""
+    """The decisions of a parameter server, which handles messages of workers and its own timers."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
 
     def start(self, now_ns: int) -> Sequence[Action]:
-        """Training begins."""
+        """Handle the start of training."""
         return ()
 
     def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
-        """A message arrived."""
+        """Handle a message."""
         return ()
 
     def on_timer(self, tag: str, now_ns: int) -> Sequence[Action]:
-        """A timer ran out."""
+        """Handle a timer that expired."""
         return ()
 
     def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
-        """A worker is gone for good, and no longer among ``node.alive``."""
+        """Handle the loss of a worker, which is no longer in ``node.alive``."""
         return ()
 
     def retune(self, number: float) -> None:
-        """Another value from now on of what ``Policy.tuned`` names."""
+        """Change the parameter that ``Policy.tuned`` names."""
 
     def model(self) -> torch.Tensor:
-        """The weights that the job would be judged by."""
+        """Return the weights to evaluate."""
         return self.node.weights
 
 
 @dataclass(frozen=True)
 class Shape:
-    """When a strategy exchanges all weights and who waits for it: enough to price it without a gradient.
+    """The exchange pattern of a strategy that exchanges all weights, sufficient to price it without gradients.
 
     Attributes
     ----------
     every : int
         Local steps between two exchanges.
     max_ahead : float
-        A worker goes on when it is at most so many exchanges ahead of the slowest: 0 waits for all, infinity for none.
+        Number of exchanges that a worker may be ahead of the slowest: 0 waits for all, infinity for none.
     keeps_training : bool
-        It goes on before its exchange is done.
+        Whether a worker continues before its exchange is done.
     per_period : int
-        So many exchanges in each ``period_ns`` instead, by timers.
+        Number of exchanges in each ``period_ns``, by timers; replaces ``every`` if it is above 0.
     """
 
     every: int = 1
@@ -333,21 +333,21 @@ class Shape:
 
 @dataclass(frozen=True)
 class Policy:
-    """A strategy with its numbers.
+    """A strategy with its parameters.
 
     Attributes
     ----------
     worker : callable
-        Makes the state machine of a worker from its ``Node``.
+        Creates the state machine of a worker from its ``Node``.
     server : callable, optional
-        The same for the parameter server; None where the strategy needs none.
+        Creates the state machine of the parameter server; None if the strategy needs none.
     shape : Shape, optional
-        None where what is sent, and when, hangs on gradients.
+        None if the traffic depends on gradients.
     tuned : str
-        The one of its numbers that may change while it trains; empty where none may.
+        Name of the parameter that may change during training; empty if there is none.
     goes_on : str
-        Without a worker that is lost: ``never``, ``over-server`` where sums go over a server, which then takes them
-        over those that are left, or ``always``.
+        Whether training continues when a worker is lost: ``never``, ``over-server`` (if sums go over a server, which
+        then sums over the remaining workers) or ``always``.
     """
 
     worker: Callable[[Node], Worker]
@@ -358,7 +358,7 @@ class Policy:
 
 
 def spans(sizes: Sequence[int]) -> list[slice]:
-    """Where each parameter lies in a vector of all of them.
+    """Return the slice of each parameter in a flat vector of all parameters.
 
     Examples
     --------
@@ -369,12 +369,12 @@ def spans(sizes: Sequence[int]) -> list[slice]:
 
 
 def dense_bytes(values: torch.Tensor) -> int:
-    """Size on a link of all entries in order."""
+    """Return the size on a link of a dense vector."""
     return values.numel() * values.element_size()
 
 
 def sparse_bytes(num_sent: int, num_all: int, value_bytes: int = 4) -> int:
-    """Size on a link of some entries: an index of 4 bytes each, or one bit for each entry where that is smaller.
+    """Return the size on a link of a sparse vector: 4-byte indices or a bit mask, whichever is smaller.
 
     Examples
     --------

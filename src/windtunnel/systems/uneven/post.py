@@ -1,10 +1,11 @@
-"""Messages between real nodes over gloo, on links as slow as asked for.
+"""Messages between the nodes of a real run over gloo, delayed to the rates and latencies of a fleet's links.
 
-In: sends of one node, in order; a fleet. Out: the same at the other node, not before a link of that rate and latency
-would have brought them. Each wire that a node sends over has a thread with a bucket of tokens; messages to several
-nodes over one wire take turns by chunks. What comes in over a card waits for the card's own bucket, from its first byte
-on, so that a message is not held up twice. Where the kernel shapes the wires, each message is followed by as many bytes
-as it has over a plain socket instead, and is there when the last of them is. Not here: what is sent.
+In: sends of one node, in order; a fleet. Out: the messages at the other node, not before a link of that rate and
+latency would have delivered them. Each wire that a node sends over has a thread with a token bucket; messages to
+several nodes over one wire are interleaved by chunks. An incoming message waits for the token bucket of the receiving
+card from its first byte on, so that it is not delayed twice. If the kernel shapes the wires, as many bytes as the
+message has are sent over a TCP socket instead, and the message arrives with the last of them. Not here: the content of
+messages.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _BYE = "bye"
 
 @dataclass
 class _Parcel:
-    """A message on its way out."""
+    """A message that waits to be sent."""
 
     target: int
     send: Send
@@ -43,7 +44,7 @@ class _Parcel:
 
 
 class _WireSender:
-    """A wire that this node sends over; its thread sends what waits, one chunk to each target in turn."""
+    """A wire that this node sends over; its thread sends waiting messages, one chunk per target, round robin."""
 
     def __init__(self, post: Post, number: int) -> None:
         self._post, self._number = post, number
@@ -78,7 +79,7 @@ class _WireSender:
                     self._waiting[target] = queue
 
     def _next(self) -> tuple[int, deque[_Parcel]] | None:
-        """Take out what waits longest for a turn; None once this is closed."""
+        """Remove and return the queue of the target that has waited longest; None once the wire is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or not self._is_open)
             if not self._is_open:
@@ -87,7 +88,7 @@ class _WireSender:
             return target, self._waiting.pop(target)
 
     def _pass(self, parcel: _Parcel) -> None:
-        """One chunk; with the last one the message really goes."""
+        """Send one chunk; the message is transmitted with its last chunk."""
         now_ns = self._post.now_ns()
         if parcel.begun_ns < 0:
             parcel.begun_ns = now_ns
@@ -101,7 +102,7 @@ class _WireSender:
 
 
 class _Line:
-    """A way to one node that the kernel shapes; its thread sends one message after the other."""
+    """A route to one node that the kernel shapes; its thread sends one message after the other."""
 
     def __init__(self, post: Post, sockets: Sockets, target: int) -> None:
         self._post, self._sockets, self._target = post, sockets, target
@@ -127,19 +128,19 @@ class _Line:
 
 
 class Post:
-    """The lines of one node to all others.
+    """The routes from one node to all others.
 
     Parameters
     ----------
     rank : int
     fleet : Fleet
     deliver : callable
-        Of a message and the time (ns from ``zero_ns``) at which it has arrived; called from any thread, perhaps before
-        that time.
+        Called with a message and its arrival time (ns from ``zero_ns``), from any thread and possibly before that
+        time.
     gone : callable
-        Of a node that no longer answers, once; called from any thread.
+        Called once with a node that no longer answers, from any thread.
     addresses : tuple of str
-        Of all nodes, where the kernel shapes the wires between them.
+        Addresses of all nodes, if the kernel shapes the wires between them.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Post:
         self._others = others
 
     def start(self, zero_ns: int) -> None:
-        """Listen; ``zero_ns`` is the moment of the monotonic clock from which this run counts."""
+        """Start to receive; ``zero_ns`` is the time of the monotonic clock at which the run begins."""
         self.zero_ns = zero_ns
         wires: dict[int, _WireSender] = {}
         for target, route in self._targets.items():
@@ -177,22 +178,22 @@ class Post:
             receiver.start()
 
     def now_ns(self) -> int:
-        """Since the run began."""
+        """Return the ns since the run began."""
         return time.monotonic_ns() - self.zero_ns
 
     def send(self, send: Send) -> None:
-        """Send behind what goes to the same node.
+        """Queue a message behind earlier ones to the same node.
 
         Raises
         ------
         InputError
-            There is no way to it.
+            There is no route to the node.
         """
         self.fleet.route(self._rank, send.target)
         self._lines[send.target].put(_Parcel(send.target, send, float(send.size_bytes)))
 
     def close(self) -> None:
-        """Drop what has not left, and wait until the others have done the same."""
+        """Drop messages that are not sent, and wait until the other nodes have closed, too."""
         if self._sockets is not None:
             self._sockets.close()
         for line in set(self._lines.values()):
@@ -203,7 +204,7 @@ class Post:
             thread.join()
 
     def transmit(self, parcel: _Parcel, left_ns: int) -> None:
-        """Really send a message whose last byte leaves now."""
+        """Transmit a message whose last byte leaves now."""
         send = parcel.send
         self._send_object(
             parcel.target, (send.tag, send.values, send.size_bytes, dict(send.about), parcel.begun_ns, left_ns)
@@ -218,7 +219,7 @@ class Post:
                 dist.send(torch.tensor([len(body)]), target)
                 dist.send(body, target)
             except RuntimeError:
-                pass  # whoever listens to it will tell
+                pass  # the thread that receives from this node reports the loss
 
     def _receive(self, source: int) -> None:
         try:
@@ -246,7 +247,7 @@ class Post:
             elif (came_ns := self._sockets.arrival_ns(source)) is not None:
                 arrived_ns = came_ns
             else:
-                continue  # it was cut off; what comes next says why
+                continue  # the message was cut off; the next receive raises the reason
             message = Message(source, tag, values, size_bytes, about, begun_ns)
             self._deliver(message, arrived_ns + latency_ns)
 

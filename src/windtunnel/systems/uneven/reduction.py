@@ -1,6 +1,7 @@
-"""Sums over all workers, by messages: around a ring, or over the server.
+"""All-reduce by messages: around a ring, or over the server.
 
-In: what one worker adds, what arrives. Out: what it sends next, at last the sum. Not here: when messages travel.
+In: the vector of one worker, messages that arrive. Out: messages to send, and finally the sum. Not here: the time
+that messages take.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ __all__ = ["Ring", "Star", "StarCenter"]
 
 
 class Ring:
-    """One worker's part of a ring all-reduce in which chunk ``c`` ends up whole on rank ``c`` before it is handed on.
+    """The state of one worker in a ring all-reduce: reduce-scatter, then all-gather.
 
-    Rank r sends chunk r - 1 - j at step j of the first round (all modulo k), so the sum of a chunk has one order, on
-    whatever driver. Source: Patarasu and Yuan, JPDC 2009.
+    Rank r sends chunk r - 1 - j at step j of the reduce-scatter (all modulo k), so chunk ``c`` is complete on rank
+    ``c``. The terms of a chunk are therefore added in one order under every driver, and sums are equal bit for bit.
+    Source: Patarasu and Yuan, JPDC 2009.
     """
 
     def __init__(self, node: Node, tag: str) -> None:
@@ -30,12 +32,12 @@ class Ring:
 
     @property
     def total(self) -> torch.Tensor | None:
-        """The sum, once it is there."""
+        """The sum, or None until it is complete."""
         is_done = self._values is not None and self._num_received == 2 * (self._num - 1)
         return self._values if is_done else None
 
     def add(self, values: torch.Tensor) -> list[Send]:
-        """This worker's part is ready."""
+        """Start with this worker's vector."""
         self._values = values.clone()
         self._chunks = list(_chunk_views(self._values, self._num))
         if self._num == 1:
@@ -44,13 +46,14 @@ class Ring:
         return [self._send(self._rank - 1), *(item for message in early for item in self._add_chunk(message))]
 
     def on_message(self, message: Message) -> list[Send]:
-        """A chunk arrived; it waits where this worker's part is not ready."""
+        """Add a chunk, or keep it until this worker's own vector is ready."""
         if self._values is None:
             self._early.append(message)
             return []
         return self._add_chunk(message)
 
     def _add_chunk(self, message: Message) -> list[Send]:
+        # the first k - 1 chunks to arrive are partial sums (reduce-scatter), the rest are complete (all-gather)
         index = int(message.about["chunk"])
         if self._num_received < self._num - 1:
             self._chunks[index] += message.values
@@ -68,27 +71,27 @@ class Ring:
 
 
 class Star:
-    """One worker's part of a sum over the server: its vector up, the sum down."""
+    """The state of one worker in a sum over the server: it sends its vector and receives the sum."""
 
     def __init__(self, node: Node, tag: str) -> None:
         self._server, self._tag = node.server, tag
         self.total: torch.Tensor | None = None
 
     def add(self, values: torch.Tensor) -> list[Send]:
-        """This worker's part is ready."""
+        """Start with this worker's vector."""
         return [Send(self._server, self._tag, values.clone(), dense_bytes(values))]
 
     def on_message(self, message: Message) -> list[Send]:
-        """The sum arrived."""
+        """Store the sum."""
         self.total = message.values.clone()
         return []
 
 
 class StarCenter:
-    """The server's part: vectors are added in the order of ranks once all are there.
+    """The state of the server in a sum: it adds the vectors in the order of ranks once all have arrived.
 
-    Where a worker is lost before it sent its own, the sum is that of the others, scaled to the number of all, so that
-    who divides by that number has a mean.
+    If a worker is lost before it sent its vector, the sum of the rest is scaled to the number of all workers, so that
+    dividing it by that number still gives a mean.
     """
 
     def __init__(self, node: Node, tag: str) -> None:
@@ -96,12 +99,12 @@ class StarCenter:
         self._parts: dict[int, torch.Tensor] = {}
 
     def on_message(self, message: Message) -> list[Send]:
-        """A worker's vector arrived."""
+        """Store the vector of a worker; send the sum once every vector has arrived."""
         self._parts[message.source] = message.values
         return self.whole()
 
     def whole(self) -> list[Send]:
-        """The sum to all workers, once nobody's part is missing."""
+        """Send the sum to all workers once every part has arrived."""
         alive = self._node.alive
         if not all(rank in self._parts for rank in alive):
             return []
@@ -115,7 +118,7 @@ class StarCenter:
 
 
 def _chunk_views(values: torch.Tensor, num: int) -> Iterator[torch.Tensor]:
-    """Views of ``num`` parts, whose sizes differ by one entry at most."""
+    """Yield views of ``num`` parts whose sizes differ by at most one entry."""
     total = values.numel()
     for index in range(num):
         yield values[index * total // num : (index + 1) * total // num]

@@ -1,7 +1,7 @@
-"""How fast a loss falls: a curve through noisy losses, and the speed at one loss level.
+"""How fast a loss falls: a curve through noisy losses, and its speed at a loss level.
 
-In: (time, loss) samples. Out: the curve 1 / (b t + c) + floor, rewards that can be compared. Source: ADSP (AAAI 2020),
-section "online search", after Peng et al., Optimus, EuroSys 2018.
+In: (time, loss) samples. Out: the curve 1 / (b t + c) + floor, and rewards that are comparable across windows. Source:
+ADSP (AAAI 2020), section "online search", after Peng et al., Optimus, EuroSys 2018.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ class LossCurve:
     floor: float
 
     def loss_at(self, time_s: float) -> float:
-        """The loss then."""
+        """Return the loss at a time."""
         return 1 / (self.slope * time_s + self.offset) + self.floor
 
     def reward(self, level: float) -> float:
-        """The inverse of the time to a loss, as published: it hangs on when the curve began."""
+        """Return the inverse of the time to a loss, as published; it depends on when the curve began."""
         if level <= self.floor or self.slope <= 0:
             return 0.0
         time_s = (1 / (level - self.floor) - self.offset) / self.slope
         return 1 / time_s if time_s > 0 else float("inf")
 
     def speed(self, level: float) -> float:
-        """How fast the loss falls when it is at that level; the same wherever the curve began."""
+        """Return how fast the loss falls at a level; it does not depend on when the curve began."""
         return self.slope * (level - self.floor) ** 2 if level > self.floor and self.slope > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Window:
-    """What was seen in one period.
+    """The samples of one period.
 
     Attributes
     ----------
@@ -59,30 +59,30 @@ class Window:
 
 
 def fit_curves(windows: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> list[LossCurve]:
-    """A curve through each window of (times, losses), all with one floor.
+    """Fit a curve to each window of (times, losses), all with one floor.
 
-    For a given floor it is a weighted line through 1 / (loss - floor), with weights that put the residuals into units
-    of loss; the floor is searched over 0 .. 0.99 of the least loss. A window that does not fall, or has fewer than
-    three points, gets a slope of 0.
+    For a given floor the curve is a weighted line through 1 / (loss - floor), whose weights put the residuals into
+    units of loss. The floor is searched over 0 to 0.99 of the smallest loss. A window that does not fall, or has fewer
+    than three points, gets a slope of 0.
     """
     least = min((float(losses.min()) for _, losses in windows if len(losses)), default=0.0)
     most = _HIGHEST_FLOOR * least
     if most <= 0:
         return [_line(times, losses, 0.0)[0] for times, losses in windows]
 
-    def missed(floor: float) -> float:
+    def squared_error(floor: float) -> float:
         return sum(_line(times, losses, floor)[1] for times, losses in windows)
 
     low, high, floor = 0.0, most, 0.0
     for _ in range(_NUM_ZOOMS):
         grid = np.linspace(low, high, _NUM_FLOORS)
-        best = int(np.argmin([missed(float(item)) for item in grid]))
+        best = int(np.argmin([squared_error(float(item)) for item in grid]))
         floor, low, high = float(grid[best]), float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     return [_line(times, losses, floor)[0] for times, losses in windows]
 
 
 def reward_pair(first: Window, second: Window) -> tuple[float, float]:
-    """Rewards of two windows in a row: speeds at the loss with which the first one ended, of curves with one floor."""
+    """Return the rewards of two consecutive windows: the speeds of their curves at the final loss of the first."""
     data = [_arrays(item) for item in (first, second)]
     curves = fit_curves(data)
     times = data[0][0]
@@ -93,7 +93,7 @@ def reward_pair(first: Window, second: Window) -> tuple[float, float]:
 
 
 def _arrays(window: Window) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Times from the window's beginning, and losses."""
+    """Return the times since the beginning of the window, and the losses."""
     if not window.samples:
         return np.empty(0), np.empty(0)
     rows = np.array(window.samples)
@@ -101,7 +101,7 @@ def _arrays(window: Window) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _line(times: NDArray[np.float64], losses: NDArray[np.float64], floor: float) -> tuple[LossCurve, float]:
-    """The best curve with that floor, and the sum of its squared errors."""
+    """Return the best curve with a given floor, and the sum of its squared errors."""
     if len(times) < _MIN_POINTS:
         return LossCurve(0.0, 1.0, floor), 0.0
     over = np.maximum(losses - floor, 1e-12)

@@ -1,8 +1,8 @@
-"""Training by real processes of this host, throttled to a fleet's speeds and links.
+"""Training by real processes on this host, throttled to the speeds and links of a fleet.
 
-In: a job by name, a fleet, a strategy by name. Out: a ``Run``, as from virtual time. Links are buckets of tokens in
-user space, or are shaped by the kernel. What nodes looked like every now and then is judged after the run, so that
-judging takes no time from it. Not here: the processes (``node``).
+In: a job by name, a fleet, a strategy by name. Out: a ``Run``, as from virtual time. Links are token buckets in user
+space, or are shaped by the kernel. Snapshots of the weights are evaluated after the run, so that evaluation takes no
+time from training. Not here: the processes (``node``).
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ def train_really(
     is_in_kernel: bool = False,
     heard: Callable[[str], None] | None = None,
 ) -> Run:
-    """Train for ``goal.duration_ns`` with one process per node; the goal's loss does not end it.
+    """Train for ``goal.duration_ns`` with one process per node; reaching the goal's loss does not end the run.
 
     Parameters
     ----------
     job : str
         As ``train_job`` reads it.
     numbers : mapping
-        Parameters of the strategy.
+        Parameters of the strategy, by name.
     is_in_kernel : bool
-        Each node has a network namespace of its own, and the kernel shapes its wires, headers of packets counted.
+        Give each node its own network namespace, whose wires the kernel shapes, including packet headers.
 
     Raises
     ------
     InputError
         The fleet lacks a server or a route, or the kernel cannot shape its wires here.
     FlightError
-        This host is too small for the fleet's steps, a process died, nodes begin with other weights, or a gradient is
-        no number.
+        This host is too small for the steps of the fleet, a process died, nodes begin with different weights, or a
+        gradient is not finite.
     """
     policy = registry.get("strategy", strategy).function(**numbers)
     check_policy(strategy, policy, fleet)
@@ -96,13 +96,13 @@ def train_really(
 
 
 def links_of(*, is_in_kernel: bool) -> str:
-    """What shapes the links of a real run, in words."""
+    """Return a description of what shapes the links of a real run."""
     return SHAPED if is_in_kernel else USER_SPACE
 
 
 @contextlib.contextmanager
 def _shape_wires(fleet: Fleet, *, is_in_kernel: bool) -> Iterator[ShapedWires]:
-    """Wires that the kernel shapes; or none, and messages wait in user space."""
+    """Set up wires that the kernel shapes, or none if messages wait in user space."""
     if not is_in_kernel:
         yield ShapedWires((), (), {}, {})
         return
@@ -113,7 +113,7 @@ def _shape_wires(fleet: Fleet, *, is_in_kernel: bool) -> Iterator[ShapedWires]:
 
 @contextlib.contextmanager
 def _changing(fleet: Fleet, wires: ShapedWires, zero_ns: int) -> Iterator[None]:
-    """Change the rates of shaped wires when their traces do, beside the run."""
+    """Change the rates of shaped wires by their traces in a background thread."""
     changes = sorted(
         (at_ns, number, rate)
         for number in wires.ends
@@ -139,12 +139,12 @@ def _changing(fleet: Fleet, wires: ShapedWires, zero_ns: int) -> Iterator[None]:
 
 
 def check_room(job: TrainJob, fleet: Fleet) -> None:
-    """Refuse a fleet whose steps this host cannot do in their time.
+    """Reject a fleet whose steps this host cannot compute in time.
 
     Raises
     ------
     FlightError
-        Says how long a step takes here, and from which ``step_time`` on it would do.
+        The host is too small; the message states the time of a step here and the smallest ``step_time`` that works.
     """
     flat = FlatModel(job, 0)
     selected = torch.arange(min(job.batch_size, len(job.inputs)))

@@ -1,4 +1,4 @@
-"""Which strategy reaches a loss first on a fleet.
+"""Comparison of strategies by the time to a loss on a fleet.
 
 In: a job by name, a fleet, strategies by name. Out: each one's run in virtual time, best first, and real runs of the
 best. Not here: how a run is done (``model``, ``run``).
@@ -28,7 +28,7 @@ _SLACK = 1.25
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy by name with its numbers."""
+    """A strategy by name with its parameters."""
 
     name: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One strategy.
+    """The predicted and the real runs of one strategy.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All strategies on one fleet, those that reach the target first in front.
+    """The outcomes of all strategies on one fleet, by the time to the target.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Comparison:
 
     @property
     def of_baseline(self) -> Outcome:
-        """The outcome that others are compared with."""
+        """The outcome of the baseline."""
         return next(outcome for outcome in self.outcomes if outcome.candidate == self.baseline)
 
 
@@ -111,7 +111,7 @@ def compare(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Train under each strategy in virtual time; really run the best, and the first that was named.
+    """Train under each strategy in virtual time; run the best and the first one for real.
 
     Parameters
     ----------
@@ -119,11 +119,11 @@ def compare(
         As ``train_job`` reads it.
     candidates : sequence of Candidate
     goal : Goal
-        Without a loss, the target is what the first strategy comes to in the end.
+        Without a loss, the target is the final loss of the first strategy.
     num_flown : int
-        So many of the best are really run, the first that was named besides; 0 for none.
+        Number of the best strategies that are run for real, in addition to the first one named; 0 for none.
     num_rounds : int
-        How often each of them is run, in turns.
+        Number of real runs of each strategy, interleaved.
     is_in_kernel : bool
         The kernel shapes the links of real runs, see ``train_really``.
     progress : callable, optional
@@ -174,7 +174,7 @@ def _rank(outcome: Outcome) -> tuple[float, float]:
 
 
 def _verify_outcome(job: str, fleet: Fleet, outcome: Outcome, goal: Goal, seed: int, *, is_in_kernel: bool) -> Outcome:
-    """The same with one real run more, a quarter longer than it is said to take."""
+    """Add one real run to an outcome, with a quarter more time than predicted."""
     wanted_ns = goal.duration_ns if outcome.predicted_ns is None else round(_SLACK * outcome.predicted_ns)
     duration_ns = max(1, -(-wanted_ns // goal.every_ns)) * goal.every_ns
     candidate = outcome.candidate

@@ -1,8 +1,8 @@
-"""Plain sockets between real nodes, whose bytes the kernel's shaped wires carry.
+"""TCP sockets between the nodes of a real run, over wires that the kernel shapes.
 
-In: the addresses of all nodes, who sends to whom. Out: as many bytes as each message is said to have, really sent, and
-when the last of them came. What a message says goes beside it, over gloo, so that neither its form in memory nor its
-packing changes how long it takes. Not here: what is said (``post``), the wires (``measure.wires``).
+In: the addresses of all nodes, the pairs that communicate. Out: the nominal number of bytes of each message is sent,
+and the arrival time of the last byte is recorded. The content of a message travels separately over gloo, so that
+serialization does not change its transfer time. Not here: the content (``post``), the wires (``measure.wires``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Sockets:
     ----------
     rank : int
     addresses : sequence of str
-        Of all nodes.
+        Addresses of all nodes.
     sources, targets : iterable of int
-        Who sends to this node, and whom it sends to.
+        Nodes that send to this node, and nodes that it sends to.
     now_ns : callable
     """
 
@@ -50,7 +50,7 @@ class Sockets:
         self._server.settimeout(_PATIENCE_S)
 
     def start(self) -> None:
-        """Join all others, which listen by now."""
+        """Connect to all targets and accept all sources."""
         for target in self._targets:
             line = socket.create_connection((self._addresses[target], WIRE_PORT))
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -65,7 +65,7 @@ class Sockets:
         self._server.close()
 
     def send(self, target: int, size_bytes: int) -> bool:
-        """Send so many bytes; False if the other or this node has closed its end."""
+        """Send ``size_bytes`` bytes; return False if either end is closed."""
         line = self._out[target]
         try:
             line.sendall(_NUMBER.pack(size_bytes))
@@ -76,11 +76,11 @@ class Sockets:
         return True
 
     def arrival_ns(self, source: int) -> int | None:
-        """When the last byte of the next message from a node came; None if it never will."""
+        """Wait for the last byte of the next message from a node and return its arrival; None if the link is closed."""
         return self._arrivals[source].get()
 
     def close(self) -> None:
-        """Send and hear no more."""
+        """Close all sockets and end the receiving threads."""
         for line in (*self._out.values(), *self._in):
             with contextlib.suppress(OSError):  # the other end was quicker
                 line.shutdown(socket.SHUT_RDWR)

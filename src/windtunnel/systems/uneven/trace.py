@@ -1,6 +1,6 @@
-"""What changes while a job runs: a speed or a rate that is constant for a while, then another.
+"""A speed or a rate that changes while a job runs, as a piecewise constant function of time.
 
-In: moments and values, or a CSV file ``t_s,value``. Out: the value at a moment, and when some work will be done.
+In: times and values, or a CSV file ``t_s,value``. Out: the value at a time, and when some work will be finished.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Trace:
-    """Piecewise constant, above 0.
+    """A piecewise constant function of time whose values are above 0.
 
     Parameters
     ----------
@@ -52,15 +52,15 @@ class Trace:
 
     @classmethod
     def constant(cls, value: float) -> Trace:
-        """The same value for ever."""
+        """Return a trace with one value at all times."""
         return cls((0,), (float(value),))
 
     def value_at(self, now_ns: int) -> float:
-        """The value then."""
+        """Return the value at a time."""
         return self.values[bisect.bisect_right(self.times_ns, now_ns) - 1]
 
     def finish_ns(self, now_ns: int, work_ns: float) -> int:
-        """When work that would take ``work_ns`` at value 1 is done."""
+        """Return when work that takes ``work_ns`` at value 1 is finished, if it starts at ``now_ns``."""
         index = bisect.bisect_right(self.times_ns, now_ns) - 1
         position = float(now_ns)
         while index + 1 < len(self.times_ns):
@@ -74,12 +74,12 @@ class Trace:
 
 
 def read_trace(path: Path, column: str) -> Trace:
-    """A trace from a CSV file with the columns ``t_s`` and ``column``.
+    """Read a trace from a CSV file with the columns ``t_s`` and ``column``.
 
     Raises
     ------
     InputError
-        A column is missing, or a cell is no number; names the line.
+        A column is missing, or a cell is not a number; the message names the line.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:

@@ -1,10 +1,10 @@
-"""A strategy's number, tried out on forks of one training.
+"""Tuning of a strategy's parameter on forks of one training.
 
-In: a job, a fleet, a strategy, values of the number that it lets change. Out: the value to go on with, period after
-period, and the run that took them. Every period the training is copied: each copy goes on from the same weights, with
-the same samples, under another value, so that what differs comes from the value alone. The copies are judged on the
-same samples of those that are trained on; the best goes on. Published searches train with one value after another
-instead (``rewards``), whose losses differ by when they were tried, too.
+In: a job, a fleet, a strategy, values of its tunable parameter. Out: the best value of each period, and the run that
+used these values. In every period the training is forked: each fork continues from the same weights, with the same
+samples, under another value, so that differences come from the value alone. The forks are compared on the same training
+samples, and the best one continues. Published searches try one value after another instead (``rewards``), so that their
+losses also differ by the time of the trial.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _JUDGED = 500
 
 @dataclass(frozen=True)
 class Period:
-    """What was tried from one time on.
+    """The values that were tried in one period.
 
     Attributes
     ----------
     begin_ns, end_ns : int
     losses : tuple of (value, loss)
-        On samples that are trained on, at ``end_ns``, in the order in which they were tried.
+        Training losses at ``end_ns``, in the order of the trials.
     selected : float
     """
 
@@ -46,17 +46,17 @@ class Period:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A training whose number was tuned.
+    """A training whose parameter was tuned.
 
     Attributes
     ----------
     candidate : Candidate
-        The strategy with the value that most periods chose, the later of two.
+        The strategy with the value that most periods selected; of two, the later one.
     number : str
-        What was tuned.
+        Name of the tuned parameter.
     periods : tuple of Period
     run : Run
-        Of the chosen forks, one after another.
+        The run along the selected forks.
     """
 
     candidate: Candidate
@@ -76,37 +76,36 @@ def tune(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Tuned:
-    """Train in virtual time; after each period go on with the best of the present value and its neighbors.
+    """Train in virtual time; after each period continue with the best of the current value and its neighbors.
 
     Parameters
     ----------
     candidate : Candidate
-        A value of the tuned number in it is where to begin; else the first of ``values``.
+        Its value of the tuned parameter is the initial one; default: the first of ``values``.
     values : sequence of float
         Distinct; they are tried in order of size.
     period_ns : int
-        ADSP's own period fits into it a whole number of times, or a value is judged before it counts.
+        For ADSP a multiple of its own period, as a value takes effect with the next period.
     progress : callable, optional
 
     Raises
     ------
     InputError
-        The strategy lets no number change, or there are too few values, or no time.
+        The strategy has no tunable parameter, or there are too few values, or the run is shorter than a period.
     """
     plugin = registry.get("strategy", candidate.name)
     number = plugin.function(**candidate.numbers).tuned
     if not number:
         able = [name for name, item in registry.all("strategy").items() if item.function().tuned]
         raise InputError(
-            f"{candidate.name} has no number that may change while it trains",
+            f"{candidate.name} has no parameter that may change during training",
             where=str(candidate),
             fix=f"these have: {', '.join(able)}",
         )
     grid = sorted(set(values) | ({candidate.numbers[number]} if number in candidate.numbers else set()))
     if len(grid) < 2 or not 0 < period_ns <= goal.duration_ns:
         raise InputError(
-            f"there is nothing to choose: {len(grid)} values, periods of {period_ns / 1e9:g} s in "
-            f"{goal.duration_ns / 1e9:g} s",
+            f"nothing to tune: {len(grid)} values, periods of {period_ns / 1e9:g} s in {goal.duration_ns / 1e9:g} s",
             where=number,
             fix="give two values or more, and a period within the run",
         )
@@ -129,7 +128,7 @@ def tune(
 def _best(
     training: VirtualTraining, grid: Sequence[float], current: int, until_ns: int
 ) -> tuple[VirtualTraining, int, tuple[tuple[float, float], ...]]:
-    """The best fork by the end of the period: uphill from the present value for as long as it gets better."""
+    """Return the best fork at the end of the period, by hill climbing from the current value."""
     tried: dict[int, tuple[float, VirtualTraining]] = {}
 
     def loss_of(index: int) -> float:

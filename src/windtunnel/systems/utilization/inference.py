@@ -1,4 +1,4 @@
-"""Fly nets through inference, beside their own kernels.
+"""Measure the inference of networks interleaved with their isolated kernels.
 
 In: modules with inputs. Out: ``FlownNet``: measured latency, flops, and the kernels that a table prices; the table
 grows by what was not in it. Nets and kernels run in turn, round after round, so that a disturbed minute hits both.
@@ -37,7 +37,7 @@ _FIT_EVERY = 8  # every eighth model of a survey fixes the framework's constant
 
 @dataclass(frozen=True)
 class FlownNet:
-    """One net that really ran.
+    """One measured network.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class FlownNet:
     kernels: tuple[Kernel, ...] = field(repr=False)
 
     def utilization(self, peak: Peak, latency_ns: float | None = None) -> float:
-        """Products per second over the peak, at the measured latency or at another."""
+        """Return the products per second over the peak, at the measured or a given latency."""
         return 1e9 * self.flops / (self.measured_ns if latency_ns is None else latency_ns) / peak.flops_per_s
 
 
@@ -75,7 +75,7 @@ def fly_nets(
     clock: Clock = time.perf_counter_ns,
     progress: Progress | None = None,
 ) -> list[FlownNet]:
-    """Measure every net and every kernel that the table lacks, in turn.
+    """Measure every network, interleaved with the kernels that the table lacks.
 
     Parameters
     ----------

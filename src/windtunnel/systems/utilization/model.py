@@ -1,4 +1,4 @@
-"""How much of its peak a host reaches, and where the rest goes.
+"""The utilization of a host's peak, and a waterfall of the losses.
 
 In: a measured graph whose tasks say their flops and bytes, and the ceilings of the host. Out: ``Utilization``: per
 layer and for the whole, and a waterfall of nanoseconds whose parts add up to the whole by construction. Not here:
@@ -48,7 +48,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One part of the waterfall: its share of the whole time."""
+    """One part of the waterfall: its fraction of the total time."""
 
     name: str
     duration_ns: float
@@ -56,7 +56,7 @@ class Loss:
 
     @property
     def meaning(self) -> str:
-        """In words."""
+        """Description of the part."""
         return LOSSES[self.name]
 
 
@@ -90,7 +90,7 @@ class LayerUse:
 
 @dataclass(frozen=True)
 class Utilization:
-    """What a measured job reaches of the peak.
+    """The utilization of a measured job.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Utilization:
 
 
 def utilization(graph: Graph, ceilings: Ceilings) -> Utilization:
-    """Divide a measured job into what it used and what it lost.
+    """Divide the time of a measured job into useful work and losses.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ class _Tasks:
 
     @cached_property
     def _types(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Distinct types of products and the row of each task's."""
+        """Return the distinct types of products and the row of each task's type."""
         if "input_dtypes" not in self.graph.tasks:
             return [self.ceilings.dtype], np.zeros(self.graph.num_tasks, dtype=np.int64)
         strings = self.graph.tasks.strings("input_dtypes").compact()
@@ -210,13 +210,13 @@ class _Tasks:
 
 
 def _dtype_of(text: str) -> str:
-    """Type of the first tensor in a captured list of types."""
+    """Return the type of the first tensor in a captured list of types."""
     inside = text.partition("Tensor(")[2].partition(")")[0]
     return _DTYPES.get(inside, "")
 
 
 def _parts(tasks: _Tasks) -> dict[str, float]:
-    """Nanoseconds of the waterfall within operators; they add up to the operators' durations."""
+    """Return the ns of the waterfall within operators; they add up to the durations of the operators."""
     duration, ideal = tasks.duration_T[tasks.is_product], tasks.ideal_T[tasks.is_product]
     left = np.maximum(duration - ideal, 0.0)
     waiting = np.clip(tasks.moving_T[tasks.is_product] - ideal, 0.0, left)
@@ -235,7 +235,7 @@ def _parts(tasks: _Tasks) -> dict[str, float]:
 
 
 def _union(start: NDArray[np.int64], finish: NDArray[np.int64]) -> float:
-    """Time in which at least one of the intervals runs."""
+    """Return the time in which at least one of the intervals runs."""
     order = np.argsort(start, kind="stable")
     begins, ends = start[order], np.maximum.accumulate(finish[order])
     gaps = np.maximum(begins[1:] - ends[:-1], 0)

@@ -62,7 +62,7 @@ def utilization_page(uses: Sequence[ModelUse], path: str | Path, *, title: str =
 
 
 def by_batch_size(uses: Sequence[ModelUse]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of the table that says how much is used at each batch size; all columns are numbers."""
+    """Return head and rows of the table of utilization by batch size; all columns are numbers."""
     rows: list[tuple[str, ...]] = [
         (
             str(item.batch_size or ""),
@@ -89,7 +89,7 @@ def _overview(uses: Sequence[ModelUse]) -> Section:
 
 
 def utilization_section(model_use: ModelUse) -> Section:
-    """Waterfall and layers at one batch size."""
+    """Return the section with waterfall and layers at one batch size."""
     use = model_use.use
     losses = [loss for loss in use.waterfall if loss.name != "achieved"]
     achieved = use.waterfall[0]

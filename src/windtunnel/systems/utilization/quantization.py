@@ -1,4 +1,4 @@
-"""Work that is done because shapes do not fill the machine.
+"""Padding work, because shapes do not fill the machine.
 
 In: shapes of products, vector width, number of threads. Out: work really done over work asked for, >= 1. A kernel
 computes whole vectors of channels, and the last thread's share decides when all are done. On a GPU the same holds for
@@ -27,7 +27,7 @@ _ROWS_PER_TILE = 16
 
 
 def padding_ratio(size: int, multiple: int) -> float:
-    """A size rounded up to whole multiples, over itself.
+    """Return a size rounded up to a multiple, over the size.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def padding_ratio(size: int, multiple: int) -> float:
 
 
 def wave_ratio(num_tiles: int, num_workers: int) -> float:
-    """Rounds that the busiest of the workers makes, over the mean: tiles on multiprocessors, or shares on threads.
+    """Return the rounds of the busiest worker over the mean: tiles on multiprocessors, or shares on threads.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def wave_ratio(num_tiles: int, num_workers: int) -> float:
 
 
 def quantization_ratios(graph: Graph, products: NDArray[np.bool_], ceilings: Ceilings) -> NDArray[np.float64]:
-    """Of every product of a captured graph, float [number of products]; 1 where its shapes are not known."""
+    """Return the padding of every product of a captured graph, float [P]; 1 if its shapes are unknown."""
     if "input_shapes" not in graph.tasks:
         return np.ones(int(products.sum()))
     lanes = lanes_of(ceilings.peaks[ceilings.dtype])
@@ -64,7 +64,7 @@ def quantization_ratios(graph: Graph, products: NDArray[np.bool_], ceilings: Cei
 
 
 def product_ratio(operator: str, shapes: Sequence[Any], lanes: int, num_threads: int) -> float:
-    """Of one convolution or matrix product; 1 for any other."""
+    """Return the padding of one convolution or matrix product; 1 for other operators."""
     name = operator.rpartition("::")[2].partition(".")[0]
     try:
         if "conv" in name and not name.endswith("backward"):

@@ -1,6 +1,6 @@
-"""Try advice on shapes.
+"""Measurement of advice on shapes.
 
-In: ``Advice``. Out: ``FlownAdvice``: the predicted gain beside the one that was really measured, layer before against
+In: ``Advice``. Out: ``FlownAdvice``: the predicted and the measured gain, layer before against
 layer after in turn, or the whole model at both batch sizes. Not here: what to advise (``search``).
 """
 
@@ -29,7 +29,7 @@ Clock = Callable[[], int]
 
 @dataclass(frozen=True)
 class FlownAdvice:
-    """Advice that was tried.
+    """Measured advice.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def fly_advice(
     rounds: int = 30,
     clock: Clock = time.perf_counter_ns,
 ) -> FlownAdvice:
-    """Measure a layer, or the model, as it is and as it is advised to be.
+    """Measure a layer, or the model, before and after the advised change.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ class _Product:
     host_ns: float
 
     def kernel(self, images: Sequence[int], weight: Sequence[int]) -> Kernel:
-        """The same layer with other channels."""
+        """Return the same layer with other channels."""
         tensors = _float(images), _float(weight)
         if not self.settings:
             return Kernel("aten::mm.default", tensors)
@@ -149,7 +149,7 @@ def _products(graph: Graph) -> Iterator[_Product]:
 
 
 def _host_ns(graph: Graph) -> dict[str, float]:
-    """Time of the host's own tasks, by layer."""
+    """Return the time of host tasks by layer."""
     spent: dict[str, float] = defaultdict(float)
     layers = graph.tasks.strings("layer")
     for row in np.flatnonzero(graph.select(kind=Kind.HOST)).tolist():
@@ -168,7 +168,7 @@ def _settings(operator: str, values: list[Any], num_dims: int) -> tuple[Any, ...
 
 
 def _padding(products: Sequence[_Product], lanes: int, whole_ns: float) -> Iterator[Advice]:
-    """Output channels up to whole vectors: the kernel computes them anyway."""
+    """Advise output channels in whole vectors, which the kernel computes anyway."""
     by_shape: dict[tuple[Any, ...], list[_Product]] = defaultdict(list)
     for product in products:
         by_shape[product.images, product.weight, product.settings].append(product)
@@ -187,7 +187,7 @@ def _padding(products: Sequence[_Product], lanes: int, whole_ns: float) -> Itera
 
 
 def _merging(graph: Graph, products: Sequence[_Product], whole_ns: float) -> Iterator[Advice]:
-    """Products of one tensor as one product with all their channels."""
+    """Advise merging products of one tensor into one product with all their channels."""
     src, dst = graph.edges["src"], graph.edges["dst"]
     is_data = graph.edges["kind"] == EdgeKind.DATA
     sources: dict[int, set[int]] = defaultdict(set)

@@ -78,7 +78,7 @@ class ModelUse:
 
     @property
     def peak(self) -> Peak:
-        """The peak of the usual type."""
+        """The peak of the default type."""
         return self.ceilings.peaks[self.ceilings.dtype]
 
     @property
@@ -88,7 +88,7 @@ class ModelUse:
 
 
 def use_of_graph(graph: Graph, *, name: str = "", database: ProfileDatabase | None = None) -> ModelUse:
-    """Utilization of a graph that was captured on this machine.
+    """Return the utilization of a graph that was captured on this machine.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def use_of_graph(graph: Graph, *, name: str = "", database: ProfileDatabase | No
 
 
 def _other_types(graph: Graph) -> list[str]:
-    """Types beside float32 whose products need a peak of their own."""
+    """Return the types other than float32 whose products need their own peak."""
     if "input_dtypes" not in graph.tasks:
         return []
     strings = " ".join(graph.tasks.strings("input_dtypes").compact().values)
@@ -180,7 +180,7 @@ def _predict_latency_ns(model: Any, images: Any, num_threads: int, database: Pro
 
 
 def framework_overhead(num_threads: int, *, database: ProfileDatabase | None = None) -> Overhead:
-    """What the framework adds per call on this host: fitted on 13 small nets, kept in the database.
+    """Return the framework's overhead per call on this host, fitted to 13 small nets and cached.
 
     Raises
     ------

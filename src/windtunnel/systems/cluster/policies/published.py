@@ -27,7 +27,7 @@ def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split("/"))
     except ValueError as cause:
-        raise InputError(f"{text!r} are no numbers", fix="write them as 3250/7200") from cause
+        raise InputError(f"{text!r} is not a list of numbers", fix="write them as 3250/7200") from cause
 
 
 @registry.policy("dally", source=_DALLY)
@@ -35,7 +35,7 @@ def dally(
     *, order: str = "nw_sens", history_leases: float = 48.0, fit: str = "best", timer_events: bool = True,
     aging: float = 0.0, reserve_after_h: float = 0.0,
 ) -> Policy:  # fmt: skip
-    """Jobs decline spread offers for as long as others had to wait for tight ones; the most hurt is served first."""
+    """Decline spread offers for as long as past jobs waited for tight ones; serve the most slowed job first."""
     return Policy(order=order, timers="auto", history_leases=history_leases, fit=fit, timer_events=timer_events,
                   aging=aging, reserve_after_s=_or_never(reserve_after_h))  # fmt: skip
 
@@ -45,14 +45,14 @@ def dally_manual(
     *, rack_timer_h: float = 6.0, network_timer_h: float = 12.0, order: str = "nw_sens",
     fit: str = "best", timer_events: bool = True, aging: float = 0.0, reserve_after_h: float = 0.0,
 ) -> Policy:  # fmt: skip
-    """Dally with timers that somebody set."""
+    """Dally with fixed timers."""
     return Policy(order=order, rack_timer_s=3600 * rack_timer_h, network_timer_s=3600 * network_timer_h, fit=fit,
                   timer_events=timer_events, aging=aging, reserve_after_s=_or_never(reserve_after_h))  # fmt: skip
 
 
 @registry.policy("dally-nowait", source=_DALLY)
 def dally_nowait(*, order: str = "nw_sens", fit: str = "best") -> Policy:
-    """Dally whose jobs take any offer at once."""
+    """Dally whose jobs accept any offer at once."""
     return Policy(order=order, fit=fit)
 
 
@@ -67,32 +67,32 @@ def windtunnel(
     *, order: str = "ends", weight: float = 0.5, tail: float = 0.8, patience: float = 0.5, aging: float = 0.0,
     reserve_after_h: float = 0.0, fit: str = "best",
 ) -> Policy:  # fmt: skip
-    """Who was served little or has little left comes first; a spread offer is taken if it beats waiting."""
+    """Serve jobs with little service or little remaining work first; accept a spread offer if it beats waiting."""
     return Policy(order=order, timers="marginal", weight=weight, tail=tail, patience=patience, aging=aging, fit=fit,
                   reserve_after_s=_or_never(reserve_after_h))  # fmt: skip
 
 
 @registry.policy("fifo", source="First in, first out")
 def fifo(*, fit: str = "best") -> Policy:
-    """In order of arrival, without preemption; who fits into what is free may overtake."""
+    """Serve in order of arrival, without preemption; jobs that fit into free GPUs may overtake."""
     return Policy(order="fifo", has_lease=False, fit=fit)
 
 
 @registry.policy("srtf", source="Shortest remaining time first")
 def srtf(*, fit: str = "best") -> Policy:
-    """The least work left first, as an oracle knows it, with leases."""
+    """Serve the least remaining work first, as an oracle knows it, with leases."""
     return Policy(order="srtf", fit=fit)
 
 
 @registry.policy("backfill", source="Lifka, The ANL/IBM SP scheduling system, JSSPP 1995 (EASY)")
 def backfill(*, fit: str = "best") -> Policy:
-    """In order of arrival; the first that cannot start has a reservation, which later ones may not delay."""
+    """Serve in order of arrival; the first job that cannot start gets a reservation, which later jobs may not delay."""
     return Policy(order="fifo", has_lease=False, backfills=True, fit=fit)
 
 
 @registry.policy("tiresias", source="Gu et al., Tiresias, NSDI 2019, as Dally compares with it")
 def tiresias(*, skewed_models: str = _SKEWED) -> Policy:
-    """Fewest GPU-seconds served first; models with one dominant tensor wait for one machine, others take anything."""
+    """Serve the fewest GPU-seconds first; models with one dominant tensor wait for one machine."""
     return Policy(order="las2d", placement="spread", rack_timer_s=_INF, network_timer_s=_INF,
                   skewed_models=tuple(skewed_models.split("/")))  # fmt: skip
 
@@ -102,7 +102,7 @@ def tiresias_queues(
     *, thresholds: str = "3250/7200/18000", promote: float = 0.0,
     skewed_models: str = _SKEWED,
 ) -> Policy:  # fmt: skip
-    """Queues by GPU-seconds served, first in first out within one; placed as tiresias."""
+    """Serve queues by attained GPU-seconds, first in first out within a queue; placement as tiresias."""
     return Policy(order="queues", placement="spread", rack_timer_s=_INF, network_timer_s=_INF,
                   thresholds_gpu_s=_numbers(thresholds), promote=promote,
                   skewed_models=tuple(skewed_models.split("/")))  # fmt: skip
@@ -110,7 +110,7 @@ def tiresias_queues(
 
 @registry.policy("tiresias-gittins", source="Gu et al., Tiresias, NSDI 2019 (2D-Gittins)")
 def tiresias_gittins(*, sizes: str = "", skewed_models: str = _SKEWED) -> Policy:
-    """The highest Gittins index of GPU-seconds first, from a column of past sizes; else that of a heavy tail."""
+    """Serve the highest Gittins index of GPU-seconds first, from a file of past sizes, else of a heavy tail."""
     index = gittins_index(read_sizes(Path(sizes))) if sizes else heavy_tail_index()
     return Policy(order="gittins", placement="spread", rack_timer_s=_INF, network_timer_s=_INF,
                   gittins=index, skewed_models=tuple(skewed_models.split("/")))  # fmt: skip
@@ -118,17 +118,17 @@ def tiresias_gittins(*, sizes: str = "", skewed_models: str = _SKEWED) -> Policy
 
 @registry.policy("gandiva", source="Xiao et al., Gandiva, OSDI 2018")
 def gandiva(*, seed: int = 0) -> Policy:
-    """Start anywhere, beside jobs of the same size if possible; move into one machine when one is free, at no cost."""
+    """Start anywhere, with jobs of equal size if possible; move to one machine when one is free, at no cost."""
     return Policy(order="fifo", placement="affine", has_lease=False, is_free_to_move=True, migrates=True, seed=seed)
 
 
 @registry.policy("themis", source="Mahajan et al., Themis, NSDI 2020, without the payments of its auction")
 def themis(*, fit: str = "best") -> Policy:
-    """Who is furthest behind the time it would take on its share of the cluster is served first."""
+    """Serve the job first that is furthest behind its finish time on a fair share of the cluster."""
     return Policy(order="ftf", fit=fit)
 
 
 @registry.policy("gavel-las", source="Narayanan et al., Gavel, OSDI 2020, for one type of GPU")
 def gavel_las(*, round_s: float = 360.0, fit: str = "best") -> Policy:
-    """Rounds; who is furthest behind its max-min fair share of the time is served first."""
+    """Serve, in rounds, the job that is furthest behind its max-min fair share of the time."""
     return Policy(order="max_min", lease_s=round_s, fit=fit)

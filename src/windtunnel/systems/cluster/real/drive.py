@@ -1,4 +1,4 @@
-"""Jobs on a real cluster under the very policy that the simulator runs.
+"""Real jobs on a real cluster under the policy of the simulator.
 
 In: a cluster, jobs, the gradients of their models, a policy. Out: a ``ClusterRun`` as it really was, and the iterations
 that were measured on each shape before. Not here: the slots (``slots``), the policy's decisions (``online``).
@@ -32,7 +32,7 @@ _TIMED = 6
 
 @dataclass
 class _Job:
-    """How far a job is."""
+    """The progress of a job."""
 
     compute_ns: int
     gradient_bytes: int
@@ -40,7 +40,7 @@ class _Job:
 
 
 def shapes_of(num_gpus: int, cluster: Cluster) -> dict[Shape, dict[int, int]]:
-    """Every shape that so many GPUs can have on an empty cluster, with machines that give it.
+    """Return every shape of ``num_gpus`` GPUs on an empty cluster, with an example of its machines.
 
     Examples
     --------
@@ -69,12 +69,12 @@ def shapes_of(num_gpus: int, cluster: Cluster) -> dict[Shape, dict[int, int]]:
 def measure_speeds(
     slots: Slots, jobs: Jobs, cluster: Cluster, gradients: Mapping[str, int], *, progress: Progress | None = None
 ) -> TableSpeeds:
-    """S of each model on each shape that its jobs can have, really run alone on the links.
+    """Measure S of each model on each shape that its jobs can have, by isolated runs on the links.
 
     Raises
     ------
     InputError
-        A model's gradients are not said.
+        The gradient size of a model is missing.
     """
     requested = sorted({(str(model), int(gpus)) for model, gpus in zip(jobs.model, jobs.gpus, strict=True) if gpus > 1})
     cases = [
@@ -102,7 +102,7 @@ def drive(
     patience_s: float = 600.0,
     progress: Progress | None = None,
 ) -> ClusterRun:
-    """Start and stop real jobs as the policy says, until all are over.
+    """Start and stop real jobs by the decisions of the policy, until all have finished.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def drive(
     Raises
     ------
     InputError
-        The policy asks when jobs end, or a model's gradients are not said.
+        The policy needs to know when jobs end, or the gradient size of a model is missing.
     FlightError
         Jobs are not over in time, or a process died.
     """

@@ -24,7 +24,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Task:
-    """A rank's part of a job until it is done or stopped.
+    """The task of one rank of a job until it is finished or stopped.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a task.
+    """The result of a task.
 
     Attributes
     ----------
@@ -68,13 +68,13 @@ class Report:
 
 
 def main(process: Place) -> None:
-    """Do task after task until there are no more."""
+    """Execute tasks until the connection is closed."""
     torch.set_num_threads(1)
     process.tell("ready")
     try:
         while True:
             order = process.order()
-            if isinstance(order, Task):  # a stop that comes too late is for nobody
+            if isinstance(order, Task):  # a stop that arrives after the end of its task is ignored
                 process.tell(_run_task(process, order))
     except EOFError:
         return

@@ -40,13 +40,13 @@ class Slots:
         self._num_tasks = 0
 
     def can_start(self, job: int, gpus: Mapping[int, int]) -> bool:
-        """Whether the job has left its slots, and so many of each machine are free by now."""
+        """Whether the job has left its slots, and each machine has the requested number of free slots."""
         return job not in self._busy and all(len(self.free[machine]) >= count for machine, count in gpus.items())
 
     def start(
         self, job: int, gpus: Mapping[int, int], compute_ns: int, gradient_bytes: int, num_iterations: int
     ) -> None:
-        """Let slots of these machines work on a job; ranks go machine by machine, so that a ring leaves each once."""
+        """Start a job on slots of machines; ranks are grouped by machine, so that a ring leaves each machine once."""
         selected = [self.free[machine].pop(0) for machine in sorted(gpus) for _ in range(gpus[machine])]
         self._num_tasks += 1
         meet = str(self._folder / f"task{self._num_tasks}")
@@ -56,12 +56,12 @@ class Slots:
         self._busy[job], self._reports[job] = selected, []
 
     def stop(self, job: int) -> None:
-        """Ask a job to leave after this iteration; its report will say how far it came."""
+        """Ask a job to stop after the current iteration; its report has the progress."""
         if job in self._busy:
             self._workers.send(STOP, self._busy[job][0])
 
     def reports(self) -> Iterator[Report]:
-        """Of jobs all of whose ranks have left since the last look: that of the last one."""
+        """Yield, for each job that all ranks have left since the last call, the report of its last rank."""
         for job, slots in list(self._busy.items()):
             reported = self._reports[job]
             while len(reported) < len(slots) and self._workers.has_answer(slots[len(reported)]):

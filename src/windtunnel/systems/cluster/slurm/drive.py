@@ -69,7 +69,7 @@ class _Open:
 
 
 def sleeping(jobs: Jobs, row: int) -> str:
-    """The simplest command: nothing, for as long as the job's work takes."""
+    """The default command: sleep for as long as the job's work takes."""
     return f"sleep {jobs.work_ns[row] / 1e9:.3f}"
 
 
@@ -84,7 +84,7 @@ def drive(
     patience_s: float = 3600.0,
     progress: Progress | None = None,
 ) -> list[Driven]:
-    """Submit each job when it arrives, and wait until all are over.
+    """Submit each job when it arrives, and wait until all have finished.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def drive(
     Raises
     ------
     InputError
-        Slurm cannot be told what the policy decides, or a job is too large.
+        Slurm has no option for a decision of the policy, or a job is too large.
     FlightError
         Slurm refuses something, or jobs are not over in time.
     """
@@ -137,7 +137,7 @@ def drive(
 
 @dataclass
 class _Opened:
-    """The jobs that Slurm has of one run."""
+    """The jobs of one run in Slurm."""
 
     run: str
     environment: Mapping[str, str]
@@ -152,7 +152,7 @@ class _Opened:
         }
 
     def adopt_job(self, name: str, plan: Submission) -> None:
-        """Take up a job that an earlier driver submitted."""
+        """Adopt a job that an earlier driver submitted."""
         row = self.known[name]
         self.jobs[name] = _Open(int(row["JobId"]), plan, _time(row["SubmitTime"]))
 
@@ -162,7 +162,7 @@ class _Opened:
         self.jobs[name] = _Open(int(reported.partition(";")[0]), plan, time.time())
 
     def relax(self, now: float) -> None:
-        """Let jobs whose timer has run out take several machines."""
+        """Allow several machines for jobs whose timer has expired."""
         for job in self.jobs.values():
             after_s = job.plan.relax_after_s
             if after_s is None or job.is_relaxed or now < job.submitted_s + after_s:
@@ -173,7 +173,7 @@ class _Opened:
                 run_slurm(["scontrol", "update", f"JobId={job.slurm_id}", machines], self.environment)
 
     def over(self) -> list[Driven]:
-        """What has ended."""
+        """Return the jobs that have ended."""
         rows = {int(row["JobId"]): row for row in rows_of(self.environment)}
         result = []
         for name, job in self.jobs.items():
@@ -192,13 +192,13 @@ class _Opened:
 
 
 def rows_of(environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """All jobs that Slurm remembers."""
+    """Return all jobs that Slurm remembers."""
     reported = run_slurm(["scontrol", "--oneliner", "show", "job"], environment)
     return [row for row in map(fields_of, reported.splitlines()) if "JobId" in row]
 
 
 def fields_of(line: str) -> dict[str, str]:
-    """``Key=value`` pairs of a line.
+    """Parse the ``Key=value`` pairs of a line.
 
     Examples
     --------
@@ -209,5 +209,5 @@ def fields_of(line: str) -> dict[str, str]:
 
 
 def _time(text: str) -> float:
-    """Seconds since the epoch; nan where Slurm knows no time yet."""
+    """Return seconds since the epoch; nan if Slurm has no time yet."""
     return float("nan") if text in ("Unknown", "None", "") else datetime.fromisoformat(text).timestamp()

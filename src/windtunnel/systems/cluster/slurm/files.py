@@ -1,6 +1,7 @@
-"""What Slurm is told: its files for a cluster, the options of a job under a policy.
+"""Slurm configuration files of a cluster, and the submit options of a job under a policy.
 
-In: a cluster, a job's GPUs, a policy. Out: texts and options. Not here: running anything (``local``, ``drive``).
+In: a cluster, a job's GPUs, a policy. Out: file contents and options. Not here: running anything (``local``,
+``drive``).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from windtunnel.systems.cluster.policy import Policy
 
 __all__ = ["Submission", "clock_text", "machine_names", "slurm_conf", "submission", "topology_conf"]
 
-_LONGEST_S = 31_536_000  # a year: what Slurm takes for ever
+_LONGEST_S = 31_536_000  # a year, which Slurm treats as unlimited
 
 
 @dataclass(frozen=True)
 class Submission:
-    """How a job is submitted.
+    """The submission of a job.
 
     Attributes
     ----------
@@ -38,7 +39,7 @@ class Submission:
 
 
 def submission(num_gpus: int, cluster: Cluster, policy: Policy) -> Submission:
-    """Options of a job under a policy's timers.
+    """Return the submit options of a job under a policy's timers.
 
     A job that fits into a machine asks for one, until its rack timer runs out; one that fits into a rack asks for one
     switch, until its network timer does. Slurm counts both from when the job could first have started.
@@ -68,7 +69,7 @@ def submission(num_gpus: int, cluster: Cluster, policy: Policy) -> Submission:
 
 
 def clock_text(seconds: float) -> str:
-    """A time as Slurm reads it: days-hours:minutes:seconds.
+    """Format a time for Slurm: days-hours:minutes:seconds.
 
     Examples
     --------
@@ -83,12 +84,12 @@ def clock_text(seconds: float) -> str:
 
 
 def machine_names(cluster: Cluster) -> list[str]:
-    """One for each machine, rack by rack."""
+    """Return a node name for each machine, rack by rack."""
     return [f"m{machine}" for machine in range(cluster.num_machines)]
 
 
 def topology_conf(cluster: Cluster) -> str:
-    """A switch per rack, and one over them."""
+    """Return the topology file: a switch per rack, and one above them."""
     names, per_rack = machine_names(cluster), cluster.machines_per_rack
     racks = [names[rack * per_rack : (rack + 1) * per_rack] for rack in range(cluster.num_racks)]
     lines = [f"SwitchName=rack{number} Nodes={','.join(machines)}" for number, machines in enumerate(racks)]
@@ -98,7 +99,7 @@ def topology_conf(cluster: Cluster) -> str:
 
 
 def slurm_conf(cluster: Cluster, host: str, folder: Path, first_port: int) -> str:
-    """Of a controller and all machines on one host; a GPU is a processor of its machine."""
+    """Return the configuration of a controller and all machines on one host; a GPU is a processor of its machine."""
     ports = range(first_port + 1, first_port + 1 + cluster.num_machines)
     machines = [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cluster.gpus_per_machine}"

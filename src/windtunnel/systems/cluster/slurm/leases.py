@@ -36,7 +36,7 @@ _RESUMING = (
 
 
 def resuming(folder: Path) -> Callable[[Jobs, int], str]:
-    """The simplest command: nothing, for as long as the work takes; it notes how far it is, and goes on from there."""
+    """The default command: sleep for as long as the work takes; it saves its progress and resumes from there."""
 
     def of(jobs: Jobs, row: int) -> str:
         return f"bash -c '{_RESUMING}' {folder / str(jobs.job_id[row])} {round(float(jobs.work_ns[row]) / 1e3)}"
@@ -113,7 +113,7 @@ def drive_leases(
 
 @dataclass
 class _Segments:
-    """What Slurm runs of one driver's jobs."""
+    """The Slurm jobs of one driver."""
 
     run: str
     environment: Mapping[str, str]
@@ -123,16 +123,16 @@ class _Segments:
     counts: Counter[int] = field(default_factory=Counter)
 
     def states(self) -> dict[int, str]:
-        """Of all jobs that Slurm remembers."""
+        """Return the states of all jobs that Slurm remembers."""
         return {int(row["JobId"]): row["JobState"] for row in rows_of(self.environment)}
 
     def list_leftovers(self) -> list[int]:
-        """Segments that an earlier driver of this name left."""
+        """Return the segments that an earlier driver of this name left."""
         local = [row for row in rows_of(self.environment) if row["JobName"].startswith(f"{self.run}.")]
         return [int(row["JobId"]) for row in local if row["JobState"] not in OVER]
 
     def submit(self, job: int, name: str, gpus: Mapping[int, int], command: str) -> None:
-        """A segment on so many processors of each machine."""
+        """Submit a segment on the given number of processors of each machine."""
         self.counts[job] += 1
         indices = [self.machines[machine] for machine, count in sorted(gpus.items()) for _ in range(count)]
         options = ["--ntasks", str(len(indices)), "--distribution", "arbitrary", "--nodelist", ",".join(indices)]
@@ -141,17 +141,17 @@ class _Segments:
         self.running[job] = int(reported.partition(";")[0])
 
     def stop(self, job: int) -> None:
-        """Its processors are free once Slurm says so."""
+        """Cancel a job; its processors are free once Slurm reports so."""
         self.stopping[job] = self.running.pop(job)
         self.cancel([self.stopping[job]])
 
     def cancel(self, numbers: list[int]) -> None:
-        """Tell Slurm to end some; those that have ended by themselves are no error."""
+        """Cancel Slurm jobs; jobs that have already ended are ignored."""
         if numbers:
             run_slurm(["scancel", "--quiet", *map(str, numbers)], self.environment)
 
     def pop_ended(self, states: Mapping[int, str]) -> list[int]:
-        """Jobs that are done since the last look, whether they were told to stop or not.
+        """Remove and return the jobs that have ended since the last call, whether or not they were cancelled.
 
         Raises
         ------

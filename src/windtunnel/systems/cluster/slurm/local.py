@@ -1,4 +1,4 @@
-"""A whole Slurm on this host: its controller, and one daemon for each machine.
+"""A complete Slurm on this host: a controller, and one daemon per machine.
 
 In: a cluster, a folder. Out: an environment in which Slurm's commands talk to it. Needs Debian's ``slurm-wlm`` and
 ``munge``, and the rights of root. Not here: what is submitted.
@@ -80,12 +80,12 @@ def local_slurm(cluster: Cluster, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def run_slurm(command: list[str], environment: Mapping[str, str]) -> str:
-    """Run a command of Slurm to its end; gives what it prints.
+    """Run a Slurm command to its end and return its output.
 
     Raises
     ------
     FlightError
-        It failed; says what it said.
+        The command failed; the message contains its output.
     """
     done = run_to_end(command, environment=environment)
     if done is None or done.code:
@@ -112,7 +112,7 @@ def _shut_down(folder: Path, environment: Mapping[str, str]) -> None:
 
 
 def _wait_or_kill(pid_file: Path) -> None:
-    """Wait until the process of that file is gone, and end it if it does not go."""
+    """Wait until the process of a PID file has ended, and kill it after five seconds."""
     until_s = time.monotonic() + 5.0
     with contextlib.suppress(OSError, ValueError):
         number = int(pid_file.read_text(encoding="ascii"))
@@ -125,10 +125,10 @@ def _wait_or_kill(pid_file: Path) -> None:
 
 
 def _free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens at."""
+    """Return the first of ``count`` consecutive free ports."""
     for first in range(17_800, 30_000, 100):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for port in range(first, first + count):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return first
-    raise FlightError(f"there are no {count} free ports in a row", fix="end what listens")
+    raise FlightError(f"there are no {count} consecutive free ports", fix="end the processes that listen on them")

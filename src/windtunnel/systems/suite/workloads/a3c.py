@@ -2,7 +2,7 @@
 
 In: a size and a seed. Out: a ``Workload`` whose step takes experience from real actor processes, improves a
 convolutional policy, and hands the weights back through shared memory. Which weights an actor played with depends on
-timing, so a seed fixes the first weights and the games but not the losses. Under fake tensors nobody plays.
+timing, so a seed fixes the first weights and the games but not the losses. Under fake tensors no games are played.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ NUM_FRAMES = 4
 
 @dataclass(frozen=True)
 class Play:
-    """How actors play: so many processes with so many environments each, and the policy's width."""
+    """The setup of actors: number of processes, environments per process, and the width of the policy."""
 
     court: Court
     num_actors: int
@@ -87,7 +87,7 @@ def join_rollouts(parts: list[Rollouts]) -> Rollouts:
 
 
 class Actors:
-    """The learner's side: started at once, ended by ``close`` or when nobody holds it any more."""
+    """The learner's side: started at once, ended by ``close`` or by garbage collection."""
 
     def __init__(self, play: Play, weights: npt.NDArray[np.float32], seed: int) -> None:
         with tempfile.TemporaryFile() as file:

@@ -92,7 +92,7 @@ def mask_words(words: Tokens, vocabulary: int, random: np.random.Generator) -> t
     Of all places 15 % are chosen; of these 80 % become ``MASK``, 10 % any word, 10 % stay.
     """
     is_chosen = random.random(words.shape) < 0.15
-    if not is_chosen.any():  # the mean loss over no word at all is no number
+    if not is_chosen.any():  # the mean loss over zero words is NaN
         is_chosen.flat[random.integers(words.size)] = True
     fate = random.random(words.shape)
     anything = random.integers(NUM_SPECIAL, vocabulary, words.shape)

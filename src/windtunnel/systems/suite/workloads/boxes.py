@@ -66,7 +66,7 @@ def anchors(
 
 
 def match(overlaps_BNM: torch.Tensor, present_BM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each of N boxes its best object: the overlap, which one it is, and whether nobody overlaps that one more.
+    """Return, for each of N boxes, the best object: its overlap, its index, and whether no box overlaps it more.
 
     Returns
     -------

@@ -31,7 +31,7 @@ TIME_STRIDE = 2
 
 @dataclass(frozen=True)
 class Preset:
-    """Shape of the network; ``buckets`` says how frequent utterances of up to so many seconds are."""
+    """Shape of the network; ``buckets`` maps maximum durations in seconds to their frequency."""
 
     batch_size: int
     num_frequencies: int

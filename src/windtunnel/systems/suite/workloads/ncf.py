@@ -106,7 +106,7 @@ def _network(preset: Preset) -> torch.nn.Module:
         return rows
 
     class Filter(nn.Module):
-        """NeuMF, equation 12: a tower of three layers that halves its width, beside element-wise products."""
+        """NeuMF, equation 12: a tower of three layers of halving width, and element-wise products in parallel."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -84,7 +84,7 @@ class Voice:
 
     @classmethod
     def of(cls, num_frequencies: int, buckets: dict[float, float], seed: int) -> Voice:
-        """A voice with utterances of up to so many seconds (keys), each so frequent (values)."""
+        """A synthetic voice whose utterances have a maximum duration in seconds (keys) with a frequency (values)."""
         random = np.random.default_rng(seed)
         letters, text = _letters(random)
         spectrum = random.standard_normal((len(LETTERS), num_frequencies), dtype=np.float32)

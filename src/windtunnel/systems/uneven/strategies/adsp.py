@@ -1,4 +1,4 @@
-"""ADSP: nobody waits; workers of any speed commit equally often, at a rate that is searched while they train.
+"""ADSP: no worker waits; workers of any speed commit equally often, at a rate that is searched during training.
 
 In: steps, losses, timers. Out: commits to a server. Source: Hu, Wang, Wu, Distributed Machine Learning
 through Heterogeneous Edge Systems, AAAI 2020. The timer of a commit is set from the beginning of its period, so that
@@ -36,7 +36,7 @@ __all__ = ["adsp"]
 
 
 class _Adsp(Worker):
-    """Trains on and on; commits when a timer has run out and the running batch is done."""
+    """A worker that never waits; it commits when a timer has expired and the running batch is done."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -77,7 +77,7 @@ class _Adsp(Worker):
         return ()
 
     def _new_period(self, target: int, period_ns: float) -> Sequence[Action]:
-        """Timers for what is missing to ``target`` commits; those that are due, or under way, are not made twice."""
+        """Set timers for the commits missing to ``target``, without those that are due or under way."""
         self._period += 1
         num_commits = target - self._num_sent - self._num_due
         if num_commits <= 0:
@@ -95,7 +95,7 @@ class _Adsp(Worker):
 
 
 class _AdspServer(Server):
-    """Applies commits at once, and once per epoch looks for the number of commits per period that learns fastest."""
+    """A server that applies commits at once and, once per epoch, searches the commit rate that learns fastest."""
 
     def __init__(self, node: Node, period_ns: int, epoch_periods: int, fixed: int) -> None:
         super().__init__(node)
@@ -124,12 +124,12 @@ class _AdspServer(Server):
         return self._new_period(now_ns)
 
     def retune(self, number: float) -> None:
-        """Another number of commits from the next period on, which is no longer searched."""
+        """Fix the number of commits per period from the next period on."""
         self._fixed = self._increment = int(number)
         self._is_searching = False
 
     def _search(self) -> None:
-        """Go on to one commit more as long as that learned faster than the number before."""
+        """Try one more commit per period as long as this learns faster."""
         tried = Window(self._increment, tuple(self._window))
         before, self._tried = self._tried, tried
         if before is None:

@@ -46,7 +46,7 @@ def bsp(reduce: str = "mean") -> Policy:
 
 
 def rate_scale(node: Node, reduce: str, usual: str) -> float:
-    """What the job's rate is multiplied by where the updates of all workers count together: a sum is a larger step.
+    """Return the factor on the learning rate if the updates of all workers are combined: a sum is a larger step.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def rate_scale(node: Node, reduce: str, usual: str) -> float:
 
 
 class LocalSgd(Worker):
-    """Steps alone, then the mean of all weights."""
+    """A worker that takes local steps, then averages all weights."""
 
     def __init__(self, node: Node, num_local: int) -> None:
         super().__init__(node)
@@ -83,7 +83,7 @@ class LocalSgd(Worker):
         return (Step(),)
 
     def retune(self, number: float) -> None:
-        """Another number of steps alone from now on."""
+        """Change the number of local steps."""
         self._num_local = int(number)
 
     def _vector_to_average(self, now_ns: int) -> torch.Tensor:
@@ -101,7 +101,7 @@ def local_sgd(tau: int = 8) -> Policy:
 
 
 class _Adacomm(LocalSgd):
-    """All decide alike: what they decide by, losses and times, is averaged with the weights."""
+    """Adapts the number of local steps by losses and times, which are averaged with the weights."""
 
     def __init__(self, node: Node, num_local: int, interval_ns: int, decay: float) -> None:
         super().__init__(node, num_local)
@@ -142,7 +142,7 @@ def adacomm(tau: int = 16, interval_s: float = 10.0, decay: float = 0.5) -> Poli
 
 
 class _BatchTune(Worker):
-    """Gradients are weighted by samples; batches follow the speeds that all have seen."""
+    """Weights gradients by samples; batches follow the measured speeds, which all workers know."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -175,7 +175,7 @@ def batchtune() -> Policy:
 
 
 def append_numbers(values: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
-    """A vector with numbers behind it, which are added up with it."""
+    """Append numbers to a vector, which are then summed with it."""
     vector = values.new_empty(len(values) + len(numbers))
     vector[: len(values)] = values
     vector[len(values) :] = values.new_tensor(numbers)
@@ -183,7 +183,7 @@ def append_numbers(values: torch.Tensor, numbers: Sequence[float]) -> torch.Tens
 
 
 def largest_remainders(weights: Sequence[float], total: int) -> list[int]:
-    """Whole numbers in proportion to weights, at least 1 each, that add up to ``total``.
+    """Return integers of at least 1 in proportion to weights that add up to ``total``.
 
     Examples
     --------

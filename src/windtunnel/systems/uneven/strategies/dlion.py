@@ -1,4 +1,4 @@
-"""DLion: batches by power, to each peer as much of a gradient as its link carries, weights of the best.
+"""DLion: batches by compute power, gradients by link rate, weights from the best worker.
 
 In: gradients, losses, times, what peers say of themselves. Out: the entries that matter most, to each peer within its
 own budget. Source: Hong, Chandra, DLion: Decentralized Distributed Deep Learning in Micro-Clouds, HPDC 2021. The paper
@@ -43,7 +43,7 @@ _OFF, _MAX_DEVIATION = 0.2, 2
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How all batches together grow: by steps to 1 % of the samples, by a factor to 10 %, then no more."""
+    """The growth of the global batch: by steps to 1 % of the samples, by a factor to 10 %, then constant."""
 
     first: int
     num_samples: int
@@ -51,7 +51,7 @@ class BatchPlan:
     factor: float
 
     def after(self, num_adjustments: int) -> int:
-        """Samples of all workers together."""
+        """Return the samples of all workers together."""
         total = float(self.first)
         for _ in range(num_adjustments):
             if total < 0.01 * self.num_samples:
@@ -63,7 +63,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Power:
-    """What a worker says of itself: a step on b samples takes it ``fixed_s + per_sample_s * b``."""
+    """The announced power of a worker: a step on b samples takes ``fixed_s + per_sample_s * b``."""
 
     round: float
     fixed_s: float
@@ -73,7 +73,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a user may change."""
+    """Parameters of the strategy."""
 
     adjust_every: int
     transfer_every: int
@@ -142,7 +142,7 @@ class _Dlion(Paced):
     # --- what is sent ----------------------------------------------------------------------------------------
 
     def _learn(self, step: int, source: int, part: tuple[Any, torch.Tensor, float]) -> None:
-        """Every sample counts once: at once by the batches last known, or, where all wait, when all are there."""
+        """Weight gradients by samples: with the last known batches, or once all gradients of a step arrived."""
         if source in self._batches:
             self._batches[source] = part[2]
         if self._numbers.staleness:
@@ -152,7 +152,7 @@ class _Dlion(Paced):
         self._whole(step)
 
     def _whole(self, step: int) -> None:
-        """Apply a step of which all gradients are there."""
+        """Apply a step once all of its gradients have arrived."""
         parts = self._parts[step]
         if all(rank in parts for rank in self.node.alive):
             del self._parts[step]
@@ -184,9 +184,9 @@ class _Dlion(Paced):
     # --- batches ---------------------------------------------------------------------------------------------
 
     def _adjust_batch(self, took_s: float) -> list[Action]:
-        """Every so often, and when steps take another time than they should, all say what a sample takes them.
+        """Announce the time per sample to all peers, periodically and when steps deviate from the announced time.
 
-        One step before, with another batch, tells what does not grow with it.
+        One step before an announcement has another batch size; the difference shows the fixed part of a step.
         """
         every = self._numbers.adjust_every
         if not every:
@@ -201,7 +201,7 @@ class _Dlion(Paced):
         return [Batch(max(1, self._batch // 2))] if self._is_profiled else []
 
     def _is_off(self, took_s: float) -> bool:
-        """Whether a step took another time than was said."""
+        """Whether a step took another time than the announced line predicts."""
         reported = self._powers.get(self.node.rank)
         expected_s = reported.fixed_s + reported.per_sample_s * self._times[-1][0] if reported else took_s
         return abs(took_s - expected_s) > _OFF * expected_s
@@ -217,7 +217,7 @@ class _Dlion(Paced):
         return [Batch(self._batch), *sends, *self._new_batch()]
 
     def _new_batch(self) -> list[Action]:
-        """Once all have said theirs, batches with which all steps take one time."""
+        """Choose batches with which all steps take equally long, once every worker has announced its speed."""
         alive = self.node.alive
         reported = [self._powers[rank] for rank in alive if rank in self._powers]
         if len(reported) < len(alive) or len({item.round for item in reported}) > 1:
@@ -251,7 +251,7 @@ class _Dlion(Paced):
 
 
 def line_of(times: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Seconds that a step takes whatever its batch, and seconds for each sample, through (samples, s).
+    """Fit the fixed seconds of a step and the seconds per sample to (samples, s).
 
     Examples
     --------
@@ -267,7 +267,7 @@ def line_of(times: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def equal_times(powers: Sequence[Power], total: int) -> list[int]:
-    """Batches of ``total`` samples together with which all steps take as long, 1 sample at least.
+    """Return batches of ``total`` samples with equal step times, at least 1 sample each.
 
     The paper takes the largest batch that a worker does in a unit of time; here the unit is the time at which these
     batches add up.
@@ -298,7 +298,7 @@ def equal_times(powers: Sequence[Power], total: int) -> list[int]:
 def largest_that_fits(
     gradient: torch.Tensor, shapes: Sequence[int], budget_bytes: float, min_percent: float
 ) -> torch.Tensor:
-    """Indices of entries of at least (1 - N / 100) times the largest of their parameter, for the largest N that fits.
+    """Return indices of entries that reach (1 - N / 100) of their parameter's maximum, for the largest N that fits.
 
     Never fewer than for N = ``min_percent``; nothing of a parameter that is all zero.
     """

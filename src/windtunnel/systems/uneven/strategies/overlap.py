@@ -1,10 +1,10 @@
 """Averages that travel while the workers train on: Overlap Local-SGD, its siblings, DiLoCo.
 
-In: weights every ``period`` steps. Out: sums over all workers; nobody waits unless the next round comes before the sum.
-One engine: fragments of the weights in turn, a proposal for the common anchor from each worker, a delay after which its
-mean lands, a rule for what the worker makes of it. Sources: Wang, Liang, Joshi, Overlap Local-SGD, ICASSP 2020; Chen,
-Huo, BMUF, ICASSP 2016; Wang et al., SlowMo, ICLR 2020; Shen et al., CoCoD-SGD, IJCAI 2019; Zhang, Choromanska, LeCun,
-EASGD, NIPS 2015; Douillard et al., DiLoCo, 2023, and Streaming DiLoCo, 2025.
+In: weights every ``period`` steps. Out: sums over all workers. No worker waits unless the next round comes before the
+sum. One engine: fragments of the weights in turn, a proposal for the common anchor from each worker, a delay after
+which its mean lands, a rule for what the worker makes of it. Sources: Wang, Liang, Joshi, Overlap Local-SGD, ICASSP
+2020; Chen, Huo, BMUF, ICASSP 2016; Wang et al., SlowMo, ICLR 2020; Shen et al., CoCoD-SGD, IJCAI 2019; Zhang,
+Choromanska, LeCun, EASGD, NIPS 2015; Douillard et al., DiLoCo, 2023, and Streaming DiLoCo, 2025.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["bmuf", "cocod", "diloco", "easgd", "overlap_local_sgd", "slowmo", "s
 
 @dataclass
 class Fragment:
-    """A part of one worker's weights, with what is common to all workers.
+    """A part of the weights of one worker, with its anchor that all workers share.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ Land = Callable[[Fragment], None]
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the family.
+    """The parameters of one member of the family.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class _Overlap(Worker):
         return self._go_on() if self._is_waiting else ()
 
     def _due(self, index: int) -> list[tuple[str, int]]:
-        """What a fragment does after this step."""
+        """Return the actions of a fragment after the current step."""
         setting = self._setting
         since = self._count - index * setting.period // setting.num_fragments
         proposes = since > 0 and since % setting.period == 0
@@ -130,7 +130,7 @@ class _Overlap(Worker):
 
 
 def _parts(node: Node, setting: Setting) -> list[torch.Tensor]:
-    """Views of whole parameters in a row, of about equal size."""
+    """Divide the parameters into consecutive fragments of about equal size."""
     num = setting.num_fragments
     if num == 1:
         return [node.weights]
@@ -153,7 +153,7 @@ def _parts(node: Node, setting: Setting) -> list[torch.Tensor]:
 
 
 def _heavy_ball(momentum: float, *, in_gradient_units: bool = False) -> Propose:
-    """``v = momentum v + (anchor - weights)``; the anchor moves by ``-v``."""
+    """Return a proposal with momentum: ``v = momentum v + (anchor - weights)``, the anchor moves by ``-v``."""
 
     def propose(node: Node, fragment: Fragment) -> torch.Tensor:
         unit = node.learning_rate if in_gradient_units else 1.0
@@ -170,7 +170,7 @@ def _heavy_ball(momentum: float, *, in_gradient_units: bool = False) -> Propose:
 
 
 def _nesterov(rate: float, momentum: float) -> Propose:
-    """Nesterov's step of the anchor against ``anchor - weights``."""
+    """Return a proposal by Nesterov's step of the anchor against ``anchor - weights``."""
 
     def propose(node: Node, fragment: Fragment) -> torch.Tensor:
         delta = fragment.anchor - fragment.weights
@@ -185,7 +185,7 @@ def _weights_alone(node: Node, fragment: Fragment) -> torch.Tensor:
 
 
 def _elastic(alpha: float) -> Propose:
-    """So that the sum over workers is ``anchor + alpha * sum(weights before the pull - anchor)``."""
+    """Return a proposal whose sum over workers is ``anchor + alpha * sum(weights before the pull - anchor)``."""
 
     def propose(node: Node, fragment: Fragment) -> torch.Tensor:
         share = node.num_workers * alpha / (1 - alpha)
@@ -195,7 +195,7 @@ def _elastic(alpha: float) -> Propose:
 
 
 def _pull(alpha: float) -> Land:
-    """Weights are pulled towards the anchor."""
+    """Return a rule that pulls the weights towards the anchor by a fraction ``alpha``."""
 
     def land(fragment: Fragment) -> None:
         fragment.weights.mul_(1 - alpha).add_(fragment.anchor, alpha=alpha)
@@ -208,7 +208,7 @@ def _replace(fragment: Fragment) -> None:
 
 
 def _shift(fragment: Fragment) -> None:
-    """What was learned since the proposal is put on the new anchor."""
+    """Apply what was learned since the proposal to the new anchor."""
     fragment.weights.copy_(fragment.anchor + (fragment.weights - fragment.proposed))
 
 

@@ -32,7 +32,7 @@ __all__ = ["Paced", "ako", "all_to_all", "check_staleness", "hop"]
 
 
 class Paced(Worker):
-    """Goes on while it is at most ``staleness`` steps ahead of what it has heard of enough peers; -1 never waits."""
+    """A worker that is at most ``staleness`` steps ahead of enough of its peers; -1 never waits."""
 
     def __init__(self, node: Node, staleness: int, *, num_backup: int = 0) -> None:
         super().__init__(node)
@@ -42,23 +42,23 @@ class Paced(Worker):
         self._is_waiting = False
 
     def sources(self) -> Iterable[int]:
-        """Whom this worker hears."""
+        """Return the workers whose messages this worker waits for."""
         return self.node.peers
 
     def hear(self, source: int, step: int) -> None:
-        """A peer has made so many steps."""
+        """Record that a peer has finished ``step`` steps."""
         if source in self._heard:  # what a lost worker sent may come later
             self._heard[source] = max(self._heard[source], step)
 
     def go_on(self) -> Sequence[Action]:
-        """The next step, now or once enough has been heard."""
+        """Begin the next step now, or once enough peers have caught up."""
         needed = self.num_steps - self._staleness
         behind = sum(item < needed for item in self._heard.values()) if self._staleness >= 0 else 0
         self._is_waiting = behind > self._num_backup
         return () if self._is_waiting else (Step(),)
 
     def after_hearing(self) -> Sequence[Action]:
-        """The next step where one was waited for."""
+        """Begin the next step if this worker waits and may continue."""
         return self.go_on() if self._is_waiting else ()
 
     def on_worker_lost(self, worker: int, now_ns: int) -> Sequence[Action]:
@@ -66,14 +66,14 @@ class Paced(Worker):
         return self.after_hearing()
 
     def descend(self, gradient: torch.Tensor, share: float) -> None:
-        """A part of the common step of plain SGD."""
+        """Apply a fraction of a gradient with plain SGD."""
         if any(group.get("momentum") for group in self.node.optimizer.param_groups):
             self.node.warn("the job's momentum is not used: gradients of peers come one by one")
         self.node.weights.add_(gradient, alpha=-self.node.learning_rate * share)
 
 
 class _AllToAll(Paced):
-    """Every gradient to everybody."""
+    """Every worker sends each gradient to all others."""
 
     def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.num_steps += 1
@@ -97,7 +97,7 @@ def all_to_all(staleness: int = 0) -> Policy:
 
 
 class _Ako(Paced):
-    """One partition of what has gathered to everybody, in turn."""
+    """Every worker sends one partition of its accumulated gradient per step to all others, round robin."""
 
     def __init__(self, node: Node, num_partitions: int) -> None:
         super().__init__(node, -1)
@@ -125,14 +125,14 @@ class _Ako(Paced):
 
 @registry.strategy("ako", source="Watcharapichat et al., SoCC 2016")
 def ako(partitions: int = 4) -> Policy:
-    """Send one of ``partitions`` of the gathered gradient per step to all others, in turn; wait for nobody."""
+    """Send one of ``partitions`` of the accumulated gradient per step to all others, round robin, without waiting."""
     if partitions < 1:
         raise InputError(f"a gradient has no {partitions} partitions", where="partitions", fix="take 1 or more")
     return Policy(lambda node: _Ako(node, partitions), goes_on="always")
 
 
 class _Hop(Paced):
-    """Weights to the neighbors of a ring; each takes the mean of its own and the last that it heard of them."""
+    """A worker of a ring that averages its weights with the last ones received from its neighbors."""
 
     def __init__(self, node: Node, staleness: int, num_backup: int) -> None:
         super().__init__(node, staleness, num_backup=num_backup)
@@ -163,7 +163,7 @@ class _Hop(Paced):
         return super().on_worker_lost(worker, now_ns)
 
     def _mix(self) -> None:
-        """With those that are not too old."""
+        """Average the weights with those of neighbors that are not too old."""
         fresh = [entry for index, entry in self._last.values() if index >= self.num_steps - self._max_age]
         if fresh:
             total = self.node.weights.clone()
@@ -182,7 +182,7 @@ def hop(staleness: int = 5, backup: int = 1) -> Policy:
 
 
 def check_staleness(staleness: int) -> None:
-    """Refuse what is no number of steps.
+    """Reject an invalid staleness.
 
     Raises
     ------

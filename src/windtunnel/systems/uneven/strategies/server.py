@@ -70,7 +70,7 @@ class _Committing(Worker):
 
 
 class _Bounded(Server):
-    """A worker is answered once it is at most so many commits ahead of the slowest."""
+    """Answer a worker once it is at most ``max_ahead`` commits ahead of the slowest."""
 
     def __init__(self, node: Node, max_ahead: float) -> None:
         super().__init__(node)
@@ -106,6 +106,6 @@ def ssp(staleness: int = 3) -> Policy:
 
 @registry.strategy("asp", source="Recht et al., NIPS 2011")
 def asp() -> Policy:
-    """Commit each step to a server, and wait for nobody."""
+    """Commit each step to a server without waiting for other workers."""
     shape = Shape(max_ahead=float("inf"))
     return Policy(_Committing, lambda node: _Bounded(node, float("inf")), shape, goes_on="always")

@@ -1,9 +1,9 @@
-"""SkewScout: how much a thrifty learner may save is tuned to how skewed the data is.
+"""SkewScout: tunes the communication savings of a compressed learner to the skew of the data.
 
-In: a learner of ``thrifty``, accuracies of models that traveled, bytes. Out: the learner's number, from time to time
-another. Source: Hsieh, Phanishayee, Mutlu, Gibbons, The Non-IID Data Quagmire of Decentralized Machine Learning, ICML
-2020, section 7. Every worker runs the same tuner on the same sums, so that all agree without a server. Traffic counts
-over that of a sum of all gradients per step, on the same links; models that travel count too.
+In: a learner of ``compressed``, accuracies of models that traveled, bytes. Out: a new value of the learner's tuned
+number, period after period. Source: Hsieh, Phanishayee, Mutlu, Gibbons, The Non-IID Data Quagmire of Decentralized
+Machine Learning, ICML 2020, section 7. Every worker runs the same tuner on the same sums, so that all agree without a
+server. Traffic counts over that of a sum of all gradients per step, on the same links; models that travel count too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from windtunnel.systems.uneven.policy import (
     dense_bytes,
 )
 from windtunnel.systems.uneven.strategies.barrier import LocalSgd
-from windtunnel.systems.uneven.strategies.thrifty import Dgc, Gaia
+from windtunnel.systems.uneven.strategies.compressed import Dgc, Gaia
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "fedavg": (1, 2, 5, 10, 20, 50, 100, 200),
     "dgc": (1600, 800, 400, 200, 100, 50, 25),
 }
-"""Of each learner, from generous to thrifty: threshold, local steps, steps per stage of the warm-up."""
+"""Grid of each learner, from most to least traffic: threshold, local steps, steps per stage of the warm-up."""
 
 TUNERS = ("hill", "stochastic", "anneal")
 _LOSS_ALLOWED, _LOSS_WEIGHT, _BYTES_WEIGHT = 0.05, 50.0, 1.0
@@ -49,7 +49,7 @@ _REMEMBERED = 8
 
 
 def objective(accuracy_loss: float, bytes_ratio: float) -> float:
-    """What is made small: 50 max(0, accuracy loss - 5 %) + bytes over those of BSP.
+    """Return the objective to minimize: 50 max(0, accuracy loss - 5 %) + bytes relative to BSP.
 
     Examples
     --------
@@ -60,38 +60,39 @@ def objective(accuracy_loss: float, bytes_ratio: float) -> float:
 
 
 class Tuner:
-    """Walks over an ordered grid by the scores it is told, smaller is better; starts at the thriftiest.
+    """Search an ordered grid by recorded scores (smaller is better), from the position with the least traffic on.
 
     Parameters
     ----------
     num : int
-        Places of the grid.
+        Number of grid positions.
     kind : str
-        ``hill``: to the better neighbor, back and the other way when it is worse. ``stochastic``: to a random neighbor,
-        back when it is worse. ``anneal``: the same, but sometimes stays with a worse one, ever more rarely.
+        ``hill``: move to the next neighbor, and turn around when it is worse. ``stochastic``: move to a random
+        neighbor, and back when it is worse. ``anneal``: as ``stochastic``, but accept a worse neighbor with a falling
+        probability.
     seed : int
     """
 
     def __init__(self, num: int, kind: str, seed: int = 0) -> None:
-        self.at = num - 1
+        self.position = num - 1
         self._num, self._kind, self._random = num, kind, random.Random(seed)
         self._direction, self._temperature = -1, 1.0
-        self._scores: dict[int, tuple[float, int]] = {}  # with when it was told: training changes what is best
+        self._scores: dict[int, tuple[float, int]] = {}  # with the time of recording: training moves the optimum
         self._count = 0
         self._before: int | None = None
 
     def record_score(self, score: float) -> int:
-        """The score of the present place; returns the next one."""
+        """Record the score of the current position and return the next position."""
         self._count += 1
-        self._scores[self.at] = score, self._count
+        self._scores[self.position] = score, self._count
         before = self._before
-        if before is not None and before != self.at and not self._is_kept(score, self._scores[before][0]):
+        if before is not None and before != self.position and not self._is_kept(score, self._scores[before][0]):
             self._direction = -self._direction
-            self._before, self.at = None, before
-            return self.at
-        self._before = self.at
-        self.at = self._neighbor()
-        return self.at
+            self._before, self.position = None, before
+            return self.position
+        self._before = self.position
+        self.position = self._neighbor()
+        return self.position
 
     def _is_kept(self, score: float, before: float) -> bool:
         if score <= before or self._kind != "anneal":
@@ -102,22 +103,22 @@ class Tuner:
     def _neighbor(self) -> int:
         if self._kind != "hill":
             self._direction = self._random.choice((-1, 1))
-        if not 0 <= self.at + self._direction < self._num:
+        if not 0 <= self.position + self._direction < self._num:
             self._direction = -self._direction
-        there = self.at + self._direction
+        there = self.position + self._direction
         score, when = self._scores.get(there, (-math.inf, 0))
-        is_worse = score > self._scores[self.at][0] and self._count - when <= _REMEMBERED
-        return self.at if is_worse and self._kind == "hill" else there
+        is_worse = score > self._scores[self.position][0] and self._count - when <= _REMEMBERED
+        return self.position if is_worse and self._kind == "hill" else there
 
 
 class _SkewScout(Worker):
-    """A learner, whose traffic is counted and whose model travels to each other worker in turn and is judged there."""
+    """A learner with counted traffic, whose model is evaluated on every other worker, round robin."""
 
     def __init__(self, node: Node, learner: str, tuner: str, travel_every: int, num_probed: int, reduce: str) -> None:
         super().__init__(node)
         self._grid = GRIDS[learner]
         self._tuner = Tuner(len(self._grid), tuner)
-        self._inner = _learner(learner, node, self._grid[self._tuner.at], reduce)
+        self._inner = _learner(learner, node, self._grid[self._tuner.position], reduce)
         self._travel_every, self._num_probed = travel_every, num_probed
         self._num_steps = self._period = 0
         self._sent_bytes = self._num_sums = 0
@@ -162,7 +163,7 @@ class _SkewScout(Worker):
         return ()
 
     def _record_accuracy(self, where: str, period: int, accuracy: float) -> Sequence[Action]:
-        """With the accuracies at home and away, all workers add up what was lost and sent."""
+        """Once the accuracies at home and away are known, sum losses of accuracy and traffic over all workers."""
         self._seen[f"{where} {period}"] = accuracy
         both = [self._seen.get(f"{item} {period}") for item in ("home", "away")]
         if both[0] is None or both[1] is None:

@@ -56,7 +56,7 @@ class Cell:
 
     @classmethod
     def of_index(cls, index: int) -> Cell:
-        """The cell of that number, its digits to base five.
+        """Return the cell of a number, from its digits to base five.
 
         Raises
         ------
@@ -70,14 +70,14 @@ class Cell:
 
     @property
     def index(self) -> int:
-        """Its number."""
+        """The number of the cell."""
         return sum(
             OPERATIONS.index(name) * len(OPERATIONS) ** position for position, name in enumerate(self.operations)
         )
 
     @property
     def name(self) -> str:
-        """As the benchmark writes it."""
+        """Return the cell in the notation of the benchmark."""
         nodes = [
             "".join(f"|{name}~{src}" for (dst, src), name in zip(EDGES, self.operations, strict=True) if dst == node)
             for node in (1, 2, 3)
@@ -85,7 +85,7 @@ class Cell:
         return "|+".join(nodes) + "|"
 
     def live_edges(self) -> list[tuple[int, int, str]]:
-        """(node, earlier node, operation) on some way from the input to the output."""
+        """Return (node, earlier node, operation) of edges on a path from the input to the output."""
         edges = [(dst, src, name) for (dst, src), name in zip(EDGES, self.operations, strict=True) if name != "none"]
         reached, useful = {0}, {3}
         for dst, src, _ in edges:
@@ -139,7 +139,7 @@ def network(
 
 
 def cell_parts(name: str, channels: int = 16) -> list[tuple[Any, int]]:
-    """The building blocks of that name, each with the stage of its input: -1 for the image.
+    """Return the building blocks of a name, each with the stage of its input: -1 for the image.
 
     ``frame`` is all but the cells; ``sum`` adds two features, ``nothing`` is a cell that no way leads through; every
     operation but ``none`` has one block per stage.
@@ -196,7 +196,7 @@ def _cell_module(cell: Cell, channels: int) -> torch.nn.Module:
     edges = cell.live_edges()
 
     class Nodes(nn.Module):
-        """Four nodes, each the sum of what its edges make of earlier ones."""
+        """Four nodes, each the sum of the outputs of its edges."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Search cells by prediction, then really run what was found.
+"""Search of cells by prediction, and measurement of the winners.
 
 In: nothing but the space of cells. Out: ``CellStudy``: the fronts of several searches with equal numbers of trials,
 by latency, by flops and utilization, and by flops alone; every winner measured in turn with the others; the area that
@@ -44,7 +44,7 @@ _MAX_FLOWN = 12  # of each front, spread evenly
 
 @dataclass(frozen=True)
 class CellFront:
-    """One search and what its winners really took.
+    """One search and the measured latencies of its winners.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class CellFront:
 
 @dataclass(frozen=True)
 class CellStudy:
-    """Searches side by side.
+    """The results of all searches.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def cell_prices(
     clock: Clock = time.perf_counter_ns,
     database: ProfileDatabase | None = None,
 ) -> CellPrices:
-    """Measure the kernels of the space and, beside a dozen nets, fit the framework's constant.
+    """Measure the kernels of the space, interleaved with a dozen nets, and fit the framework's overhead.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def fly_searches(
 
 
 def _spread(front: tuple[PricedCell, ...]) -> list[PricedCell]:
-    """At most a dozen of a front, from its fastest to its largest."""
+    """Return at most a dozen cells of a front, from the fastest to the largest."""
     ordered = sorted(front, key=lambda cell: cell.parameters)
     if len(ordered) <= _MAX_FLOWN:
         return ordered

@@ -1,4 +1,4 @@
-"""Search the space of cells by what a net would cost.
+"""Search of the space of cells by predicted cost.
 
 In: measured times of a few dozen kernels. Out: ``CellSearch``: what optuna tried, and the front of it, with predicted
 utilization or latency as an objective, or with flops alone. A cell's price is the sum of its edges' prices, exactly
@@ -63,7 +63,7 @@ class PricedCell:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one building block adds to a net."""
+    """The cost that one building block adds to a net."""
 
     kernels: tuple[Kernel, ...]
     flops: int
@@ -103,7 +103,7 @@ class CellParts:
         return _Part(kernels, counted.total, parameters)
 
     def of(self, cell: Cell) -> Iterator[tuple[_Part, int]]:
-        """Building blocks of the whole net, and how often each occurs."""
+        """Return the building blocks of the network with their counts."""
         yield from ((part, 1) for part in self._frame)
         edges = cell.live_edges()
         num_sums = len(edges) - len({dst for dst, _, _ in edges})
@@ -116,7 +116,7 @@ class CellParts:
                 yield self._edges["nothing", stage], _CELLS_PER_STAGE
 
     def kernels(self) -> list[Kernel]:
-        """Every distinct kernel of the space."""
+        """Return every distinct kernel of the space."""
         parts = [*self._frame, *self._edges.values()]
         return list(dict.fromkeys(kernel for part in parts for kernel in part.kernels))
 
@@ -153,7 +153,7 @@ class CellPrices:
 
 @dataclass(frozen=True)
 class CellSearch:
-    """What one search found.
+    """The result of one search.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def search_cells(
 
 
 def front_of(cells: Iterable[PricedCell], objectives: Sequence[str]) -> tuple[PricedCell, ...]:
-    """Cells that no other is as good as in every objective and better in one; equal cells stay once."""
+    """Return the Pareto front of cells; of equal cells one stays."""
     signs = [1.0 if OBJECTIVES[name] == "minimize" else -1.0 for name in objectives]
     points = {
         tuple(sign * cell.value(name) for sign, name in zip(signs, objectives, strict=True)): cell
@@ -233,7 +233,7 @@ def front_of(cells: Iterable[PricedCell], objectives: Sequence[str]) -> tuple[Pr
 
 
 def hypervolume(points: Iterable[tuple[float, float]], reference: tuple[float, float]) -> float:
-    """Area between points, both coordinates to be minimized, and a reference that is worse than they are.
+    """Return the hypervolume of points (both coordinates minimized) relative to a worse reference point.
 
     Examples
     --------

@@ -40,7 +40,7 @@ _DGC_SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 
 
 class _UpdateExchange(Worker):
-    """After each step, entries of the update go to all others; the next step waits for theirs."""
+    """A worker that sends entries of its update to all others after each step and waits for theirs."""
 
     def __init__(self, node: Node, reduce: str) -> None:
         super().__init__(node)
@@ -85,22 +85,22 @@ class _UpdateExchange(Worker):
         return (Step(),)
 
     def _select_entries(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Which entries are sent, and their size on a link."""
+        """Return the indices of the entries to send, and their size on a link."""
         raise NotImplementedError
 
     def _after_sending(self, indices: torch.Tensor, values: torch.Tensor) -> None:
-        """What follows locally from what was sent."""
+        """Update local state after sending."""
 
 
 class Gaia(_UpdateExchange):
-    """The update is applied at once; significant entries of what was not sent yet are."""
+    """Applies the update at once, and sends significant entries of the accumulated update."""
 
     def __init__(self, node: Node, threshold: float, reduce: str) -> None:
         super().__init__(node, reduce)
         self._threshold, self._first_rate = threshold, node.learning_rate
 
     def retune(self, number: float) -> None:
-        """Another threshold from now on."""
+        """Change the threshold."""
         self._threshold = number
 
     def _select_entries(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -122,14 +122,14 @@ def gaia(threshold: float = 0.2, reduce: str = "sum") -> Policy:
 
 
 class Dgc(_UpdateExchange):
-    """Nothing is applied but what is sent: the largest entries of each parameter."""
+    """Applies only what it sends: the largest entries of each parameter."""
 
     def __init__(self, node: Node, sparsity: float, warm_up: int, masks_momentum: bool, reduce: str) -> None:
         super().__init__(node, reduce)
         self._sparsity, self._warm_up, self._masks_momentum = sparsity, warm_up, masks_momentum
 
     def retune(self, number: float) -> None:
-        """Other stages of the warm-up from now on."""
+        """Change the length of the warm-up stages."""
         self._warm_up = int(number)
 
     def _select_entries(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
