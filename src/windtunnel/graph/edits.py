@@ -57,10 +57,10 @@ def _factors(factor: ArrayLike, count: int) -> NDArray[np.float64]:
     return factors
 
 
-def _scale_column(column: NDArray[Any], chosen: NDArray[np.bool_], factors: NDArray[np.float64]) -> NDArray[Any]:
+def _scale_column(column: NDArray[Any], mask: NDArray[np.bool_], factors: NDArray[np.float64]) -> NDArray[Any]:
     scaled = column.copy()
     per_task = factors if factors.ndim == 0 or column.ndim == 1 else factors[:, None]
-    scaled[chosen] = _times(column[chosen], per_task)
+    scaled[mask] = _times(column[mask], per_task)
     return scaled
 
 

@@ -92,10 +92,10 @@ def as_mask(values: ArrayLike, size: int) -> Mask:
     return mask
 
 
-def _among(graph: Graph, column: str, wanted: Any, absent: int | bool) -> Mask:
-    if wanted is None:
+def _among(graph: Graph, column: str, selection: Any, absent: int | bool) -> Mask:
+    if selection is None:
         return np.ones(graph.num_tasks, dtype=bool)
-    values = [int(value) for value in (wanted if isinstance(wanted, Iterable) else (wanted,))]
+    values = [int(value) for value in (selection if isinstance(selection, Iterable) else (selection,))]
     if column not in graph.tasks:
         return np.full(graph.num_tasks, absent is not False and absent in values)
     return np.isin(graph.tasks[column], values)

@@ -19,8 +19,8 @@ _ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 _BY_SIGNAL = 128
 
 
-def outlive(told: Callable[[signal.Signals], int]) -> None:
-    """Go on in a child; where an unexpected signal kills it, say so and end with what ``told`` returns.
+def outlive(report_kill: Callable[[signal.Signals], int]) -> None:
+    """Go on in a child; where an unexpected signal kills it, say so and end with what ``report_kill`` returns.
 
     To be called before any thread is started. Ctrl-C reaches the child directly; an order to end is passed on.
     """
@@ -40,4 +40,4 @@ def outlive(told: Callable[[signal.Signals], int]) -> None:
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
     killer = signal.Signals(os.WTERMSIG(status))
-    os._exit(_BY_SIGNAL + killer if killer in _ASKED_TO_END else told(killer))
+    os._exit(_BY_SIGNAL + killer if killer in _ASKED_TO_END else report_kill(killer))

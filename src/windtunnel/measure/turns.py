@@ -186,12 +186,12 @@ def measure(
     return result if neighbors.are_quiet else _beside(result, neighbors.cores_ratio or 0.0)
 
 
-def _beside(found: Measurement, neighbors_ratio: float) -> Measurement:
+def _beside(measurement: Measurement, neighbors_ratio: float) -> Measurement:
     """A measurement with what other programs took of the machine meanwhile."""
     if neighbors_ratio <= MAX_NEIGHBORS:
-        return replace(found, neighbors_ratio=neighbors_ratio)
+        return replace(measurement, neighbors_ratio=neighbors_ratio)
     note = f"other programs took {neighbors_ratio:.0%} of this machine's cores during the flight"
-    return replace(found, neighbors_ratio=neighbors_ratio, notes=(*found.notes, note))
+    return replace(measurement, neighbors_ratio=neighbors_ratio, notes=(*measurement.notes, note))
 
 
 def _conclude(

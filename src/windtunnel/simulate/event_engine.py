@@ -66,19 +66,19 @@ NEVER = np.iinfo(np.int64).max
 
 
 @njit(inline="always")
-def _place_event(keys: Ints, codes: Ints | None, at: np.uint64, key: int, code: Any) -> None:
-    """Let an event rise from the hole ``at``."""
-    while at > U0:
-        parent = (at - U1) >> U2
+def _place_event(keys: Ints, codes: Ints | None, hole: np.uint64, key: int, code: Any) -> None:
+    """Let an event rise from the hole ``hole``."""
+    while hole > U0:
+        parent = (hole - U1) >> U2
         if keys[parent] <= key:
             break
-        keys[at] = keys[parent]
+        keys[hole] = keys[parent]
         if codes is not None:
-            codes[at] = codes[parent]
-        at = parent
-    keys[at] = key
+            codes[hole] = codes[parent]
+        hole = parent
+    keys[hole] = key
     if codes is not None:
-        codes[at] = code
+        codes[hole] = code
 
 
 @njit(inline="always")

@@ -102,17 +102,17 @@ def _comes_before(a: int, b: int, key: Array) -> bool:
 
 
 @kernel
-def _settle_place(queue: Array, place: Array, key: Array, size: int, at: int, entry: int) -> None:
-    """Put an entry where it belongs, beginning from the hole ``at``."""
-    while at > 0:
-        parent = (at - 1) >> 1
+def _settle_place(queue: Array, position_of: Array, key: Array, size: int, hole: int, entry: int) -> None:
+    """Put an entry where it belongs, beginning from the hole ``hole``."""
+    while hole > 0:
+        parent = (hole - 1) >> 1
         other = queue[parent]
         if not _comes_before(entry, other, key):
             break
-        queue[at] = other
-        place[other] = at
-        at = parent
-    child = 2 * at + 1
+        queue[hole] = other
+        position_of[other] = hole
+        hole = parent
+    child = 2 * hole + 1
     while child < size:
         other = queue[child]
         if child + 1 < size and _comes_before(queue[child + 1], other, key):
@@ -120,22 +120,22 @@ def _settle_place(queue: Array, place: Array, key: Array, size: int, at: int, en
             other = queue[child]
         if not _comes_before(other, entry, key):
             break
-        queue[at] = other
-        place[other] = at
-        at = child
-        child = 2 * at + 1
-    queue[at] = entry
-    place[entry] = at
+        queue[hole] = other
+        position_of[other] = hole
+        hole = child
+        child = 2 * hole + 1
+    queue[hole] = entry
+    position_of[entry] = hole
 
 
 @kernel
-def _drop(queue: Array, place: Array, key: Array, size: int, entry: int) -> None:
+def _drop(queue: Array, position_of: Array, key: Array, size: int, entry: int) -> None:
     """Take an entry out of a heap of ``size``."""
-    index = place[entry]
-    place[entry] = -1
+    index = position_of[entry]
+    position_of[entry] = -1
     last = queue[size - 1]
     if last != entry:
-        _settle_place(queue, place, key, size - 1, index, last)
+        _settle_place(queue, position_of, key, size - 1, index, last)
 
 
 # --- flows begin and end -----------------------------------------------------------------------------------------

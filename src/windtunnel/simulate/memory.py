@@ -101,10 +101,10 @@ def memory_of(
     return MemoryCurve(graph, start_ns, finish_ns, free_ns, time_ns, size_bytes, base_bytes)
 
 
-def _of_ranks(graph: Graph, chosen: NDArray[np.bool_]) -> int:
+def _of_ranks(graph: Graph, mask: NDArray[np.bool_]) -> int:
     """What the ranks of some tasks have all the time, each its own."""
     bases = graph.meta.rank_base_bytes
-    ranks = np.unique(column(graph, "rank", np.int32)[chosen]).tolist() if bases else ()
+    ranks = np.unique(column(graph, "rank", np.int32)[mask]).tolist() if bases else ()
     return sum(bases[rank] for rank in ranks if rank < len(bases))
 
 

@@ -163,13 +163,13 @@ class _Chunks(Sequence[torch.Tensor]):
     def __len__(self) -> int:
         return self._num_chunks
 
-    def __getitem__(self, place: Any) -> Any:
-        if not 0 <= place < self._num_chunks:
-            raise IndexError(place)
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._num_chunks:
+            raise IndexError(index)
         size = self._tensor.size(self._dim)
         length = -(-size // self._num_chunks)
-        first = place * length
-        if first >= size and place:
+        first = index * length
+        if first >= size and index:
             return self._tensor.new_empty(0)
         return self._tensor.narrow(self._dim, first, min(length, size - first))
 
@@ -177,7 +177,7 @@ class _Chunks(Sequence[torch.Tensor]):
 def _methods() -> dict[Any, dict[str, Any]]:
     return {
         dist: {"_verify_params_across_processes": lambda *_: None},
-        DeviceMesh: {"__init__": _of_one_rank(_on_real_numbers(DeviceMesh.__init__, place=1))} | _mesh_methods(),
+        DeviceMesh: {"__init__": _of_one_rank(_on_real_numbers(DeviceMesh.__init__, position=1))} | _mesh_methods(),
         DistributedDataParallel: {
             "__init__": _without_devices(DistributedDataParallel.__init__),
             "_passing_sync_batchnorm_handle": _nothing,
@@ -204,14 +204,14 @@ def _of_this_backend(original: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def _on_real_numbers(original: Callable[..., Any], place: int = 0) -> Callable[..., Any]:
+def _on_real_numbers(original: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
     """Ranks of a mesh are looked at; what is on a device here lies on the host."""
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         given = list(args)
-        if len(given) > place and str(given[place]).startswith("cuda"):
-            given[place] = "cpu"
+        if len(given) > position and str(given[position]).startswith("cuda"):
+            given[position] = "cpu"
         if str(kwargs.get("device_type", "")).startswith("cuda"):
             kwargs["device_type"] = "cpu"
         with _disable_current_modes():

@@ -180,23 +180,23 @@ def _check_agreement(comm: _Comm, lists: dict[int, Rows], job: Job, group: int, 
             raise _disagreement(comm, {first_rank: first, rank: rows}, index, job, _group_name(job, group))
 
 
-def _disagreement(comm: _Comm, lists: dict[int, Rows], place: int, job: Job, group: str) -> TraceError:
+def _disagreement(comm: _Comm, lists: dict[int, Rows], index: int, job: Job, group: str) -> TraceError:
     reported = [
-        f"rank {rank} has {comm.describe(int(rows[place]))}{_format_number(comm, rows, place)}"
-        if place < len(rows)
+        f"rank {rank} has {comm.describe(int(rows[index]))}{_format_number(comm, rows, index)}"
+        if index < len(rows)
         else f"rank {rank} has no more"
         for rank, rows in lists.items()
     ]
     names, counts = [job.trace_name(rank) for rank in lists], [f"{len(rows):,}" for rows in lists.values()]
     return TraceError(
-        f"the ranks disagree about collective {place} of {group}: {' and '.join(reported)}",
+        f"the ranks disagree about collective {index} of {group}: {' and '.join(reported)}",
         where=f"{', '.join(names)}: {' and '.join(counts)} collectives{_steps(job, list(lists))}",
         fix=_reason(comm, list(lists.values())),
     )
 
 
-def _format_number(comm: _Comm, rows: Rows, place: int) -> str:
-    number = int(comm.sequence[rows[place]])
+def _format_number(comm: _Comm, rows: Rows, index: int) -> str:
+    number = int(comm.sequence[rows[index]])
     return f" (number {number})" if number >= 0 else ""
 
 

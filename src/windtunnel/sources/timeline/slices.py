@@ -143,24 +143,26 @@ def fill_between(thread: Ints, value: Ints, other: int) -> None:
 
 
 @njit(cache=True)
-def match_latest(keys: Ints, times: Ints, wanted: Ints, before: Ints) -> Ints:
+def match_latest(keys: Ints, times: Ints, query_keys: Ints, before: Ints) -> Ints:
     """Find for each query the last entry with its key that is not later than it, else the first with its key, else -1.
 
     ``keys``, ``times`` are sorted by key, then time. Ids that are used twice (merged or repeated traces) are so
     told apart.
     """
-    result = np.full(len(wanted), -1, np.int64)
-    for query in range(len(wanted)):
+    result = np.full(len(query_keys), -1, np.int64)
+    for query in range(len(query_keys)):
         low, high = 0, len(keys)
         while low < high:  # first entry beyond (key, time)
             middle = (low + high) // 2
-            if keys[middle] < wanted[query] or (keys[middle] == wanted[query] and times[middle] <= before[query]):
+            if keys[middle] < query_keys[query] or (
+                keys[middle] == query_keys[query] and times[middle] <= before[query]
+            ):
                 low = middle + 1
             else:
                 high = middle
-        if low > 0 and keys[low - 1] == wanted[query]:
+        if low > 0 and keys[low - 1] == query_keys[query]:
             result[query] = low - 1
-        elif low < len(keys) and keys[low] == wanted[query]:
+        elif low < len(keys) and keys[low] == query_keys[query]:
             result[query] = low
     return result
 

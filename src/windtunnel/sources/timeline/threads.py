@@ -87,27 +87,27 @@ def find_hand_offs(
 Edges = dict[tuple[int, int], tuple[int, bool]]
 
 
-def _blocks_inside_gaps(one: _Thread, other: _Thread, cover: float, edges: Edges, explained: set[int]) -> None:
+def _blocks_inside_gaps(waiter: _Thread, other: _Thread, cover: float, edges: Edges, explained: set[int]) -> None:
     """Gaps of one thread that hold a whole block of work of the other."""
-    first = np.searchsorted(other.start, one.gap_begin, side="left")
-    last = np.searchsorted(other.end, one.gap_end, side="right") - 1
+    first = np.searchsorted(other.start, waiter.gap_begin, side="left")
+    last = np.searchsorted(other.end, waiter.gap_end, side="right") - 1
     inside = first <= last
     # the other thread rests when the gap begins and when it ends
-    inside &= (first == 0) | (other.end[np.maximum(first - 1, 0)] <= one.gap_begin)
+    inside &= (first == 0) | (other.end[np.maximum(first - 1, 0)] <= waiter.gap_begin)
     following = np.minimum(last + 1, len(other.start) - 1)
-    inside &= (last + 1 == len(other.start)) | (other.start[following] >= one.gap_end)
+    inside &= (last + 1 == len(other.start)) | (other.start[following] >= waiter.gap_end)
     first, last = np.minimum(first, len(other.start) - 1), np.maximum(last, 0)
-    inside &= other.end[last] - other.start[first] >= cover * (one.gap_end - one.gap_begin)
+    inside &= other.end[last] - other.start[first] >= cover * (waiter.gap_end - waiter.gap_begin)
     for gap in np.flatnonzero(inside).tolist():
-        before, after = int(one.slices[one.after[gap] - 1]), int(one.slices[one.after[gap]])
+        before, after = int(waiter.slices[waiter.after[gap] - 1]), int(waiter.slices[waiter.after[gap]])
         begin, finish = int(first[gap]), int(last[gap])
-        edges[before, int(other.slices[begin])] = (int(other.start[begin] - one.gap_begin[gap]), False)
-        edges[int(other.slices[finish]), after] = (int(one.gap_end[gap] - other.end[finish]), False)
+        edges[before, int(other.slices[begin])] = (int(other.start[begin] - waiter.gap_begin[gap]), False)
+        edges[int(other.slices[finish]), after] = (int(waiter.gap_end[gap] - other.end[finish]), False)
         explained.update((after, int(other.slices[begin])))
 
 
 def _returns_after_work(
-    one: _Thread,
+    waiter: _Thread,
     threads: list[_Thread],
     collective: NDArray[np.bool_],
     rules: TimelineRules,
@@ -115,23 +115,25 @@ def _returns_after_work(
     explained: set[int],
 ) -> None:
     """Gaps that end shortly after another thread's work did: long ones, and waits for host collectives."""
-    if not len(one.after):
+    if not len(waiter.after):
         return
-    after = one.slices[one.after]
+    after = waiter.slices[waiter.after]
     latest = np.full(len(after), -(2**62), np.int64)
     source = np.full(len(after), -1, np.int64)
     for other in threads:
-        if other is one:
+        if other is waiter:
             continue
-        index = np.searchsorted(other.end, one.gap_end, side="right") - 1
+        index = np.searchsorted(other.end, waiter.gap_end, side="right") - 1
         result = np.maximum(index, 0)
         ended = other.end[result]
-        seen = (index >= 0) & (ended > one.gap_begin) & (one.gap_end - ended <= rules.resume_ns) & (ended > latest)
-        seen &= (one.gap_end - one.gap_begin > rules.long_gap_ns) | collective[other.slices[result]]
+        seen = (
+            (index >= 0) & (ended > waiter.gap_begin) & (waiter.gap_end - ended <= rules.resume_ns) & (ended > latest)
+        )
+        seen &= (waiter.gap_end - waiter.gap_begin > rules.long_gap_ns) | collective[other.slices[result]]
         source[seen], latest[seen] = other.slices[result][seen], ended[seen]
     for gap in np.flatnonzero(source >= 0).tolist():
         if int(after[gap]) not in explained:
-            edges[int(source[gap]), int(after[gap])] = (int(one.gap_end[gap] - latest[gap]), False)
+            edges[int(source[gap]), int(after[gap])] = (int(waiter.gap_end[gap] - latest[gap]), False)
             explained.add(int(after[gap]))
 
 

@@ -276,13 +276,13 @@ def _columns(
 _NOTHING = Operator(Role.NONE)
 
 
-def _find_labeling_event(points: Points, place: int) -> int:
+def _find_labeling_event(points: Points, index: int) -> int:
     """The event that says phase and layer: Python between operators belongs to the one that it prepares."""
-    event = int(points.owner[place])
+    event = int(points.owner[index])
     if event > 0:
         return event
-    following = np.searchsorted(points.enter, place + 1)
-    if following < len(points.enter) and points.enter[following] == place + 1:
+    following = np.searchsorted(points.enter, index + 1)
+    if following < len(points.enter) and points.enter[following] == index + 1:
         return int(following)
     return max(event, 0)
 

@@ -102,10 +102,10 @@ class _CompiledBuffers:
 
 
 def _assign_allocation(
-    points: Points, operators: list[Operator], main_slice: list[int], flow: Flow, place: int, num_bytes: int
+    points: Points, operators: list[Operator], main_slice: list[int], flow: Flow, index: int, num_bytes: int
 ) -> _Block:
     """Memory belongs to the operator that computes around it, or to the first that writes into it."""
-    event = int(points.owner[place])
+    event = int(points.owner[index])
     allocator = event
     while event >= 0 and operators[event].role is not Role.COMPUTE:
         event = int(points.parent[event])
@@ -116,7 +116,7 @@ def _assign_allocation(
             key = (span.storage, main_slice[allocator])
             if key in flow.first_writer:
                 return _Block(flow.first_writer[key], -1, num_bytes)
-    return _Block(place, -1, num_bytes)
+    return _Block(index, -1, num_bytes)
 
 
 def _free(
