@@ -74,7 +74,7 @@ def _network(preset: Preset) -> torch.nn.Module:
     shape = (width, preset.heads, preset.feed_forward)
 
     class Translator(nn.Module):
-        """One embedding for both languages and for the scores, sinusoidal places, normalization after each sum."""
+        """One embedding for both languages and for the scores, sinusoidal positions, normalization after each sum."""
 
         positions: torch.Tensor
 
@@ -82,7 +82,7 @@ def _network(preset: Preset) -> torch.nn.Module:
             super().__init__()
             self.words = nn.Embedding(preset.vocabulary, width)
             nn.init.normal_(self.words.weight, std=width**-0.5)
-            self.register_buffer("places", _places(longest, width), persistent=False)
+            self.register_buffer("positions", _sinusoids(longest, width), persistent=False)
             self.dropout = nn.Dropout(0.1)
             # not nn.Transformer: it copies its layers, which fake tensors do not survive
             self.encoder = nn.ModuleList(
@@ -110,7 +110,7 @@ def _network(preset: Preset) -> torch.nn.Module:
     return Translator()
 
 
-def _places(length: int, width: int) -> torch.Tensor:
+def _sinusoids(length: int, width: int) -> torch.Tensor:
     """Section 3.5 of the paper: float32 [length, width]."""
     import torch
 
