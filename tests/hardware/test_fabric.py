@@ -37,4 +37,4 @@ def test_a_wire_of_a_fleet_is_a_link_until_its_rate_changes():
 
     assert 1_002_000 == p2p_ns(1000, wire.link) == wire.link.transfer_ns(1000)
     assert wire.latency_ns + 1_000_000 == wire.link.transfer_ns(1000)
-    assert wire.link.bandwidth_bytes_per_s == pytest.approx(2 * wire.bytes_per_s.at(6_000_000))
+    assert wire.link.bandwidth_bytes_per_s == pytest.approx(2 * wire.bytes_per_s.value_at(6_000_000))

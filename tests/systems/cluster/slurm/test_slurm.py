@@ -44,8 +44,8 @@ def test_a_job_asks_for_the_tightest_place_that_holds_it():
     ("gpus", "policy", "said"),
     [
         (9, timers(1, 1), "asks for 9 GPUs, the cluster has 8"),
-        (2, Policy(timers="auto"), "decides that later"),
-        (2, Policy(placement="spread", rack_timer_s=1.0, network_timer_s=1.0), "decides that later"),
+        (2, Policy(timers="auto"), "decides them later"),
+        (2, Policy(placement="spread", rack_timer_s=1.0, network_timer_s=1.0), "decides them later"),
     ],
 )
 def test_what_slurm_cannot_be_told_is_refused(gpus, policy, said):
