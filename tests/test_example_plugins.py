@@ -80,7 +80,7 @@ class TestPricedWhatIf(WhatIfContract):
 
     def test_prices_come_from_operators_that_ran_in_the_new_form(self):
         (graph,) = self.graphs()
-        changed = self.changed(graph)
+        changed = self.apply_whatif(graph)
 
         assert "measured:partial" in changed.tasks.strings("cost_source").values
         assert replay(changed).makespan_ns != replay(graph).makespan_ns

@@ -19,7 +19,7 @@ from windtunnel.errors import ImplausibleError
     ],
 )
 def test_an_answer_that_cannot_be_true_is_ours(numbers, message):
-    with pytest.raises(ImplausibleError, match="internal error in windtunnel") as caught:
+    with pytest.raises(ImplausibleError, match="defect of windtunnel") as caught:
         require_plausible("the step predicted for h100", **numbers)
 
     assert message in caught.value.message

@@ -130,7 +130,7 @@ def test_the_report_of_a_capture_has_the_split(capsys, tmp_path):
 
     assert 0 == code, capsys.readouterr().err
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Which device runs what" in page
+    assert "Assignment of operators to devices" in page
     assert 3 == page.count("<circle")
 
 
@@ -191,7 +191,7 @@ def test_stages_may_have_replicas(capsys, path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--replicas", "2", "--solver", "ilp"), "know no replicas"),
+        (("--replicas", "2", "--solver", "ilp"), "do not support replicas"),
         (("--replicas", "2", "--sync", "tree"), "synchronized by 'tree'"),
         (("--links", "a:b=1GB/s"), "states the cost of each transfer itself"),
     ],

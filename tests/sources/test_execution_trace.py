@@ -242,7 +242,7 @@ def test_without_durations_it_says_so_and_predicts_nothing(tmp_path):
     assert {0} == set(graph.duration_ns.tolist())
     assert {"unmeasured"} == set(graph.tasks.strings("cost_source").to_numpy())
     assert graph.num_tasks == graph.meta.num_unmeasured_tasks == count_unmeasured_tasks(graph)
-    assert f"no durations: all {graph.num_tasks} tasks have no measured duration" in str(explain(graph))
+    assert f"no durations: all {graph.num_tasks} tasks are unmeasured" in str(explain(graph))
     with pytest.raises(InputError, match="takes no time"):
         whatif(graph, "amp")
     priced = graph.set_duration(graph.all_tasks, 5, "mine")

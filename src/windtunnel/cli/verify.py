@@ -179,9 +179,7 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
         _row(outcome.receipt) if outcome.receipt else (str(outcome.request), "", "", "", outcome.status, "")
         for outcome in outcomes
     ]
-    print_table(
-        ("what-if", "predicted", "measured", "90 % interval", "error", "iteration"), rows, numbers=(1, 2, 3, 4, 5)
-    )
+    print_table(("what-if", "predicted", "measured", "90 %", "error", "iteration"), rows, numbers=(1, 2, 3, 4, 5))
     if receipts:
         _print_drift(receipts)
     for receipt in receipts:

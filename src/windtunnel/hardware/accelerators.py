@@ -261,7 +261,7 @@ def parse_template(name: str) -> Accelerator:
 
     Examples
     --------
-    >>> str(template_named("phaze:8x128x128+2x128+128MiB"))
+    >>> str(parse_template("phaze:8x128x128+2x128+128MiB"))
     'phaze:8x128x128+2x128+128MiB (32.0 GiB, 1.20 TB/s)'
     """
     match = _NAME.fullmatch(name)

@@ -57,7 +57,7 @@ def shorten(text: str, limit: int = MAX_TEXT) -> str:
 
     Examples
     --------
-    >>> shortened("abcdefghij", 7)
+    >>> shorten("abcdefghij", 7)
     'abc…hij'
     """
     if len(text) > limit:

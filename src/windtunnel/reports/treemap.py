@@ -70,7 +70,7 @@ def squarify(sizes: Sequence[float], box: Box) -> list[Box]:
 
     Examples
     --------
-    >>> squarified([2, 1, 1], (0, 0, 4, 2))
+    >>> squarify([2, 1, 1], (0, 0, 4, 2))
     [(0, 0, 2.0, 2), (2.0, 0, 2.0, 1.0), (2.0, 1.0, 2.0, 1.0)]
     """
     result: list[Box] = []

@@ -118,9 +118,9 @@ def resize_operator(captured: Inputs, sizes: frozenset[int], old: int, new: int)
 
     Examples
     --------
-    >>> grown = resized(Inputs("aten::mm", "[[64,256],[256,32]]", '["Tensor(float)","Tensor(float)"]', "", 32768),
-    ...                 frozenset({8, 64}), 8, 16)
-    >>> grown.inputs.shapes, grown.flops_ratio, round(grown.read_ratio, 2)
+    >>> inputs = Inputs("aten::mm", "[[64,256],[256,32]]", '["Tensor(float)","Tensor(float)"]', "", 32768)
+    >>> resized = resize_operator(inputs, frozenset({8, 64}), 8, 16)
+    >>> resized.inputs.shapes, resized.flops_ratio, round(resized.read_ratio, 2)
     ('[[128,256],[256,32]]', 2.0, 1.67)
     """
     tensors = captured.tensors()

@@ -180,7 +180,7 @@ def test_links_without_sense_are_refused(text, message):
 
 def test_what_a_solver_would_not_see_is_refused():
     one = chain(3)
-    with pytest.raises(InputError, match="know no replicas"):
+    with pytest.raises(InputError, match="do not support replicas"):
         place(with_replicas(one, 2, 1e9), solver="ilp")
     with pytest.raises(InputError, match="one link"):
         place(replace(one, link_scale=np.ones((2, 2))), objective="latency")

@@ -164,9 +164,9 @@ def test_no_schedule_is_below_the_bound_and_peaks_are_not_slower():
     for name in ("forward", "backward"):
         chips = space()
         tiled = layer_times(model(0), chips, 1e9)
-        assert (getattr(tiled, f"least_{name}_PUT") <= getattr(tiled, f"{name}_PUT") * (1 + 1e-12)).all()
+        assert (getattr(tiled, f"min_{name}_PUT") <= getattr(tiled, f"{name}_PUT") * (1 + 1e-12)).all()
         peak = layer_times(model(0), ChipSpace(chips.templates, mode="peak"), 1e9)
-        assert (getattr(peak, f"least_{name}_PUT") <= getattr(tiled, f"{name}_PUT") * (1 + 1e-12)).all()
+        assert (getattr(peak, f"min_{name}_PUT") <= getattr(tiled, f"{name}_PUT") * (1 + 1e-12)).all()
 
 
 def test_memory_that_is_too_small_names_the_layer():

@@ -100,14 +100,18 @@ def build_graph(
     return Graph.from_columns(columns.tasks, columns.edges, columns.resources, columns.meta)
 
 
+def _without_work(where: str) -> TraceError:
+    return TraceError(
+        "the trace has no complete events that do work",
+        where=where,
+        fix="record operators or kernels, and let the profiler stop before it exports",
+    )
+
+
 def _find_parts(events: Events, window: str | None, occurrence: int | None, rules: TimelineRules) -> _Parts:
     """Find what there is in a timeline, without edges; its own times and arguments are not kept."""
     if not ((events.category >= Category.OPERATOR) & (events.category <= Category.COPY)).any():
-        raise TraceError(
-            "the trace has no complete events that do work",
-            where=f"{events.path}: {_format_event_counts(events)}",
-            fix="record operators or kernels, and let the profiler stop before it exports",
-        )
+        raise _without_work(f"{events.path}: {_format_event_counts(events)}")
     events, missing = drop_lost_records(events)
     selected = find_window(events, window, occurrence)
     device = find_device(events)
@@ -229,6 +233,8 @@ def _assemble(parts: _Parts) -> _Columns:
     host, window, edges = parts.host, parts.window, parts.edges
     started = _launch_times(parts)
     inside = window.holds(started)
+    if not inside.any() and window.is_whole:
+        raise _without_work(parts.events.path)
     if not inside.any():
         raise TraceError(
             f"nothing runs inside the window {window.name!r}",
