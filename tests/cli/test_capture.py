@@ -6,6 +6,7 @@ import textwrap
 import pytest
 
 from tests.cli.command import windtunnel_process
+from windtunnel.cli.app import _workload_last
 from windtunnel.graph import load
 
 pytest.importorskip("torch")
@@ -204,3 +205,11 @@ def test_iterations_that_vary_are_told_with_how_many_would_do(tmp_path):
     assert 0 == outcome.code, outcome.stderr
     assert "iterations vary: after 12 of them the step's time is known to ±" in outcome.stderr
     assert " would make that ±2.0 %" in outcome.stderr or "on a quiet machine" in outcome.stderr
+
+
+def test_options_behind_a_script_without_a_suffix_are_its_own(tmp_path):
+    script = tmp_path / "train"
+    script.write_text("pass\n")
+
+    assert ["capture", str(script), "--epochs", "3"] == _workload_last(["capture", str(script), "--epochs", "3"])
+    assert ["capture", "--iterations", "3", "mlp"] == _workload_last(["capture", "mlp", "--iterations", "3"])

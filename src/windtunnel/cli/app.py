@@ -16,6 +16,7 @@ import typer.core
 from windtunnel import __version__, registry
 from windtunnel.cli.console import advise, clean
 from windtunnel.cli.errors import show_error, show_usage_error
+from windtunnel.cli.subjects import is_script
 from windtunnel.errors import InputError, WindtunnelError
 
 __all__ = ["build_app", "run"]
@@ -235,7 +236,7 @@ def _warn_of_late_options(arguments: list[str]) -> None:
         return
     position = next((row for row, word in enumerate(arguments) if row and word.endswith(".py")), len(arguments))
     behind = arguments[position + 1 :]
-    if "--" in arguments[: position + 2]:  # whoever writes that knows whose they are
+    if "--" in arguments[: position + 2]:  # an explicit separator needs no warning
         return
     ours = _options_of(arguments[0])
     late = [word for word in behind if word.partition("=")[0] in ours]
@@ -268,7 +269,7 @@ def _options_of(verb: str) -> dict[str, bool]:
 def _workload_last(arguments: list[str]) -> list[str]:
     """Allow ``memory mlp --fake``: a workload has no arguments of its own, so options may follow it."""
     is_of_scripts = len(arguments) > 2 and arguments[0] in _OF_SCRIPTS
-    if not is_of_scripts or arguments[1].startswith("-") or arguments[1].endswith(".py"):
+    if not is_of_scripts or arguments[1].startswith("-") or is_script(arguments[1]):
         return arguments
     return [arguments[0], *arguments[2:], arguments[1]]
 

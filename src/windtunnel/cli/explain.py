@@ -26,8 +26,7 @@ from windtunnel.cli.trace_table import print_trace_table
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.graph import Graph
-    from windtunnel.simulate import Timeline
+    from windtunnel.reports import Explanation
 
 __all__ = ["explain"]
 
@@ -105,6 +104,9 @@ def explain(
 
     Show where the time of an iteration goes, its critical path, and the unexplained rest.
     """
+    from windtunnel.reports import explain as explain_graph
+    from windtunnel.simulate import replay
+
     if table and html is not None:
         raise InputError(
             "--table prints text and --html writes a page", where="--table --html", fix="leave out one of them"
@@ -139,28 +141,18 @@ def explain(
                 "as_json": as_json,
             }
             write_html_report(opened, graph, html, **given, progress=progress)
-    if perfetto is not None or table:
-        timeline = _replayed(opened)
-        if perfetto is not None:
-            write_perfetto(timeline, perfetto)
-        if table:
-            print_resource_table(timeline, perfetto, as_json=as_json)
-    if not (html or table):
-        _print_explanation(opened, by, depth, top, as_json=as_json)
+        timeline = replay(opened) if perfetto is not None or html is None else None
+        explanation = explain_graph(opened, timeline) if html is None and not table else None
+    if timeline is not None and perfetto is not None:
+        write_perfetto(timeline, perfetto)
+    if timeline is not None and table:
+        print_resource_table(timeline, perfetto, as_json=as_json)
+    if explanation is not None:
+        _print_explanation(explanation, by, depth, top, as_json=as_json)
     suggest("windtunnel", "whatif", graph, "--all")
 
 
-def _replayed(graph: Graph) -> Timeline:
-    from windtunnel.simulate import replay
-
-    with Progress("replaying", heartbeat=True):
-        return replay(graph)
-
-
-def _print_explanation(graph: Graph, by: str, depth: int, top: int, *, as_json: bool) -> None:
-    from windtunnel.reports import explain as explain_graph
-
-    explanation = explain_graph(graph)
+def _print_explanation(explanation: Explanation, by: str, depth: int, top: int, *, as_json: bool) -> None:
     if as_json:
         print_json(explanation.to_dict())
         return

@@ -16,6 +16,7 @@ from windtunnel.cli.files import require_free, stem
 from windtunnel.cli.memory_fit import Job, print_fit
 from windtunnel.cli.options import Force, GuessValues, Json, ReadLimitSize
 from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.cli.subjects import workload_of
 from windtunnel.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
@@ -245,14 +246,7 @@ def _run(
 def _workload(target: str, arguments: Sequence[str]) -> Any:
     from functools import partial
 
-    from windtunnel.whatifs import parse_step
-
-    if arguments:
-        raise InputError(
-            f"a workload takes no arguments, but got {' '.join(arguments)}",
-            fix=f"windtunnel memory {target}:option=value",
-        )
-    selected = parse_step(target, kind="workload")
+    selected = workload_of(target, arguments)
     return partial(registry.get("workload", selected.name).function, **selected.parameters)
 
 

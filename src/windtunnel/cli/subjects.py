@@ -11,8 +11,9 @@ from windtunnel.errors import InputError
 if TYPE_CHECKING:
     from windtunnel.sources.targets import Script, WorkloadName
     from windtunnel.sources.torch.launch import Ranks
+    from windtunnel.whatifs.request import Step
 
-__all__ = ["is_script", "subject_of"]
+__all__ = ["is_script", "subject_of", "workload_of"]
 
 
 def is_script(target: str) -> bool:
@@ -29,16 +30,28 @@ def subject_of(target: str, arguments: Sequence[str], ranks: Ranks) -> Script | 
         There is no such script or workload, or a workload is given arguments or several processes.
     """
     from windtunnel.sources.targets import Script, WorkloadName, target_of
-    from windtunnel.whatifs.request import parse_step
 
     if is_script(target):
         result = target_of(target if target.endswith(".py") else Path(target), argv=arguments, ranks=ranks)
         assert isinstance(result, Script)
         return result
+    step = workload_of(target, arguments)
+    if ranks.num_ranks > 1:
+        raise InputError("a workload runs in one process", where="--nproc", fix="leave out --nproc")
+    return WorkloadName(step.name, step.parameters)
+
+
+def workload_of(target: str, arguments: Sequence[str]) -> Step:
+    """Return the name and the parameters of a workload.
+
+    Raises
+    ------
+    InputError
+        There is no such workload, or it is given arguments.
+    """
+    from windtunnel.whatifs.request import parse_step
+
     if arguments:
         fix = f"give parameters of a workload after a colon: {target}:option=value"
         raise InputError(f"a workload takes no arguments, but got {' '.join(arguments)}", fix=fix)
-    if ranks.num_ranks > 1:
-        raise InputError("a workload runs in one process", where="--nproc", fix="leave out --nproc")
-    step = parse_step(target, kind="workload")
-    return WorkloadName(step.name, step.parameters)
+    return parse_step(target, kind="workload")

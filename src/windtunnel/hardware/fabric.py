@@ -48,7 +48,7 @@ class Fabric:
         return cls(Link("within a host", inner_bytes_per_s), Link("between hosts", outer_bytes_per_s), devices_per_host)
 
     def among(self, num_devices: int) -> Link:
-        """The link that limits so many neighbors: the inner one of fewer than a host has, as planners round it up."""
+        """The link that limits this number of neighbors: the inner one below a full host, as planners round up."""
         return self.inner if num_devices < self.devices_per_host else self.outer
 
     def between(self, ranks: Sequence[int]) -> Link:

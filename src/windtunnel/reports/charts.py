@@ -109,13 +109,13 @@ class Frame:
         """Of a share of the axis upwards."""
         return self.floor - (self.floor - self.top) * share
 
-    def axes(self, below: Sequence[str], beside: Sequence[str]) -> list[str]:
+    def axes(self, below: Sequence[str], left_labels: Sequence[str]) -> list[str]:
         """Both, with evenly spaced labels from the origin to the ends; where there are none, no labels."""
         body = [f'<path d="M{self.left},{self.top}V{self.floor}H{self.right}" fill="none" stroke="#8a9099"/>']
         for index, text in enumerate(below):
             body.append(words(self.x(index / (len(below) - 1)), self.floor + 15, text, "middle"))
-        for index, text in enumerate(beside):
-            body.append(words(self.left - 6, self.y(index / (len(beside) - 1)) + 4, text, "end"))
+        for index, text in enumerate(left_labels):
+            body.append(words(self.left - 6, self.y(index / (len(left_labels) - 1)) + 4, text, "end"))
         return body
 
 

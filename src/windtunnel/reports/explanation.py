@@ -299,7 +299,7 @@ def roll_up(shares: Sequence[Share], depth: int) -> tuple[Share, ...]:
 
     Examples
     --------
-    >>> [one.label for one in roll_up([Share("h.0.attn", 1, 0.1, 1), Share("h.1", 5, 0.5, 1)], 1)]
+    >>> [share.label for share in roll_up([Share("h.0.attn", 1, 0.1, 1), Share("h.1", 5, 0.5, 1)], 1)]
     ['h']
     """
     result: dict[str, Share] = {}

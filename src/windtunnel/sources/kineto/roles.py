@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from windtunnel.sources.kineto.trace import COMPLETE, Trace
 from windtunnel.sources.timeline.events import MISSING, Category
-from windtunnel.sources.timeline.names import STEP, matching
+from windtunnel.sources.timeline.names import HOST_COLLECTIVE, STEP, matching
 
 __all__ = ["find_categories"]
 
-_UNKNOWN = 255  # told by arguments and neighbors
+_UNKNOWN = 255  # to be inferred from arguments and neighboring rows
 _CATEGORIES = {
     "": _UNKNOWN,
     "user_annotation": Category.ANNOTATION,
@@ -32,7 +32,7 @@ _CATEGORIES = {
         Category.IGNORED,
     ),
 }
-_HOST_COLLECTIVE = r"(gloo|mpi|ucc):"
+_HOST_COLLECTIVE = HOST_COLLECTIVE.removeprefix("^")  # an annotation may have words before it
 
 
 def _category_of(text: str) -> int:
@@ -43,7 +43,7 @@ def _category_of(text: str) -> int:
 
 
 def find_categories(trace: Trace) -> NDArray[np.uint8]:
-    """`Category` of every row [N]; one that no one knows is told by its arguments and its neighbors on the thread."""
+    """`Category` of every row [N]; an unknown one is inferred from its arguments and its neighbors on the thread."""
     category = np.array([_category_of(text) for text in trace.strings], np.uint8)[trace.cat]
     category[trace.letter != COMPLETE] = Category.NO_EVENT
     is_python = np.array([text == "python_function" for text in trace.strings])[trace.cat]

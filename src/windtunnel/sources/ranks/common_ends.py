@@ -54,10 +54,10 @@ def check_ends(
     far_ns = _FAR_ON_DEVICE_NS if "start_cause" in tasks else _FAR_NS
     for group in np.unique(meetings.group).tolist():
         local = meetings.group == group
-        half_ns, begun_ns = float(np.median(apart[local])), float(np.median(started[local]))
-        if half_ns > max(far_ns, _ALIKE * begun_ns) and refuse:
+        half_ns, started_ns = float(np.median(apart[local])), float(np.median(started[local]))
+        if half_ns > max(far_ns, _ALIKE * started_ns) and refuse:
             raise _strangers(meetings, job, group, apart, started)
-        if half_ns > max(_NEAR_NS, 2 * np.median(own[local]), _ALIKE * begun_ns):
+        if half_ns > max(_NEAR_NS, 2 * np.median(own[local]), _ALIKE * started_ns):
             return [
                 f"half of the collectives of {_group_name(job, group)} end more than {format_duration(half_ns)} apart: "
                 "clocks may differ, or these are not the same"
@@ -94,7 +94,7 @@ def _shortest(tasks: Table, meetings: Meetings) -> Int64s:
     return shortest
 
 
-def _strangers(meetings: Meetings, job: Job, group: int, apart: Int64s, begun: Int64s) -> TraceError:
+def _strangers(meetings: Meetings, job: Job, group: int, apart: Int64s, started: Int64s) -> TraceError:
     """What was paired by order alone was of other groups, or of another run."""
     local = np.flatnonzero(meetings.group == group)
     worst = int(local[np.argmax(apart[local])])
@@ -104,7 +104,7 @@ def _strangers(meetings: Meetings, job: Job, group: int, apart: Int64s, begun: I
         f"{format_duration(int(apart[worst]))} apart{untold}: they are not the same ones",
         where=f"{', '.join(job.names[:4])}: collective {int(meetings.place[worst])} of {_group_name(job, group)}; half "
         f"of them end more than {format_duration(int(np.median(apart[local])))} apart, and begin "
-        f"{format_duration(int(np.median(begun[local])))}",
+        f"{format_duration(int(np.median(started[local])))}",
         fix="load each trace by itself: ranks of other groups, sampled traces or traces of other runs have no "
         "collectives in common",
     )

@@ -179,7 +179,7 @@ def explain_starts(device: Device, awaited: Int64s | None, rules: TimelineRules)
     Parameters
     ----------
     awaited : int64 [D], optional
-        Task that the stream was told to wait for, -1 for none. Without it (there are no notes of stream waits)
+        Task that the stream has to wait for, -1 for none. Without it (there are no notes of stream waits)
         waits are inferred from the times of tasks whose start nothing else explains.
     """
     before_ns = _end_of(device, device.previous)

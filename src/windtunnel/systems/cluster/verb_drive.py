@@ -1,4 +1,4 @@
-"""``windtunnel cluster run``: jobs through a real Slurm under a policy, beside what was predicted."""
+"""``windtunnel cluster run``: jobs through a real Slurm under a policy, compared with the prediction."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Messages between the ranks of a pipeline: no rank waits for a send.
 
-In: a table of actions and a place in it. Out: values from one pass to the next, over gloo or within the rank. Each
+In: a table of actions and a position in it. Out: values from one pass to the next, over gloo or within the rank. Each
 rank asks for what its next passes need before it computes, so that messages travel meanwhile; a send is done when the
 table says that its receiver has gone on from there. Not here: passes.
 """
@@ -48,7 +48,7 @@ class _Sent:
     """A message that is kept until its receiver has it."""
 
     works: list[Any]
-    consumed_at: int  # place in the receiver's row
+    consumed_at: int  # index in the receiver's row
 
 
 class P2PChannel:
@@ -57,10 +57,10 @@ class P2PChannel:
     Parameters
     ----------
     schedule : Schedule
-    place : int
+    position : int
         Whose row this is.
     rank_of_position : callable
-        The process of a place.
+        Rank of each position.
     shapes : mapping of int to sequence of (shape, dtype)
         What each stage hands on.
     """
@@ -134,7 +134,7 @@ class P2PChannel:
             self._next += 1
 
     def _forget(self, position: int, row: int) -> None:
-        """A place has come to that row: it has all that it used before."""
+        """A position has reached that row: it has received everything that earlier rows used."""
         kept = []
         for item in self._sent.get(position, ()):
             if item.consumed_at < row:

@@ -147,7 +147,7 @@ class PipelineRank:
         Stages of this rank.
     shapes : mapping of int to sequence of (shape, dtype)
         What each stage of the pipeline hands on.
-    place : int
+    position : int
         Its row of every table.
     num_positions : int
         Ranks of one replica; replica r has the processes from ``r * num_positions`` on.
@@ -283,7 +283,7 @@ def pipeline_rank(
     cut : sequence of CutStage [S]
     table : Schedule
         A schedule of the kind that will run.
-    place, loss, feed, replica, reduction, on_update
+    position, loss, feed, replica, reduction, on_update
         As of ``PipelineRank``.
     make_optimizer : callable
         Function that makes the optimizer of a stage's parameters.
