@@ -53,6 +53,7 @@ VERBS_BEFORE = {
 DECORATORS = {"flight", "layer", "policy", "source", "strategy", "verb", "whatif", "workload", "cost_model", "page"}
 ACCEPTED = {
     "elapsed_ns": "a time, named by an adjective and its unit",
+    "elapsed_time": "the method of torch.cuda.Event that the dry run's event stands in for",
     "proven_by": "decorator of flights that plug-ins use",
 }
 """Functions that are named by a participle and stay, with the reason."""

@@ -133,7 +133,7 @@ def test_what_was_written_is_read_back_and_all_else_is_read_where_it_is(scratch,
     assert {"a": 1} == torch.load("checkpoint.pt")
     assert "begun more" == Path("log.txt").read_text()
     assert SCRIPT == Path("train.py").read_text()
-    assert [job / "checkpoint.pt", job / "log.txt"] == scratch.written_paths()
+    assert [job / "checkpoint.pt", job / "log.txt"] == scratch.list_written_paths()
 
 
 def test_the_files_of_the_user_are_as_they_were(job, tmp_path):
@@ -178,7 +178,7 @@ def test_temporary_files_and_devices_stay_where_they_are(scratch, tmp_path):
         nothing.write("x")
 
     assert outside.exists()
-    assert [] == scratch.written_paths()
+    assert [] == scratch.list_written_paths()
 
 
 def test_everything_is_put_back(job, tmp_path):

@@ -40,7 +40,7 @@ def kept_away(script: Path) -> Iterator[None]:
 
     with files_kept_away(script) as files:
         yield
-        written = [str(path) for path in files.written_paths()]
+        written = [str(path) for path in files.list_written_paths()]
     if written:
         advise(f"{script.name} wrote to a temporary directory: {_listed(written)}")
 

@@ -20,7 +20,7 @@ from windtunnel.errors import InputError, WindtunnelError
 
 __all__ = ["call_user_function", "is_job_file"]
 
-Made = TypeVar("Made")
+T = TypeVar("Made")
 _MAKER = "make"
 _JOB = re.compile(r"(?P<path>.*?\.py)(?::(?P<function>\w*))?(?:\s+(?P<arguments>.*))?")
 
@@ -30,7 +30,7 @@ def is_job_file(text: str) -> bool:
     return _JOB.fullmatch(text) is not None
 
 
-def call_user_function(text: str, kind: type[Made]) -> Made:
+def call_user_function(text: str, kind: type[T]) -> T:
     """Call a function of a user's file that has to return a ``kind``, and return its result.
 
     Parameters

@@ -86,7 +86,7 @@ class ScratchFolder:
         if full is not None:
             self._removed.add(full)
 
-    def written_paths(self) -> list[Path]:
+    def list_written_paths(self) -> list[Path]:
         """All files that were written, at the paths that they would have had."""
         result = [path for path in Path(self.folder).rglob("*") if path.is_file()]
         return sorted(Path(os.sep) / path.relative_to(self.folder) for path in result)

@@ -124,9 +124,9 @@ class Groups:
         return number
 
 
-def _group_of(told: Any) -> Any:
+def _group_of(group: Any) -> Any:
     resolve: Any = dist.distributed_c10d
-    return resolve._resolve_process_group(told) if isinstance(told, str) else told
+    return resolve._resolve_process_group(group) if isinstance(group, str) else group
 
 
 def complete_collective(schema: Any, message: Message, values: list[Any]) -> Any:

@@ -106,9 +106,9 @@ def rank_of_job(rank: int, num_ranks: int, devices_per_host: int, mailbox: Mailb
 
 
 @contextmanager
-def _environment(told: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ __all__ = ["Kernels", "Measured", "measure"]
 
 # N nodes
 Int = NDArray[np.int64]
-_LEAST_JOINED = 0.9
+_MIN_JOINED_RATIO = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ def measure(
     rows = np.flatnonzero((events.category == Category.OPERATOR) | (events.category == Category.ANNOTATION))
     rows = rows[np.lexsort((-events.duration_ns[rows], events.start_ns[rows], events.thread[rows]))]
     joins = {"record-function id": _by_id(trace, rows, document.nodes), "order": {}}
-    if len(joins["record-function id"]) < _LEAST_JOINED * len(document.nodes):
+    if len(joins["record-function id"]) < _MIN_JOINED_RATIO * len(document.nodes):
         joins["order"] = _by_order(trace, rows, document.nodes)
     how = max(joins, key=lambda name: len(joins[name]))
     event_of = joins[how]  # trace row -> event
-    if len(event_of) < _LEAST_JOINED * len(document.nodes):
+    if len(event_of) < _MIN_JOINED_RATIO * len(document.nodes):
         raise TraceError(
             f"only {len(event_of):,} of {len(document.nodes):,} operators are in both traces",
             where=f"{document.path} and {path}",

@@ -14,7 +14,7 @@ from windtunnel.sources.kineto.text_window import Text
 
 __all__ = ["read_document"]
 
-_WANTED = ("baseTimeNanoseconds", "deviceProperties", "distributedInfo", "host_name")
+_META_KEYS = ("baseTimeNanoseconds", "deviceProperties", "distributedInfo", "host_name")
 
 
 def read_document(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _read_object(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:
         else:
             value = text.value()
             keys.append(key[:80])
-            meta |= {key: value} if key in _WANTED else {}
+            meta |= {key: value} if key in _META_KEYS else {}
         byte = _next(text)
         if byte == ord(","):
             text.position += 1

@@ -21,7 +21,7 @@ __all__ = ["TYPICAL_SHARE", "without_profiler"]
 
 TYPICAL_SHARE = 0.6
 """Of the recorded host time; 0.55 to 0.66 in eight jobs of torch 2.11 on a Xeon with an H100, no shapes, no stacks."""
-_LEAST_SHARE = 0.4  # less would be another job, or another machine
+_MIN_SHARE = 0.4  # less would be another job, or another machine
 _NEAR = 0.03  # the step time is met
 _HALVINGS = 12
 
@@ -80,7 +80,7 @@ def _shorten_host_times(graph: Graph, share: float) -> Graph:
 
 
 def _share(step_ns: float, longest: float, step_of: Callable[[float], float], steps: str) -> float:
-    typical, shortest = step_of(TYPICAL_SHARE), step_of(_LEAST_SHARE)
+    typical, shortest = step_of(TYPICAL_SHARE), step_of(_MIN_SHARE)
     reported = ""
     if step_ns > longest * (1 + _NEAR):
         reported = (
@@ -95,7 +95,7 @@ def _share(step_ns: float, longest: float, step_of: Callable[[float], float], st
                          fix="give one step of this job; or all, where the trace has no ProfilerStep")  # fmt: skip
     if abs(typical / step_ns - 1) <= _NEAR:
         return TYPICAL_SHARE
-    low, high = _LEAST_SHARE, 1.0
+    low, high = _MIN_SHARE, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if step_of(middle) < step_ns else (low, middle)

@@ -26,7 +26,7 @@ _GRAIN_NS = 2_000.0  # times of traces are whole microseconds
 _ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter", "barrier")  # none ends before all have begun
 _ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")
 _BLOCKS = 16
-_MOST_HOSTS = 16  # of more, not every pair is looked at
+_MAX_HOSTS = 16  # of more, not every pair is looked at
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +103,7 @@ class Evidence:
 
     def _pairs(self) -> list[tuple[int, int]]:
         hosts = range(self.num_hosts)
-        few = self.num_hosts <= _MOST_HOSTS
+        few = self.num_hosts <= _MAX_HOSTS
         return [(s, d) for s in hosts for d in hosts[s + 1 :] if few or s == 0 or d == s + 1]
 
     def _message_midpoints(self, drift: Floats) -> list[Floats]:

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 _ROUNDS = 50
 _HUBER = 1.345  # 95 % as sure as least squares where the noise is normal
 _BLOCKS = 16
-_LEAST_NS = 50.0  # no clock of a trace is finer
+_MIN_PERIOD_NS = 50.0  # no clock of a trace is finer
 _SURE = 4.0
 
 
@@ -75,7 +75,7 @@ def _is_sure(fit: Fit, end_KH: Floats, is_member: NDArray[np.bool_]) -> bool:
     seen = np.where(is_member, end_KH, np.nan)
     blocks = [block for block in np.array_split(seen, min(_BLOCKS, len(seen))) if len(block)]
     when = np.array([np.nanmean(block) for block in blocks])
-    deviation = max(fit.steady_ns, _LEAST_NS) * np.sqrt(2.0 / max(float(((when - when.mean()) ** 2).sum()), 1.0))
+    deviation = max(fit.steady_ns, _MIN_PERIOD_NS) * np.sqrt(2.0 / max(float(((when - when.mean()) ** 2).sum()), 1.0))
     return bool((np.abs(fit.drift) > _SURE * deviation).any())
 
 
@@ -106,7 +106,7 @@ def _regression(end_KH: Floats, is_member: NDArray[np.bool_], part: NDArray[np.i
         solved[rows] = np.linalg.lstsq(matrix[np.ix_(rows, rows)], right[rows], rcond=None)[0]
         offset, drift = solved[:num_hosts], solved[num_hosts:] / unit
         residual = _residual(end, weight, offset, drift)
-        limit = _HUBER * max(_spread(residual, is_member), _LEAST_NS)
+        limit = _HUBER * max(_spread(residual, is_member), _MIN_PERIOD_NS)
         weight = np.where(is_member, 1.0, 0.0) * np.minimum(1.0, limit / np.maximum(np.abs(residual), 1e-9))
         if np.abs(offset + drift * unit - before).max() < 0.1:
             break

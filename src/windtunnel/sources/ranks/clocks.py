@@ -34,7 +34,7 @@ _SAME_NS = 20_000  # ends of one clock lie as near
 _ROUNDS, _SPREADS = 2, 4
 _OWN = 0.1  # of a collective's own time: what its ends may differ by
 _FAR_NS = 1_000_000
-_MOST_LINES = 16
+_MAX_LINES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +240,9 @@ def clock_lines(graph: Graph) -> list[str]:
     spread = format_duration(reported["spread_ns"])
     if set_ones:
         lines = [f"clocks of {count} hosts were set; what is left of their ends' differences: {spread}"]
-        lines += [_line(set_one) for set_one in set_ones[:_MOST_LINES]]
-        if len(set_ones) > _MOST_LINES:
-            lines.append(f"  and {len(set_ones) - _MOST_LINES:,} more")
+        lines += [_line(set_one) for set_one in set_ones[:_MAX_LINES]]
+        if len(set_ones) > _MAX_LINES:
+            lines.append(f"  and {len(set_ones) - _MAX_LINES:,} more")
     elif reported["spread_ns"]:
         lines = [f"clocks of {count} hosts agree within {spread} and are as recorded"]
     else:

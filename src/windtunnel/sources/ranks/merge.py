@@ -90,7 +90,7 @@ def merge(
     notes = []
     if job.has_times:
         notes = check_ends(tasks, recorded, meetings, job, spread_ns, refuse=align == "auto")
-        notes += _unsynchronized_host_warnings(tasks, meetings, messages, job, clocks)
+        notes += _warn_of_unsynchronized_hosts(tasks, meetings, messages, job, clocks)
     notes += _not_whole(meetings, messages, job)
     graph = _with_messages(Graph(tasks, edges, resources), messages)
     graph = _with_meetings(graph, meetings, noise_ns)
@@ -259,7 +259,7 @@ def _with_messages(graph: Graph, messages: Messages) -> Graph:
 # --- warnings ----------------------------------------------------------------------------------------
 
 
-def _unsynchronized_host_warnings(
+def _warn_of_unsynchronized_hosts(
     tasks: Table, meetings: Meetings, messages: Messages, job: Job, clocks: list[Clock]
 ) -> list[str]:
     """Warn about hosts whose clocks no message or collective compares to that of the first host."""

@@ -23,7 +23,7 @@ __all__ = ["Cause", "Device", "Starts", "explain_starts", "find_device", "match_
 # D device tasks, Q streams (lanes included)
 Int64s = NDArray[np.int64]
 NEVER = -(2**62)
-_MOST_PROCESSES = 64
+_MAX_PROCESSES = 64
 
 
 class Cause(IntEnum):
@@ -90,7 +90,7 @@ def _match_by_process(events: Events, calls: Int64s, rows: Int64s) -> Int64s:
     pid_of = {pid: code for code, pid in enumerate(dict.fromkeys(pid for pid, _ in events.threads))}
     process = np.array([pid_of[pid] for pid, _ in events.threads], np.int32)[events.thread[calls]]
     processes = np.unique(process)
-    if len(processes) < 2 or len(processes) > _MOST_PROCESSES:
+    if len(processes) < 2 or len(processes) > _MAX_PROCESSES:
         return result
     device_codes: dict[str, int] = {}
     of_stream = [device_codes.setdefault(stream.device, len(device_codes)) for stream in events.streams]
@@ -205,7 +205,7 @@ def explain_starts(device: Device, awaited: Int64s | None, rules: TimelineRules)
     )
     latest = np.argmax(np.stack([ready_ns, before_ns, wait_ns]), axis=0)
     latest = np.where((ready_ns == NEVER) & (before_ns == NEVER) & (wait_ns == NEVER), 3, latest)
-    cause = _least_excess(latest, excess, rules.noise_ns)
+    cause = _select_least_excess(latest, excess, rules.noise_ns)
     known = np.minimum(cause, 2)
     unexplained = np.maximum(np.take_along_axis(excess, known[None], axis=0)[0], 0)
     unexplained = np.where((cause == 3) | (unexplained <= rules.noise_ns), 0, unexplained)
@@ -220,7 +220,7 @@ def explain_starts(device: Device, awaited: Int64s | None, rules: TimelineRules)
     )
 
 
-def _least_excess(latest: Int64s, excess: Int64s, noise_ns: int) -> Int64s:
+def _select_least_excess(latest: Int64s, excess: Int64s, noise_ns: int) -> Int64s:
     """The latest constraint; but if its delay is odd, the one whose delay is least odd."""
     best = np.argmin(excess, axis=0)
     own = np.take_along_axis(excess, np.minimum(latest, 2)[None], axis=0)[0]

@@ -19,7 +19,7 @@ from windtunnel.units import format_duration
 
 __all__ = ["DeviceStarts", "explain_device_tasks"]
 
-_MOST_UNEXPLAINED = 0.05
+_MAX_UNEXPLAINED_RATIO = 0.05
 _LABELS = {cause: cause.name.lower().replace("_", "-") for cause in Cause}
 
 
@@ -53,7 +53,7 @@ class DeviceStarts:
     @property
     def warning(self) -> str:
         """What to say if too much is unexplained; empty if all is well."""
-        if self.unexplained_ratio <= _MOST_UNEXPLAINED:
+        if self.unexplained_ratio <= _MAX_UNEXPLAINED_RATIO:
             return ""
         return (
             f"{100 * self.unexplained_ratio:.1f} % of the streams' time went by before starts that neither launch nor "

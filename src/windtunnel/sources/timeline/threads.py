@@ -17,7 +17,7 @@ from windtunnel.sources.timeline.rules import TimelineRules
 __all__ = ["HandOffs", "find_hand_offs", "follow_progress"]
 
 Int64s = NDArray[np.int64]
-_MOST_THREADS = 64
+_MAX_THREADS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +66,7 @@ def find_hand_offs(
     """
     borders = np.flatnonzero(np.diff(thread)) + 1
     parts = [part for part in np.split(np.arange(len(thread)), borders) if len(part) and works[part].any()]
-    parts = sorted(parts, key=lambda part: -int((end[part] - start[part]).sum()))[:_MOST_THREADS]
+    parts = sorted(parts, key=lambda part: -int((end[part] - start[part]).sum()))[:_MAX_THREADS]
     threads = [_Thread(part, start[part], end[part], rules.shortest_gap_ns) for part in parts]
     edges: dict[tuple[int, int], tuple[int, bool]] = {}
     explained: set[int] = set()

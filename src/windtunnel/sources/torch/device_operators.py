@@ -18,7 +18,7 @@ __all__ = ["as_on_device", "attention", "device_functions", "dropout"]
 # torch's own, which context parallelism replaces by name
 _ATTENTION: Any = torch._C._nn.scaled_dot_product_attention
 _HALVES = (torch.float16, torch.bfloat16)
-_MOST_WIDTH = 256
+_MAX_WIDTH = 256
 _ALIGNED = 8
 # whose arguments have which other names
 _ATTENTION, _DROPOUT = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.dropout
@@ -70,7 +70,7 @@ def attention(
     width = query.size(-1)
     plain = query.dim() == 4 and key.size(-1) == value.size(-1) == width and width % _ALIGNED == 0
     is_half, is_grouped = query.dtype in _HALVES, enable_gqa and query.size(-3) != key.size(-3)
-    if not plain or width > _MOST_WIDTH or (is_grouped and not is_half):
+    if not plain or width > _MAX_WIDTH or (is_grouped and not is_half):
         return _call_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     aten = torch.ops.aten
     if attn_mask is None and is_half:

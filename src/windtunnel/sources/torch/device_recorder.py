@@ -26,7 +26,7 @@ from windtunnel.sources.torch.program import keep_models, keep_optimizers
 
 __all__ = ["DeviceRecorder", "lies_on_device"]
 
-_SETTLING, _MOST_TRACED = 2, 8
+_SETTLING, _MAX_TRACED = 2, 8
 _MARK = "ProfilerStep#"  # by which readers of traces recognize iterations
 
 
@@ -55,7 +55,7 @@ class DeviceRecorder:
 
     def __init__(self, iterations: int, discovery: Discovery) -> None:
         self._discovery = discovery
-        self._num_bare, self._num_traced = iterations, min(iterations, _MOST_TRACED)
+        self._num_bare, self._num_traced = iterations, min(iterations, _MAX_TRACED)
         self._phase, self._turn = _Phase.SETTLE, 0
         self._clock = IterationClock()
         self._is_regular: list[bool] = []

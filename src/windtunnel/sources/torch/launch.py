@@ -48,9 +48,11 @@ class Ranks(msgspec.Struct, frozen=True):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
     @classmethod
-    def of(cls, told: Mapping[str, float]) -> Ranks:
-        """The job that ``told`` described."""
-        return cls(int(told.get("num_ranks", 1)), told.get("bandwidth_bytes_per_s"), int(told.get("latency_ns", 0)))
+    def of(cls, document: Mapping[str, float]) -> Ranks:
+        """The job that ``document`` described."""
+        return cls(
+            int(document.get("num_ranks", 1)), document.get("bandwidth_bytes_per_s"), int(document.get("latency_ns", 0))
+        )
 
 
 class Meeting(msgspec.Struct, frozen=True):

@@ -17,10 +17,10 @@ from windtunnel.units import format_ratio
 
 __all__ = ["precision"]
 
-WANTED, TOLERATED = 0.02, 0.03
+TARGET_ERROR_RATIO, MAX_ERROR_RATIO = 0.02, 0.03
 _FEWEST = 6  # durations that say something about their own spread
 _NUM_RESAMPLES = 1000
-_MOST_TIMES = 20  # as many iterations as were measured, to advise
+_MAX_TIMES = 20  # as many iterations as were measured, to advise
 
 
 def precision(bare_ns: Sequence[int]) -> dict[str, Any]:
@@ -48,11 +48,11 @@ def precision(bare_ns: Sequence[int]) -> dict[str, Any]:
     num_aside = int(select_validation_iterations(len(durations)).sum())
     resamples = np.random.default_rng(0).choice(durations, size=(_NUM_RESAMPLES, num_aside))
     error_ratio = float(np.median(resamples, axis=1).std() / np.median(durations))
-    requested = math.ceil(len(durations) * (error_ratio / WANTED) ** 2 / 10) * 10
+    requested = math.ceil(len(durations) * (error_ratio / TARGET_ERROR_RATIO) ** 2 / 10) * 10
     result: dict[str, Any] = {"standard_error_ratio": error_ratio, "iterations_wanted": requested}
-    if error_ratio > TOLERATED:
-        advice = f"--iterations {requested} would make that ±{format_ratio(WANTED)}"
-        if requested > _MOST_TIMES * len(durations):
+    if error_ratio > MAX_ERROR_RATIO:
+        advice = f"--iterations {requested} would make that ±{format_ratio(TARGET_ERROR_RATIO)}"
+        if requested > _MAX_TIMES * len(durations):
             advice = "capture again on a quiet machine, as no number of iterations makes up for what disturbs them"
         result["note"] = (
             f"iterations vary: after {len(durations)} of them the step's time is known to "

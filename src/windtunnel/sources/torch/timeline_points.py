@@ -128,20 +128,20 @@ def _mean_by_kind(points: Points) -> dict[str, float]:
     return {kind: float(np.mean(lengths)) for kind, lengths in used.items()}
 
 
-def match_in_order(mine: list[str], theirs: list[str]) -> Int | None:
-    """Row in ``theirs`` of each of ``mine``, -1 where there is none; None where they differ too much to compare."""
-    matched = np.full(len(mine), -1, dtype=np.int64)
-    shortest = min(len(mine), len(theirs))
-    head = next((row for row in range(shortest) if mine[row] != theirs[row]), shortest)
+def match_in_order(names: list[str], other_names: list[str]) -> Int | None:
+    """Row in ``other_names`` of each of ``names``, -1 where there is none; None where they differ too much."""
+    matched = np.full(len(names), -1, dtype=np.int64)
+    shortest = min(len(names), len(other_names))
+    head = next((row for row in range(shortest) if names[row] != other_names[row]), shortest)
     matched[:head] = np.arange(head)
     rest = shortest - head
-    tail = next((row for row in range(rest) if mine[-1 - row] != theirs[-1 - row]), rest)
+    tail = next((row for row in range(rest) if names[-1 - row] != other_names[-1 - row]), rest)
     if tail:
-        matched[len(mine) - tail :] = np.arange(len(theirs) - tail, len(theirs))
-    middle_mine, middle_theirs = mine[head : len(mine) - tail], theirs[head : len(theirs) - tail]
-    if max(len(middle_mine), len(middle_theirs)) > _MAX_DIFFERENCE:
+        matched[len(names) - tail :] = np.arange(len(other_names) - tail, len(other_names))
+    middle_names, middle_others = names[head : len(names) - tail], other_names[head : len(other_names) - tail]
+    if max(len(middle_names), len(middle_others)) > _MAX_DIFFERENCE:
         return None
-    matcher = difflib.SequenceMatcher(None, middle_mine, middle_theirs, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, middle_names, middle_others, autojunk=False)
     for block in matcher.get_matching_blocks():
         rows = np.arange(block.size)
         matched[head + block.a + rows] = head + block.b + rows
