@@ -20,7 +20,7 @@ from windtunnel.errors import InputError, WindtunnelError
 
 __all__ = ["call_user_function", "is_job_file"]
 
-T = TypeVar("Made")
+T = TypeVar("T")
 _MAKER = "make"
 _JOB = re.compile(r"(?P<path>.*?\.py)(?::(?P<function>\w*))?(?:\s+(?P<arguments>.*))?")
 
