@@ -9,6 +9,7 @@ WindtunnelError
 │   └── InEffectError       the change that it asks about is in effect already
 ├── InfeasibleError         no plan fits; names the binding constraint and the smallest relaxation that would
 ├── PriceError              no price for these tasks on this machine; lists operators, not rows
+│   └── AbsentDeviceError   what must be measured ran on a device that is not here
 ├── FlightError             the real run failed or was not comparable; carries the tail of its log
 ├── MissingExtraError       says which extra to install  (also ImportError)
 └── ImplausibleError        an answer of ours cannot be true: a defect of windtunnel, not of the input
@@ -17,6 +18,7 @@ WindtunnelError
 from __future__ import annotations
 
 __all__ = [
+    "AbsentDeviceError",
     "FlightError",
     "GraphError",
     "ImplausibleError",
@@ -110,6 +112,10 @@ class InfeasibleError(WindtunnelError):
 
 class PriceError(WindtunnelError):
     """Some tasks have no price on this machine."""
+
+
+class AbsentDeviceError(PriceError):
+    """What must be measured ran on a device that is not here."""
 
 
 class FlightError(WindtunnelError):

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from windtunnel.errors import AbsentDeviceError
 from windtunnel.measure.rounds import elapsed_ns
 
-__all__ = ["IterationClock", "elapsed_with_sync_ns", "finish", "uses_gpu"]
+__all__ = ["HostClock", "IterationClock", "StreamClock", "elapsed_with_sync_ns", "finish", "stream_clock", "uses_gpu"]
 
 
 def uses_gpu(device: str = "") -> bool:
@@ -96,3 +97,90 @@ class IterationClock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+class HostClock:
+    """Stamps of the host's own clock, for work that is done when its call returns.
+
+    Examples
+    --------
+    >>> clock = HostClock()
+    >>> first = clock.stamp()
+    >>> clock.between_ns(first, clock.stamp()) >= 0
+    True
+    """
+
+    device_name = "CPU"
+
+    def stamp(self) -> Any:
+        """This moment."""
+        return time.perf_counter_ns()
+
+    def between_ns(self, first: Any, last: Any) -> float:
+        """Time between two stamps, in ns."""
+        return float(last - first)
+
+    def finish(self) -> None:
+        """All work is done already."""
+
+    def hold(self, duration_ns: float) -> None:
+        """Nothing waits here."""
+
+
+class StreamClock:
+    """Stamps on the current stream of a GPU.
+
+    The stream can be held up, so that what the host launches meanwhile runs without gaps afterwards: times between
+    stamps are then those of the kernels alone.
+
+    Raises
+    ------
+    AbsentDeviceError
+        PyTorch finds no GPU here.
+    """
+
+    _CYCLES_PER_NS = 2.0  # no clock of a GPU is faster, so that a hold is never too short
+
+    def __init__(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise AbsentDeviceError(
+                "this step ran on a GPU, and there is none here to run its operators again",
+                fix="ask on the machine with the GPU, or take published ratios: prices='paper'",
+            )
+        self.device_name = str(torch.cuda.get_device_name())
+
+    def stamp(self) -> Any:
+        """An event on the stream: it has a time once the device gets there."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between_ns(self, first: Any, last: Any) -> float:
+        """Time between two stamps on the device, in ns; waits for the second."""
+        last.synchronize()
+        return 1e6 * float(first.elapsed_time(last))
+
+    def finish(self) -> None:
+        """Wait until the device has finished its work."""
+        finish("cuda")
+
+    def hold(self, duration_ns: float) -> None:
+        """Keep the stream from what is launched from now on for at least this long; it must be idle."""
+        import torch
+
+        torch.cuda._sleep(round(duration_ns * self._CYCLES_PER_NS))
+
+
+def stream_clock(device: str) -> StreamClock | None:
+    """The clock of a device: None for the CPU, whose work is done when a call returns.
+
+    Raises
+    ------
+    AbsentDeviceError
+        It is a GPU, and there is none here.
+    """
+    return StreamClock() if uses_gpu(device or "cpu") else None

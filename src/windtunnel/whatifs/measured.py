@@ -26,6 +26,7 @@ from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.table import Strings
 from windtunnel.simulate.limits import Baseline
+from windtunnel.whatifs.device_tasks import lies_on_device
 from windtunnel.whatifs.replacing import weights_of
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -126,16 +127,21 @@ def _mark_replaced_layers(graph: Graph, program: Program, form: Form) -> Graph:
 
 
 def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
-    """Scale the work of every call, forward and backward, and what it keeps in memory."""
+    """Scale the work of every call, forward and backward, and what it keeps in memory.
+
+    On a GPU the tasks of the host take the ratios of the host, and kernels and copies those of the device.
+    """
     call = calls_of(graph)
     is_backward = graph.select(phase=Phase.BACKWARD)
     again = (call >= 0) & ~np.isin(call, list(ratios.failures))
+    on_device = again & lies_on_device(graph)
     factor = np.ones(graph.num_tasks)
-    for mask, ratio, total in (
-        (again & ~is_backward, ratios.forward, ratios.forward_total),
-        (again & is_backward, ratios.backward, ratios.backward_total),
-    ):
-        factor[mask] = _with_total(graph.duration_ns[mask], ratio[call[mask]], total)
+    for side, tasks in ((ratios, again & ~on_device), (ratios.device or ratios, on_device)):
+        for mask, ratio, total in (
+            (tasks & ~is_backward, side.forward, side.forward_total),
+            (tasks & is_backward, side.backward, side.backward_total),
+        ):
+            factor[mask] = _with_total(graph.duration_ns[mask], ratio[call[mask]], total)
     changed = factor != 1.0
     duration = np.rint(graph.duration_ns[changed] * factor[changed]).astype(np.int64)
     scaled = graph.set_duration(changed, duration, cost_source=SOURCE)
@@ -218,13 +224,15 @@ def update_need(graph: Graph, form: UpdateForm) -> UpdateNeed:
         )
     threads = int(graph.meta.hardware.get("num_threads", 0))
     touched = embedding_row_ratios(program_of(graph)) if has_program(graph) else {}
-    return UpdateNeed(optimizers, form, threads, touched)
+    device = "cuda" if (lies_on_device(graph) & graph.select(phase=Phase.UPDATE)).any() else "cpu"
+    return UpdateNeed(optimizers, form, threads, touched, device)
 
 
 def apply_update(graph: Graph, ratio: float) -> Graph:
-    """Scale the optimizers' steps."""
+    """Scale the optimizers' steps: what the host does by the ratio, kernels by its ``device_ratio``."""
     steps = update_steps(graph)
-    duration = np.rint(graph.duration_ns[steps] * ratio).astype(np.int64)
+    factor = np.where(lies_on_device(graph), getattr(ratio, "device_ratio", ratio), ratio)
+    duration = np.rint(graph.duration_ns[steps] * factor[steps]).astype(np.int64)
     return graph.set_duration(steps, duration, cost_source=SOURCE)
 
 

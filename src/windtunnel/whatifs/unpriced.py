@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.cost.rerun import Need
-from windtunnel.errors import InputError, NotApplicableError, PriceError, WindtunnelError
+from windtunnel.errors import AbsentDeviceError, InputError, NotApplicableError, PriceError, WindtunnelError
 from windtunnel.graph import Graph
 
 __all__ = ["PRICES", "Pricer", "Unpriced", "check_prices", "price_change"]
@@ -99,6 +99,8 @@ def price_change(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
     result = pricer(change.needs, way == MEASURE)
     given = [result[need] for need in change.needs]
     for price in given:
+        if isinstance(price, AbsentDeviceError) and prices == "auto" and change.published is not None:
+            return _apply_paper_ratios(change)
         if isinstance(price, WindtunnelError):
             raise price
     if any(price is None for price in given):

@@ -4,7 +4,8 @@ In: what a what-if needs to know (``Need``: operators in a new form, an update w
 between processes, a peak of memory). Out: prices, each looked up in the profile database first and measured here
 otherwise. Needs are plain values: to state one runs nothing.
 
-Internal modules: ``arguments``, ``gloo_worker``, ``inputs``, ``interpreter``, ``lengths``, ``resize``, ``segments``.
+Internal modules: ``arguments``, ``gloo_worker``, ``inputs``, ``interpreter``, ``lengths``, ``resize``, ``segments``,
+``stopwatch``.
 """
 
 from typing import TYPE_CHECKING, Any

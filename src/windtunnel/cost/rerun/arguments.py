@@ -88,6 +88,9 @@ def fill(spec: TensorSpec, shape: tuple[int, ...], *, positive: bool = True, bou
 
     A lone one is a number that Python passed, which divides more often than it indexes.
     """
+    if spec.device != "cpu":
+        with torch.device(spec.device):
+            return fill(replace(spec, device="cpu"), shape, positive=positive, bound=bound)
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
         raise PriceError(f"no tensor of type {spec.dtype!r} can be made here")
@@ -253,6 +256,8 @@ def _constant(value: Any, kind: str) -> Any:
         return float(value)
     if kind == "Generator":
         return None
+    if kind == "Device" and isinstance(value, str):
+        return value.partition(":")[0]  # the GPU here need not have the number that it had there
     return value
 
 

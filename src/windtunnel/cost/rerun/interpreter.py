@@ -9,7 +9,6 @@ duration.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -26,11 +25,14 @@ from windtunnel.cost.rerun.inputs import bounds_of, make_inputs
 from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.cost.rerun.resize import resize
 from windtunnel.cost.rerun.segments import Segment, build_segments
+from windtunnel.cost.rerun.stopwatch import NOTHING, Stopwatch
+from windtunnel.measure.devices import HostClock, StreamClock
 from windtunnel.measure.threads import threads
 
 __all__ = ["CANNOT_RUN", "Interpreter", "Lap"]
 
 _LOW_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_LEAST_HOLD_NS, _HOLD_MARGIN = 1e6, 1.5  # of what the host took to launch a window, without events
 # what an operator raises that does not like its drawn arguments
 CANNOT_RUN = (
     RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, KeyError, AttributeError, ArithmeticError
@@ -39,7 +41,7 @@ CANNOT_RUN = (
 
 @dataclass
 class Lap:
-    """What one run of a program took: C calls."""
+    """What one run of a program took, on the host or on its device: C calls."""
 
     forward_ns: NDArray[np.float64]  # [C]
     backward_ns: NDArray[np.float64]  # [C], by the call that made the autograd node; zero unless in detail
@@ -65,10 +67,19 @@ class Interpreter:
     form : Form
     opaque : set of int
         Calls not to be run; :meth:`rehearse` adds those that fail.
+    device_clock : StreamClock or HostClock, optional
+        Of the device that the program runs on, if that is not the host.
     """
 
-    def __init__(self, program: Program, form: Form, opaque: set[int] | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        form: Form,
+        opaque: set[int] | None = None,
+        device_clock: StreamClock | HostClock | None = None,
+    ) -> None:
         self.program, self.form = program, form
+        self._device_clock = device_clock
         self.opaque: set[int] = set() if opaque is None else opaque
         self.failures: dict[int, str] = {}
         self._is_model = [bool(call.layer) and not call.mark for call in program.calls]
@@ -82,6 +93,7 @@ class Interpreter:
         self._inside: set[int] = set()
         self._build_segments(is_compiled=True)
         self._values: dict[int, Any] = {}
+        self._stopwatch = Stopwatch(HostClock())
         self._roots: list[torch.Tensor] = []
 
     @property
@@ -118,6 +130,16 @@ class Interpreter:
         """
         return self._run(detail=detail, learn=False)
 
+    def run_on_device(self) -> tuple[Lap, Lap]:
+        """Run twice in detail; what the host took, and what the device took."""
+        clock = self._device_clock
+        assert clock is not None
+        on_host = Stopwatch(HostClock(), paused_by=clock)
+        host = self._run(detail=True, learn=False, stopwatch=on_host)
+        hold_ns = max(_LEAST_HOLD_NS, _HOLD_MARGIN * on_host.slowest_window_ns)
+        on_device = Stopwatch(clock, paused_by=clock, hold_ns=hold_ns)
+        return host, self._run(detail=True, learn=False, stopwatch=on_device)
+
     def _build_segments(self, *, is_compiled: bool) -> None:
         """Make the ranges that run as one; without ``is_compiled`` what the program compiled runs call by call."""
         form = self.form
@@ -136,14 +158,16 @@ class Interpreter:
 
     # --- one run ------------------------------------------------------------------------------------------
 
-    def _run(self, *, detail: bool, learn: bool) -> Lap:
+    def _run(self, *, detail: bool, learn: bool, stopwatch: Stopwatch | None = None) -> Lap:
         count = len(self.program.calls)
         lap = Lap(np.zeros(count), np.zeros(count))
+        self._stopwatch = stopwatch or Stopwatch(HostClock())
         self._forget_gradients()
         with threads(self.form.threads or self.program.threads):
             for turn in range(self.form.num_passes):
-                watch = _NodeWatch() if detail else None
+                watch = _NodeWatch(self._stopwatch) if detail else None
                 self._pass(lap, watch, learn, is_last=turn == self.form.num_passes - 1)
+                self._stopwatch.settle(lap.forward_ns)
         self._forget_gradients()
         self._values = {}
         return lap
@@ -157,15 +181,15 @@ class Interpreter:
                     if calls[index].mark:
                         self._at_mark(calls[index].mark, lap, watch, is_last)
                     elif index in self._segments:
-                        self._segment(self._segments[index], lap, watch)
+                        self._segment(self._segments[index], watch)
                     elif index not in self._inside and calls[index].phase not in NOT_FLOWN:
-                        self._call(index, lap, watch, learn)
+                        self._call(index, watch, learn)
 
     def _autocast(self) -> Any:
         # the user of a model gets full precision back, so only calls within modules run under autocast
         if not self.form.autocast:
             return nullcontext()
-        return torch.autocast("cpu", dtype=_LOW_PRECISION[self.form.autocast])
+        return torch.autocast(self.program.device, dtype=_LOW_PRECISION[self.form.autocast])
 
     def _at_mark(self, mark: str, lap: Lap, watch: _NodeWatch | None, is_last: bool) -> None:
         if mark == "update" and is_last:
@@ -174,14 +198,14 @@ class Interpreter:
             return
         roots, self._roots = self._roots, []
         gradients = [torch.ones_like(root) for root in roots]
-        started = time.perf_counter_ns()
+        stopwatch = self._stopwatch
+        stopwatch.settle(lap.forward_ns)
+        stopwatch.begin(NOTHING)
         torch.autograd.backward(roots, gradients)
-        ended = time.perf_counter_ns()
-        lap.passes_ns.append(ended - started)
-        if watch is not None:
-            watch.settle(lap.backward_ns, ended)
+        stopwatch.begin(NOTHING)
+        lap.passes_ns.append(stopwatch.settle(lap.backward_ns if watch is not None else None))
 
-    def _call(self, index: int, lap: Lap, watch: _NodeWatch | None, learn: bool) -> None:
+    def _call(self, index: int, watch: _NodeWatch | None, learn: bool) -> None:
         prepared = self._prepared[index]
         if index in self.opaque:
             self._stand_in(prepared)
@@ -189,7 +213,7 @@ class Interpreter:
         try:
             if learn:
                 self._fit(index, prepared)
-            result = self._time_call(index, prepared, lap)
+            result = self._time_call(index, prepared)
             if learn:
                 self._require_as_captured(index, prepared, result)
         except CANNOT_RUN as error:
@@ -201,12 +225,12 @@ class Interpreter:
         if watch is not None and prepared.grad:
             watch.see(index, result)
 
-    def _segment(self, segment: Segment, lap: Lap, watch: _NodeWatch | None) -> None:
-        started = time.perf_counter_ns()
+    def _segment(self, segment: Segment, watch: _NodeWatch | None) -> None:
+        self._stopwatch.begin(segment.first)
         results = segment.run(self._values)
         for version in segment.dies:
             self._values.pop(version, None)
-        lap.forward_ns[segment.first] += time.perf_counter_ns() - started
+        self._stopwatch.begin(NOTHING)
         for slot, value in zip(segment.leaves, results, strict=True):
             self._values[slot.version] = value
             if slot.is_root and value.requires_grad:
@@ -214,26 +238,28 @@ class Interpreter:
         if watch is not None:
             watch.see(segment.first, results)
 
-    def _time_call(self, index: int, prepared: Prepared, lap: Lap) -> Any:
+    def _time_call(self, index: int, prepared: Prepared) -> Any:
+        stopwatch = self._stopwatch
         with nullcontext() if prepared.grad else torch.no_grad():
-            casts_ns = 0 if self._is_model[index] or not self.form.autocast else self._full_precision(prepared)
+            if self.form.autocast and not self._is_model[index]:
+                stopwatch.begin(index)
+                self._restore_precision(prepared)
+                stopwatch.begin(NOTHING)
             arguments, keywords = prepared.arguments(self._values)
-            started = time.perf_counter_ns()
+            stopwatch.begin(index)
             result = prepared.function(*arguments, **keywords)
             del arguments, keywords
             for version in prepared.dies:
                 self._values.pop(version, None)
-            lap.forward_ns[index] += time.perf_counter_ns() - started + casts_ns
+            stopwatch.begin(NOTHING)
         return result
 
-    def _full_precision(self, prepared: Prepared) -> int:
-        """Give results of a model that are read outside of it back in their captured type; how long that took."""
-        started = time.perf_counter_ns()
+    def _restore_precision(self, prepared: Prepared) -> None:
+        """Give results of a model that are read outside of it back in their captured type."""
         for slot in prepared.inputs:
             value, requested = self._values[slot.version], DTYPES[slot.spec.dtype]
             if value.dtype != requested and value.dtype in _LOW_PRECISION.values():
                 self._values[slot.version] = value.to(requested)
-        return time.perf_counter_ns() - started
 
     def _fit(self, index: int, prepared: Prepared) -> None:
         """Give sizes among the arguments their new values, now that the shapes of the inputs are known."""
@@ -301,11 +327,11 @@ def _bytes_of(result: Any) -> int:
 
 
 class _NodeWatch:
-    """Notes when each autograd node begins; a node belongs to the call after which it was first seen."""
+    """Tells a stopwatch when each autograd node begins; a node belongs to the call after which it was first seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, stopwatch: Stopwatch) -> None:
         self._seen: dict[int, Any] = {}
-        self._stamps: list[tuple[int, int]] = []
+        self._stopwatch = stopwatch
 
     def see(self, index: int, result: Any) -> None:
         """Watch the nodes that the call ``index`` made."""
@@ -315,20 +341,13 @@ class _NodeWatch:
             if id(node) in self._seen:
                 continue
             self._seen[id(node)] = node  # kept alive, so that its identity is not used again
-            node.register_prehook(self._stamp(index))
+            node.register_prehook(self._begin(index))
             waiting += [parent for parent, _ in node.next_functions if parent is not None]
 
-    def _stamp(self, index: int) -> Callable[[Any], None]:
-        stamps = self._stamps
+    def _begin(self, index: int) -> Callable[[Any], None]:
+        begin = self._stopwatch.begin
 
-        def stamp(_gradients: Any) -> None:
-            stamps.append((index, time.perf_counter_ns()))
+        def prehook(_gradients: Any) -> None:
+            begin(index)
 
-        return stamp
-
-    def settle(self, backward_ns: NDArray[np.float64], ended: int) -> None:
-        """Add the time of every node to its call."""
-        times = [time_ns for _, time_ns in self._stamps] + [ended]
-        for row, (index, started) in enumerate(self._stamps):
-            backward_ns[index] += times[row + 1] - started
-        self._stamps.clear()
+        return prehook

@@ -19,6 +19,7 @@ from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.optimizer import UpdateForm, step_of
 from windtunnel.cost.rerun.program import Program
 from windtunnel.errors import PriceError
+from windtunnel.measure.devices import stream_clock
 
 __all__ = ["ProgramPeak", "program_peaks", "update_extra_bytes"]
 
@@ -46,6 +47,8 @@ def program_peaks(program: Program, *forms: Form) -> list[ProgramPeak]:
 
     Raises
     ------
+    AbsentDeviceError
+        The program ran on a GPU, and there is none here.
     PriceError
         The program cannot be run again.
     MissingExtraError
@@ -54,6 +57,7 @@ def program_peaks(program: Program, *forms: Form) -> list[ProgramPeak]:
     require("torch", extra="torch")
     from windtunnel.cost.rerun.interpreter import CANNOT_RUN
 
+    stream_clock(program.device)  # refuses a device that is not here
     keyed = _Keyed(program)
     try:
         # calls that one form cannot run are run by none
@@ -94,6 +98,8 @@ def _measure_program_peak(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> 
     from windtunnel.cost.rerun.interpreter import Interpreter
     from windtunnel.sources.memory.watch import Watch
 
+    if keyed.program.devices:
+        return _measure_device_peak(keyed.program, form, opaque)
     with _only_new_objects():
         ready = Interpreter(keyed.program, form, set(opaque))
         ready.rehearse()
@@ -103,6 +109,21 @@ def _measure_program_peak(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> 
         with watch:
             ready.run()
         return ProgramPeak(watch.profile().peak_bytes, ready.input_bytes)
+
+
+def _measure_device_peak(program: Program, form: Form, opaque: frozenset[int]) -> ProgramPeak:
+    """By the counters of the caching allocator."""
+    import torch
+
+    from windtunnel.cost.rerun.interpreter import Interpreter
+
+    clock = stream_clock(program.device)
+    before = torch.cuda.memory_allocated()
+    ready = Interpreter(program, form, set(opaque), clock)
+    ready.rehearse()
+    torch.cuda.reset_peak_memory_stats()
+    ready.run()
+    return ProgramPeak(torch.cuda.max_memory_allocated() - before, ready.input_bytes)
 
 
 @contextmanager

@@ -65,17 +65,21 @@ class UpdateNeed(Need):
         Of the old form; 0: as torch has them now.
     touched : mapping of parameter name to float
         Share of the rows that get a gradient other than zero.
+    device : str
+        Where the parameters lie: ``cpu`` or ``cuda``.
     """
 
     optimizers: Sequence[Mapping[str, Any]] = field(repr=False)
     form: UpdateForm
     threads: int = 0
     touched: Mapping[str, float] = field(default_factory=dict, repr=False)
+    device: str = "cpu"
 
     @property
     def key(self) -> str:
         """Optimizers, threads and form."""
-        return f"update {_digest([self.optimizers, self.touched])} on {self.threads} threads: {self.form.label}"
+        where = f"{self.threads} threads" if self.device == "cpu" else self.device
+        return f"update {_digest([self.optimizers, self.touched])} on {where}: {self.form.label}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.base.extras import require
 from windtunnel.cost.rerun.program import Program, tensors_of
 from windtunnel.errors import PriceError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.devices import HostClock, StreamClock, stream_clock
 from windtunnel.measure.disturbance import watch_disturbance
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import elapsed_ns, quiet, rounds, spread_of_quiet, spread_ratio
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["UpdateForm", "embedding_row_ratios", "measure_update", "sparse_parameters", "step_of"]
 
-_EVICTION_BYTES = 16 * 2**20
+_EVICTION_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # above the last-level cache
 _MAX_SERIES = 2  # where others disturb the first
 _MIN_ROUNDS, _MAX_ROUNDS, _WARMUP = 5, 40, 2
+_SIDES = ("update", "device update")  # names of measurements: of the host, and of the device that it launches to
+_HOLD_MARGIN = 1.5  # of what the host takes: kernels begin once all are launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +69,24 @@ class UpdateForm:
 
 
 class Factor(float):
-    """New over old duration, with the measurement behind it and how much of its time others took."""
+    """New over old duration, with the measurement behind it and how much of its time others took.
+
+    ``device_ratio`` is that of the kernels of an update on a GPU, whose launches are then what the factor is of; on
+    the host it is the factor itself.
+    """
 
     measurement: Measurement
     spread_ratio: float
     waited_ratio: float
+    device_ratio: float
 
     @classmethod
-    def of(cls, measured: Measurement, waited_ratio: float = 0.0) -> Factor:
-        """The factor of a measurement."""
-        factor = cls(measured.ratio)
-        factor.measurement, factor.spread_ratio, factor.waited_ratio = measured, measured.spread_ratio, waited_ratio
+    def of(cls, measured: Sequence[Measurement], waited_ratio: float = 0.0) -> Factor:
+        """The factor of a measurement, or of two: of the host and of its device."""
+        factor = cls(measured[0].ratio)
+        factor.measurement, factor.waited_ratio = measured[0], waited_ratio
+        factor.spread_ratio = max(item.spread_ratio for item in measured)
+        factor.device_ratio = measured[-1].ratio
         return factor
 
 
@@ -87,6 +98,8 @@ def measure_update(
     touched: Mapping[str, float] | None = None,
     database: ProfileDatabase | None = None,
     budget_s: float = 2.0,
+    device: str = "cpu",
+    device_clock: StreamClock | HostClock | None = None,
 ) -> Factor:
     """Measure all optimizers' updates together.
 
@@ -102,6 +115,10 @@ def measure_update(
         long on zeros.
     database : ProfileDatabase, optional
     budget_s : float
+    device : str
+        Where the parameters lie: ``cpu`` or ``cuda``.
+    device_clock : StreamClock or HostClock, optional
+        Of that device; its own by default.
 
     Returns
     -------
@@ -110,37 +127,46 @@ def measure_update(
 
     Raises
     ------
+    AbsentDeviceError
+        The parameters lie on a GPU, and there is none here.
     PriceError
         A class is not one of ``torch.optim``, or it does not know an option.
     """
     require("torch", extra="torch")
     hold_heap()  # as capture and flights do
     touched = touched or {}
+    clock = device_clock or stream_clock(device)
     signature = json.dumps([optimizers, sorted(touched.items())], sort_keys=True)
-    key = (
-        "+".join(str(optimizer["class"]) for optimizer in optimizers),
-        hashlib.sha256(signature.encode()).hexdigest()[:16],
-        "update",
-        new.label,
-        threads,
-        machine(),
-        libraries(),
-    )
-    known = database.find(key) if database is not None else None
-    if known is not None and known.is_trusted:
-        return Factor.of(known)
+    keys = [
+        (
+            "+".join(str(optimizer["class"]) for optimizer in optimizers),
+            hashlib.sha256(signature.encode()).hexdigest()[:16],
+            side,
+            new.label,
+            threads,
+            machine() if clock is None else f"{machine()} {clock.device_name}",
+            libraries(),
+        )
+        for side in (_SIDES[:1] if clock is None else _SIDES)
+    ]
+    known = database.find_all(keys) if database is not None else {}
+    if all(key in known and known[key].is_trusted for key in keys):
+        return Factor.of([known[key] for key in keys])
     for _ in range(_MAX_SERIES):
         with watch_disturbance() as stretch:
-            old_ns, new_ns = _fly(optimizers, new, threads, touched, budget_s)
+            rounds_RFS = _fly(optimizers, new, threads, touched, budget_s, device, clock)
         if not stretch.is_disturbed:
             break
-    spread = spread_ratio(np.array(new_ns) / np.array(old_ns))
-    if stretch.is_disturbed:
-        spread = spread_of_quiet(np.reshape(old_ns, (-1, 1)), np.reshape(new_ns, (-1, 1)))
-    measurement = Measurement(*key, quiet(old_ns), quiet(new_ns), spread, len(old_ns))
+    measurements = []
+    for row, key in enumerate(keys):
+        old_ns, new_ns = rounds_RFS[:, 0, row], rounds_RFS[:, 1, row]
+        spread = spread_ratio(new_ns / old_ns)
+        if stretch.is_disturbed:
+            spread = spread_of_quiet(old_ns[:, None], new_ns[:, None])
+        measurements.append(Measurement(*key, quiet(old_ns), quiet(new_ns), spread, len(old_ns)))
     if database is not None and not stretch.is_disturbed:
-        database.add([measurement])
-    return Factor.of(measurement, stretch.lost_ratio if stretch.is_disturbed else 0.0)
+        database.add(measurements)
+    return Factor.of(measurements, stretch.lost_ratio if stretch.is_disturbed else 0.0)
 
 
 def embedding_row_ratios(program: Program) -> dict[str, float]:
@@ -163,42 +189,59 @@ def embedding_row_ratios(program: Program) -> dict[str, float]:
 
 
 def _fly(
-    optimizers: list[dict[str, Any]], new: UpdateForm, threads: int, touched: Mapping[str, float], budget_s: float
-) -> tuple[list[float], list[float]]:
-    """Times of both forms, round by round, ns."""
+    optimizers: list[dict[str, Any]],
+    new: UpdateForm,
+    threads: int,
+    touched: Mapping[str, float],
+    budget_s: float,
+    device: str,
+    clock: StreamClock | HostClock | None,
+) -> NDArray[np.float64]:
+    """Times of both forms, round by round, ns: float [R, F=2 forms, S sides], the host first."""
     import torch
 
-    evicted = torch.zeros(_EVICTION_BYTES // 4)
-    before = [step_of(optimizer, UpdateForm(), touched) for optimizer in optimizers]
-    after = [step_of(optimizer, new, touched) for optimizer in optimizers]
+    evicted = torch.zeros(_EVICTION_BYTES[device] // 4, device=device)
+    before = [step_of(optimizer, UpdateForm(), touched, device) for optimizer in optimizers]
+    after = [step_of(optimizer, new, touched, device) for optimizer in optimizers]
     captured = threads or torch.get_num_threads()
-    old_ns: list[float] = []
-    new_ns: list[float] = []
+    kept = []
     for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, warmup=_WARMUP):
-        evicted.add_(1.0)
-        first = _time_steps(before, captured)
-        evicted.add_(1.0)
-        second = _time_steps(after, new.threads or captured)
+        times = []
+        for steps, used in ((before, captured), (after, new.threads or captured)):
+            evicted.add_(1.0)
+            times.append(_time_steps(steps, used, clock))
         if turn >= 0:
-            old_ns.append(first)
-            new_ns.append(second)
-    return old_ns, new_ns
+            kept.append(times)
+    return np.array(kept)
 
 
-def _time_steps(steps: list[Callable[[], Any]], threads: int) -> float:
+def _time_steps(steps: list[Callable[[], Any]], num_threads: int, clock: StreamClock | HostClock | None) -> list[float]:
+    """What the host takes and, with a clock of the device, what the kernels take without gaps for their launches."""
     import torch
 
     current = torch.get_num_threads()
-    if threads != current:
-        torch.set_num_threads(threads)
-    elapsed = elapsed_ns(lambda: [step() for step in steps])
-    if threads != current:
+    if num_threads != current:
+        torch.set_num_threads(num_threads)
+    if clock is not None:
+        clock.finish()
+    times = [float(elapsed_ns(lambda: [step() for step in steps]))]
+    if clock is not None:
+        clock.finish()
+        clock.hold(_HOLD_MARGIN * times[0])
+        begun = clock.stamp()
+        for step in steps:
+            step()
+        times.append(clock.between_ns(begun, clock.stamp()))
+    if num_threads != current:
         torch.set_num_threads(current)
-    return float(elapsed)
+    return times
 
 
 def step_of(
-    description: Mapping[str, Any], form: UpdateForm, touched: Mapping[str, float] | None = None
+    description: Mapping[str, Any],
+    form: UpdateForm,
+    touched: Mapping[str, float] | None = None,
+    device: str = "cpu",
 ) -> Callable[[], Any]:
     """An optimizer of the described class on fresh parameters, as its step function.
 
@@ -222,13 +265,16 @@ def step_of(
     groups = []
     for group in description["groups"]:
         options = {name: _restore_tuple(value) for name, value in group["options"].items() if name in known}
-        tensors = [
-            _make_parameter(torch, form.reshaped.get(name, shape), dtype, touched.get(name, 1.0), is_sparse=is_sparse)
-            for name, shape, dtype, is_sparse in zip(
-                group["parameters"], group["shapes"], group["dtypes"], _sparse(group), strict=True
-            )
-            if name not in form.frozen
-        ]
+        with torch.device(device):
+            tensors = [
+                _make_parameter(
+                    torch, form.reshaped.get(name, shape), dtype, touched.get(name, 1.0), is_sparse=is_sparse
+                )
+                for name, shape, dtype, is_sparse in zip(
+                    group["parameters"], group["shapes"], group["dtypes"], _sparse(group), strict=True
+                )
+                if name not in form.frozen
+            ]
         groups.append(
             {**options, **{name: value for name, value in form.options.items() if name in known}, "params": tensors}
         )

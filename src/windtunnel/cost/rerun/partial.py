@@ -9,9 +9,9 @@ step. Results are kept in the profile database.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.errors import NotApplicableError, PriceError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.devices import HostClock, StreamClock, stream_clock
 from windtunnel.measure.disturbance import MOST_WAITED, watch_disturbance
 from windtunnel.measure.fingerprint import libraries, machine, package_versions
 from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_of_quiet, spread_ratio
@@ -37,6 +38,7 @@ Floats = NDArray[np.float64]
 _Key = tuple[str, str, str, str, int, str, str]
 _MIN_ROUNDS, _MAX_ROUNDS, _MAX_SERIES = 3, 15, 2  # a second series of rounds where others disturb the first
 _PHASES = ("forward", "backward")
+_ON_DEVICE = ("device forward", "device backward")  # of programs on a GPU, whose host times are the other two
 _METHOD = 3  # raised whenever a form is run or timed in another way: older measurements are then not used
 _MIN_GROWTH = 0.5  # of what operators give, against that of the batch: weights and losses stay as they are
 _SMALL_SHARE = 0.001  # calls below this share of a phase have one ratio together
@@ -62,6 +64,8 @@ class Ratios:
         Share of the time for which other programs kept this one from running; such ratios are used, and not kept.
     failures : frozenset of int
         Calls that could not be run again.
+    device : Ratios, optional
+        Of the kernels of a program that runs on a GPU; the others are then those of the host, which launches them.
     """
 
     forward: Floats
@@ -73,6 +77,7 @@ class Ratios:
     rounds: int = 0
     waited_ratio: float = 0.0
     failures: frozenset[int] = frozenset()
+    device: Ratios | None = None
 
 
 def measure_ratios(
@@ -83,8 +88,12 @@ def measure_ratios(
     database: ProfileDatabase | None = None,
     budget_s: float = 6.0,
     progress: Progress | None = None,
+    device_clock: StreamClock | HostClock | None = None,
 ) -> Ratios:
     """Measure how much longer every call takes in the new form.
+
+    A program that ran on a GPU runs there again, and what the host takes for its calls is measured apart from what
+    their kernels take.
 
     Parameters
     ----------
@@ -96,6 +105,8 @@ def measure_ratios(
         Time for the interleaved rounds; at least three rounds are flown.
     progress : callable, optional
         Called with (what, done, total).
+    device_clock : StreamClock or HostClock, optional
+        That of the GPU by default, if the program ran on one.
 
     Returns
     -------
@@ -103,6 +114,8 @@ def measure_ratios(
 
     Raises
     ------
+    AbsentDeviceError
+        The program ran on a GPU, and there is none here.
     NotApplicableError
         This processor has no kernel for an operator in the new form.
     PriceError
@@ -112,17 +125,28 @@ def measure_ratios(
     """
     require("torch", extra="torch")
     require_uncompiled(program.compiled, new)
+    _require_one_device(program)
+    clock = device_clock or stream_clock(program.device)
     hold_heap()  # as capture and flights do
-    known = look_up_ratios(program, new, old, database=database)
+    known = look_up_ratios(program, new, old, database=database, device_clock=clock)
     if known is not None:
         return known
     groups = _groups(program, new, old)
-    flown = _fly(program, new, old, budget_s, progress)
-    measurements = _summarize(program, flown, groups, new, old)
+    flown = _fly(program, new, old, budget_s, progress, clock)
+    measurements = _summarize(flown, groups, partial(_key, program, new, old, clock))
     waited_ratio = float(np.median(flown.waited)) if flown.is_disturbed else 0.0
     if database is not None and not waited_ratio:
         database.add(measurements.values())
     return replace(_ratios(program, groups, measurements), waited_ratio=waited_ratio)
+
+
+def _require_one_device(program: Program) -> None:
+    if len(program.devices) > 1:
+        raise PriceError(
+            "this process computes on several GPUs, whose operators cannot be run again one after the other",
+            where=", ".join(program.devices),
+            fix="take published ratios (prices='paper'), or verify the what-if by a real run",
+        )
 
 
 # --- flying -----------------------------------------------------------------------------------------------
@@ -130,8 +154,13 @@ def measure_ratios(
 
 @dataclass
 class _Rounds:
-    """Laps of both forms, round by round, and what the rehearsal learnt."""
+    """Laps of both forms, round by round, and what the rehearsal learnt.
 
+    On the host alone ``old_detail`` and ``new_detail`` time every autograd node; of a program on a device they are
+    what the device took, and the other two what the host took.
+    """
+
+    is_on_device: bool = False
     old: list[Lap] = field(default_factory=list)
     new: list[Lap] = field(default_factory=list)
     old_detail: list[Lap] = field(default_factory=list)
@@ -150,6 +179,7 @@ class _Rounds:
             return self
         left = [index for index, share in enumerate(self.waited) if share <= MOST_WAITED]
         return _Rounds(
+            is_on_device=self.is_on_device,
             old=[self.old[index] for index in left],
             new=[self.new[index] for index in left],
             old_detail=[self.old_detail[index] for index in left],
@@ -159,18 +189,25 @@ class _Rounds:
         )
 
 
-def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Progress | None) -> _Rounds:
+def _fly(
+    program: Program,
+    new: Form,
+    old: Form,
+    budget_s: float,
+    progress: Progress | None,
+    clock: StreamClock | HostClock | None,
+) -> _Rounds:
     from windtunnel.cost.rerun.interpreter import CANNOT_RUN, Interpreter
 
     opaque: set[int] = set()
     try:
-        pair = Interpreter(program, old, opaque), Interpreter(program, new, opaque)
+        pair = Interpreter(program, old, opaque, clock), Interpreter(program, new, opaque, clock)
         known = -1
         while known != len(opaque):  # values drawn later may fail another call: then all laps are taken anew
             _rehearse(*pair, opaque)
             _require_growth(*pair)
             known = len(opaque)
-            result = _interleave(*pair, budget_s, progress)
+            result = _interleave(*pair, budget_s, progress, is_on_device=clock is not None)
     except (*CANNOT_RUN, MemoryError) as error:
         raise PriceError(
             f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
@@ -222,19 +259,23 @@ def _require_growth(old: Interpreter, new: Interpreter) -> None:
         )
 
 
-def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: Progress | None) -> _Rounds:
-    result = _Rounds()
+def _interleave(
+    old: Interpreter, new: Interpreter, budget_s: float, progress: Progress | None, *, is_on_device: bool
+) -> _Rounds:
+    result = _Rounds(is_on_device=is_on_device)
     for _ in range(_MAX_SERIES):
         for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
             with watch_disturbance() as stretch:
-                if turn % 2:
-                    after, before = new.run(), old.run()
+                order = (new, old) if turn % 2 else (old, new)
+                if is_on_device:
+                    laps = {form: form.run_on_device() for form in order}
                 else:
-                    before, after = old.run(), new.run()
-                result.old_detail.append(old.run(detail=True))
-                result.new_detail.append(new.run(detail=True))
-            result.old.append(before)
-            result.new.append(after)
+                    whole = {form: form.run() for form in order}
+                    laps = {form: (whole[form], form.run(detail=True)) for form in (old, new)}
+            result.old.append(laps[old][0])
+            result.new.append(laps[new][0])
+            result.old_detail.append(laps[old][1])
+            result.new_detail.append(laps[new][1])
             result.waited.append(stretch.lost_ratio)
         if not result.is_disturbed:
             break
@@ -263,7 +304,7 @@ def _groups(program: Program, *forms: Form) -> NDArray[np.int64]:
 
 
 def _summarize(
-    program: Program, rounds: _Rounds, groups: NDArray[np.int64], new: Form, old: Form
+    rounds: _Rounds, groups: NDArray[np.int64], key_of: Callable[[int, str], _Key]
 ) -> dict[tuple[int, str], Measurement]:
     """One measurement per group and phase."""
     times = _phase_times(rounds)
@@ -272,7 +313,7 @@ def _summarize(
         for group in range(int(groups.max(initial=-1)) + 1):
             members = np.flatnonzero(groups == group)
             rows[group, phase] = Measurement(
-                *_key(program, int(members[0]), phase, new, old),
+                *key_of(int(members[0]), phase),
                 float(old_C[members].sum()),
                 float(new_C[members].sum()),
                 spread,
@@ -284,6 +325,13 @@ def _summarize(
 
 def _phase_times(rounds: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
     """Old and new time per call, of each phase, and how far the ratio of their sums varies."""
+    if rounds.is_on_device:
+        host, device = (rounds.old, rounds.new), (rounds.old_detail, rounds.new_detail)
+        parts = [("forward_ns", host), ("backward_ns", host), ("forward_ns", device), ("backward_ns", device)]
+        return {
+            phase: _times_by_call(*([getattr(lap, name) for lap in laps] for laps in sides))
+            for phase, (name, sides) in zip((*_PHASES, *_ON_DEVICE), parts, strict=True)
+        }
     forward = [[lap.forward_ns for lap in laps] for laps in (rounds.old, rounds.new)]
     backward = [[lap.backward_ns for lap in laps] for laps in (rounds.old_detail, rounds.new_detail)]
     totals = [
@@ -300,6 +348,11 @@ def _phase_times(rounds: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
     return times
 
 
+def _times_by_call(old: list[Floats], new: list[Floats]) -> tuple[Floats, Floats, float]:
+    sums = [[float(times.sum()) for times in laps] for laps in (old, new)]
+    return quiet_rows(old), quiet_rows(new), _spread(*sums)
+
+
 def _spread(old: list[float], new: list[float]) -> float:
     if min(old, default=0.0) <= 0:
         return 0.0
@@ -309,7 +362,7 @@ def _spread(old: list[float], new: list[float]) -> float:
 def _pool_small_calls(measurements: dict[tuple[int, str], Measurement]) -> dict[tuple[int, str], Measurement]:
     """Give the calls that are too small to matter, and to be timed well, the ratio of all of them together."""
     result = dict(measurements)
-    for phase in _PHASES:
+    for phase in dict.fromkeys(phase for _, phase in measurements):
         rows = {key: measurement for key, measurement in measurements.items() if key[1] == phase}
         total_ns = sum(row.old_ns for row in rows.values())
         small = {key: row for key, row in rows.items() if row.old_ns < _SMALL_SHARE * total_ns}
@@ -322,14 +375,15 @@ def _scale_to_total(parts: Floats, totals: list[float]) -> Floats:
     return parts * (quiet(totals) / parts.sum()) if parts.sum() > 0 else parts
 
 
-def _key(program: Program, index: int, phase: str, new: Form, old: Form) -> _Key:
+def _key(program: Program, new: Form, old: Form, clock: StreamClock | HostClock | None, index: int, phase: str) -> _Key:
     # the same operator costs otherwise in other company (its inputs' types in the new form),
     # so the program is part of the key
     call = program.calls[index]
     ours = f", windtunnel {_release()}" if new.replaced or old.replaced else ""
     change = f"{old.label} -> {new.label} (method {_METHOD}{ours})"
     signature = f"{call.shapes} {call.types} {program.fingerprint}.{_digest(call.schema + call.signature)}"
-    return call.operator, signature, phase, change, program.threads, machine(), libraries()
+    where = machine() if clock is None else f"{machine()} {clock.device_name}"
+    return call.operator, signature, phase, change, program.threads, where, libraries()
 
 
 @cache
@@ -343,17 +397,23 @@ def _digest(text: str) -> str:
 
 
 def look_up_ratios(
-    program: Program, new: Form, old: Form = BASELINE, *, database: ProfileDatabase | None
+    program: Program,
+    new: Form,
+    old: Form = BASELINE,
+    *,
+    database: ProfileDatabase | None,
+    device_clock: StreamClock | HostClock | None = None,
 ) -> Ratios | None:
     """What the profile database knows about this change, or None unless it knows all of it."""
     if database is None:
         return None
+    clock = device_clock or stream_clock(program.device)
     groups = _groups(program, new, old)
     requested: dict[tuple[int, str], _Key] = {}
     for index, group in enumerate(groups.tolist()):
-        for phase in _PHASES:
+        for phase in _PHASES if clock is None else (*_PHASES, *_ON_DEVICE):
             if group >= 0:
-                requested.setdefault((group, phase), _key(program, index, phase, new, old))
+                requested.setdefault((group, phase), _key(program, new, old, clock, index, phase))
     known = database.find_all(requested.values())
     is_usable = [key in known and known[key].is_trusted for key in requested.values()]
     if not all(is_usable) or not requested:
@@ -372,24 +432,32 @@ def _ratios(
     groups: NDArray[np.int64],
     measurements: dict[tuple[int, str], Measurement],
 ) -> Ratios:
-    columns = {phase: np.ones(len(program.calls)) for phase in (*_PHASES, "bytes")}
+    phases = dict.fromkeys((*_PHASES, *(phase for _, phase in measurements)))
+    columns = {phase: np.ones(len(program.calls)) for phase in (*phases, "bytes")}
     pooled = _pool_small_calls(measurements)
     for index, group in enumerate(groups.tolist()):
         if group >= 0:
-            for phase in _PHASES:
+            for phase in phases:
                 columns[phase][index] = pooled[group, phase].ratio
             columns["bytes"][index] = measurements[group, "forward"].bytes_ratio
     rows = list(measurements.values())
-    return Ratios(
-        columns["forward"],
-        columns["backward"],
-        columns["bytes"],
-        forward_total=_total(measurements, "forward"),
-        backward_total=_total(measurements, "backward"),
-        spread_ratio=max((row.spread_ratio for row in rows), default=0.0),
-        rounds=max((row.rounds for row in rows), default=0),
-        failures=frozenset(_list_failures(program, groups, measurements)),
-    )
+    about: dict[str, Any] = {
+        "spread_ratio": max((row.spread_ratio for row in rows), default=0.0),
+        "rounds": max((row.rounds for row in rows), default=0),
+        "failures": frozenset(_list_failures(program, groups, measurements)),
+    }
+    sides = [
+        Ratios(
+            columns[forward],
+            columns[backward],
+            columns["bytes"],
+            forward_total=_total(measurements, forward),
+            backward_total=_total(measurements, backward),
+            **about,
+        )
+        for forward, backward in ((_PHASES, _ON_DEVICE) if _ON_DEVICE[0] in phases else (_PHASES,))
+    ]
+    return replace(sides[0], device=sides[1]) if len(sides) > 1 else sides[0]
 
 
 def _list_failures(

@@ -22,6 +22,7 @@ __all__ = ["NOT_FLOWN", "Call", "Program", "TensorSpec", "data_of", "program_of"
 
 # updates have flights of their own, and what a loader makes is an input of the step
 NOT_FLOWN = (Phase.UPDATE, Phase.DATA)
+_TENSOR_FIELDS = 6  # of a recorded tensor: two identities, offset, elements, bytes of one, device
 UNDEFINED = "Tensor(nullptr"  # an optional tensor that was not given
 _COMPILED = "compiled"  # the mark of compiled code
 # arguments that look like data but belong to a layer
@@ -30,13 +31,17 @@ _LAYER_ARGUMENTS = frozenset({"weight", "bias", "running_mean", "running_var", "
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor as the capture saw it: identity, shape, stride, type; ``path`` is its place among the arguments."""
+    """A tensor as the capture saw it: identity, shape, stride, type; ``path`` is its place among the arguments.
+
+    ``device`` is the kind of device that it lies on, such as ``cuda``.
+    """
 
     identity: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
     path: tuple[int, ...] = ()
+    device: str = "cpu"
 
     @property
     def num_elements(self) -> int:
@@ -100,12 +105,25 @@ class Program:
     compiled: tuple[tuple[int, int], ...] = ()
 
     @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """GPUs that hold tensors of its calls, such as ``("cuda:0",)``; empty for a program on the CPU."""
+        values = [value for call in self.calls for value in (*call.inputs, *call.outputs)]
+        found = {name for value in values for name in _gpus_among(value)}
+        return tuple(sorted(found))
+
+    @property
+    def device(self) -> str:
+        """``cuda`` for a program that runs on a GPU, ``cpu`` otherwise."""
+        return "cuda" if self.devices else "cpu"
+
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of all calls: equal programs cost the same."""
         flown = [call for call in self.calls if call.phase is not Phase.DATA]
         strings = [call.mark or call.schema + call.signature for call in flown]
         again = [str(self.recomputed)] if self.recomputed else []
         again += [f"compiled {self.compiled}"] if self.compiled else []
+        again += [f"on {self.device}"] if self.devices else []
         return hashlib.sha256("\n".join([*strings, str(sorted(self.frozen)), *again]).encode()).hexdigest()[:16]
 
     def data_inputs(self) -> dict[int, TensorSpec]:
@@ -172,6 +190,11 @@ def tensors_of(values: Any, shapes: Any, types: Any, strides: Any = ()) -> list[
     return result
 
 
+def _device_of(value: Any) -> str:
+    """Where a recorded tensor lies; older captures kept fewer fields."""
+    return str(value[-1]) if len(value) == _TENSOR_FIELDS and value[-1] else "cpu"
+
+
 def _specs(value: Any, shape: Any, kind: str, stride: Any, path: tuple[int, ...]) -> list[TensorSpec]:
     if kind.startswith(UNDEFINED):
         return []
@@ -179,7 +202,7 @@ def _specs(value: Any, shape: Any, kind: str, stride: Any, path: tuple[int, ...]
         return []
     if kind.startswith("Tensor("):
         known = tuple(stride) if isinstance(stride, list) and len(stride) == len(shape) else ()
-        return [TensorSpec(int(value[0]), tuple(shape), known, kind[7:-1], path)]
+        return [TensorSpec(int(value[0]), tuple(shape), known, kind[7:-1], path, _device_of(value).partition(":")[0])]
     if kind.startswith("GenericList[") and "Tensor(" in kind:
         kinds = _top_level(kind[len("GenericList[") : -1])
         result: list[TensorSpec] = []
@@ -188,6 +211,14 @@ def _specs(value: Any, shape: Any, kind: str, stride: Any, path: tuple[int, ...]
             result += _specs(item, shape[index], inner, inner_stride, (*path, index))
         return result
     return []
+
+
+def _gpus_among(value: Any) -> list[str]:
+    if not isinstance(value, (list, tuple)):
+        return []
+    if len(value) == _TENSOR_FIELDS and isinstance(value[-1], str):
+        return [value[-1]] if value[-1].startswith("cuda") else []
+    return [name for item in value for name in _gpus_among(item)]
 
 
 def program_of(graph: Graph) -> Program:
