@@ -30,7 +30,7 @@ from windtunnel.systems.chips.accelerators.fourier_engine import BlockLayer, eng
 from windtunnel.systems.chips.circulant import Layer, Limits, design
 from windtunnel.systems.layers.nn import BlockCirculantConv2d, BlockCirculantLinear
 from windtunnel.systems.layers.nn.circulant.algebra import Blocks, dense, nearest
-from windtunnel.systems.layers.nn.circulant.fixed import multiply_fixed, quantize, spectra_of
+from windtunnel.systems.layers.nn.circulant.fixed import multiply_fixed_point, quantize, spectra_of
 from windtunnel.systems.layers.nn.circulant.layers import is_quicker
 from windtunnel.systems.layers.nn.circulant.products import WAYS, multiply
 from windtunnel.workloads.image_sets import image_set
@@ -247,7 +247,7 @@ def _different_integers(num: int = 40) -> int:
         p, q = (int(one) for one in draw.integers(1, 4, 2))
         weight, x = (torch.from_numpy(draw.normal(size=size)) for size in ((p, q, k), (2, q * k)))
         spectra, _ = spectra_of(weight, bits)
-        ours = multiply_fixed(x, weight, Blocks(p * k, q * k, k), bits, bits // 2)
+        ours = multiply_fixed_point(x, weight, Blocks(p * k, q * k, k), bits, bits // 2)
         given = quantize(x.numpy(), bits).values.reshape(2, q, k)
         different += slow_product(given, spectra, bits, bits // 2) != ours.values.reshape(2, p, k).tolist()
     return different

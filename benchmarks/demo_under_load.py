@@ -17,7 +17,7 @@ from benchmarks.noise import load
 from windtunnel import registry
 from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.flights import fly, with_intervals
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure import ProfileDatabase, StopRule
 from windtunnel.measure.disturbance import disturbance_line
 from windtunnel.sources.targets import WorkloadName
@@ -67,7 +67,7 @@ def main() -> bool:
     options = parser.parse_args()
     rows, reported = [], []
     for model in options.models:
-        with tempfile.TemporaryDirectory() as folder, load(2 * len(allowed_cores())):
+        with tempfile.TemporaryDirectory() as folder, load(2 * len(usable_cores())):
             found, is_reported = flights(model, Path(folder))
         rows, reported = rows + found, [*reported, is_reported]
     if options.verbose:

@@ -25,7 +25,7 @@ from benchmarks import bar
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights import Ledger, Receipt, verify, with_intervals
 from windtunnel.graph import Graph
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure import ProfileDatabase, StopRule
 from windtunnel.measure.disturbance import Neighbors
 from windtunnel.sources.targets import WorkloadName
@@ -81,7 +81,7 @@ def flights(model: str, request: object, graph: Graph, ledger: Ledger) -> tuple[
 
 def rows_of(model: str, folder: Path) -> tuple[list[dict[str, object]], dict[str, str], int]:
     """Every prediction of a workload beside its flights, what failed, and disturbed prices that were kept."""
-    loads = sorted({0, 1, len(allowed_cores())})
+    loads = sorted({0, 1, len(usable_cores())})
     made = {num_programs: predictions(model, num_programs, folder) for num_programs in loads}
     kept = sum(
         len(ProfileDatabase(folder / f"profile-{num_programs}.db"))

@@ -11,13 +11,13 @@ from collections import defaultdict
 
 from benchmarks.bar import report
 from windtunnel.flights.intervals import interval_of
-from windtunnel.flights.shipped import shipped_residuals
+from windtunnel.flights.shipped import read_shipped_residuals
 
 LEVEL, LOW, HIGH = 0.9, 0.85, 0.95
 
 
 def main() -> int:
-    flights = shipped_residuals()
+    flights = read_shipped_residuals()
     inside, reach = defaultdict(list), defaultdict(list)
     alone = 0
     for flight in flights:

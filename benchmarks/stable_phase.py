@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import bar
-from windtunnel.systems.suite.stable import StablePhase, sample_until_known, stable_phase
+from windtunnel.systems.suite.stable import StablePhase, sample_until_stable, stable_phase
 
 TARGET, FOUND_TARGET, ALARM_TARGET = 0.01, 0.95, 0.05
 LEVEL_NS = 2e7
@@ -65,7 +65,7 @@ def error(phase: StablePhase) -> float:
 def main() -> None:
     """Print the bar, and with --verbose its table."""
     seeds = range(FIRST_SEED, FIRST_SEED + NUM_STATIONARY)
-    known = [sample_until_known(series(seed, MOST_STEPS))[1] for seed in seeds]
+    known = [sample_until_stable(series(seed, MOST_STEPS))[1] for seed in seeds]
     ended = [stable_phase(series(seed, length(seed))) for seed in seeds]
     naive = [
         abs(series(seed, phase.num_samples).mean() / LEVEL_NS - 1) for seed, phase in zip(seeds, known, strict=True)

@@ -35,7 +35,7 @@ ALLOWED = {
     "typer": "_suite list_commands resolve_command @*.callback",
     "warnings": "showwarning",
     "sqlite3": "text_factory",
-    "policies of users": "work_left_ns attained_gpu_s started_ns",
+    "policies of users": "work_left_ns attained_gpu_s start_ns",
     "gymnasium": "action_space observation_space",
     "highspy": "HandleKeyboardInterrupt num_col_ num_row_ col_*_ row_*_ format_ start_ index_ value_",
     "ortools": "max_time_in_seconds relative_gap_limit",

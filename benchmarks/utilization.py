@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks.bar import rank_correlation, report, table
-from windtunnel.cost import measured_ceilings
+from windtunnel.cost import measure_ceilings
 from windtunnel.cost.lookup import fit_overhead
 from windtunnel.measure import ProfileDatabase
 from windtunnel.sources.torch.flop_count import conv_flops, count
@@ -118,7 +118,7 @@ def by_flops(fitted: list[FlownNet], tested: list[FlownNet]) -> np.ndarray:
 def waterfall(database: ProfileDatabase) -> float:
     """Greatest distance of a waterfall's sum from 100, over four captured nets."""
     torch.set_num_threads(1)
-    ceilings = measured_ceilings(("float32",), 1, database=database)
+    ceilings = measure_ceilings(("float32",), 1, database=database)
     worst = 0.0
     for index in (777, 4_321, 9_999, 15_624):
         model, images = network(index), torch.rand(CELL_BATCH, 3, 32, 32)

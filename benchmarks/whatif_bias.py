@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 
 from benchmarks.bar import report
-from windtunnel.flights.shipped import shipped_residuals
+from windtunnel.flights.shipped import read_shipped_residuals
 
 MIN_JOBS, LEVEL, MAX_MEDIAN = 8, 0.05, 0.02
 
@@ -25,7 +25,7 @@ def sign_test(values: list[float]) -> float:
 
 def main() -> int:
     by_job = defaultdict(lambda: defaultdict(list))
-    for flight in shipped_residuals():
+    for flight in read_shipped_residuals():
         by_job[flight.whatif.partition(":")[0]][flight.subject.partition("/")[0]].append(flight.log_residual)
     medians = {name: [statistics.median(rows) for rows in jobs.values()] for name, jobs in by_job.items()}
     judged = {name: values for name, values in medians.items() if len(values) >= MIN_JOBS}

@@ -44,6 +44,8 @@ VERBS_BEFORE = {
     "test",
     "require",
     "print",
+    "say",
+    "select",
     "show",
     "run",
     "read",
@@ -53,6 +55,11 @@ VERBS_BEFORE = {
 DECORATORS = {"flight", "layer", "policy", "source", "strategy", "verb", "whatif", "workload", "cost_model", "page"}
 ACCEPTED = {
     "elapsed_ns": "a time, named by an adjective and its unit",
+    "attained_gpu_s": "attained service is the term of the scheduling literature, which policies of users call",
+    "attained_service": "the same",
+    "closed_form_ns": "a formula in closed form",
+    "interleaved": "the name of the schedule, as Megatron-LM has it",
+    "nested_rings_all_reduce_ns": "an algorithm with rings in rings",
     "elapsed_time": "the method of torch.cuda.Event that the dry run's event stands in for",
     "proven_by": "decorator of flights that plug-ins use",
 }

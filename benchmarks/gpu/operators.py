@@ -29,7 +29,7 @@ from benchmarks.gpu.datasheet import datasheet
 from benchmarks.gpu.stages import Job, Row
 from windtunnel import hardware
 from windtunnel.base.outputs import whole
-from windtunnel.measure.devices import IterationClock, elapsed_with_sync_ns, uses_gpu
+from windtunnel.measure.devices import IterationClock, time_with_sync_ns, uses_gpu
 from windtunnel.measure.rounds import quiet, rounds, spread_ratio
 
 IS_APART = False
@@ -150,7 +150,7 @@ def _timed(one: Case, device: str) -> Row:
             call = built(one, device)
             action = call.run
             for _ in range(3):
-                once_ns = elapsed_with_sync_ns(action, device)
+                once_ns = time_with_sync_ns(action, device)
             num_calls = min(MOST_CALLS, max(1, int(ROUND_NS / max(once_ns, 1))))
             replayed = replay_of(action, num_calls) if uses_gpu(device) else None
             eager = _rounds_ns(action, device, num_calls, EAGER_ROUNDS if replayed else MOST)

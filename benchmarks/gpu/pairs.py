@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.gpu import histories, jobs, steps
 from benchmarks.gpu.stages import Job, Row, path_of, read, write
-from windtunnel.measure.devices import IterationClock, elapsed_with_sync_ns, finish, uses_gpu
+from windtunnel.measure.devices import IterationClock, finish, time_with_sync_ns, uses_gpu
 from windtunnel.measure.rounds import rounds
 
 IS_APART = True
@@ -146,9 +146,9 @@ def overhead(step: Callable[[], None], job: Job) -> Row:
     block = steps.block_of(step)
     found: dict[str, list[float]] = {"bare_ns": [], "plain_ns": [], "bare_again_ns": [], "rich_ns": []}
     for _ in range(1 if job.is_small else REPEATS):
-        found["bare_ns"].append(elapsed_with_sync_ns(block, job.device) / steps.ITERATIONS)
+        found["bare_ns"].append(time_with_sync_ns(block, job.device) / steps.ITERATIONS)
         found["plain_ns"].append(steps.profile_block(step, job, steps.ITERATIONS, mark=MARK)[1])
-        found["bare_again_ns"].append(elapsed_with_sync_ns(block, job.device) / steps.ITERATIONS)
+        found["bare_again_ns"].append(time_with_sync_ns(block, job.device) / steps.ITERATIONS)
         found["rich_ns"].append(steps.profile_block(step, job, PLAIN_ITERATIONS, mark=MARK, **RICH)[1])
     return dict(found)
 
@@ -262,7 +262,7 @@ def compared(script: Any, change: Mapping[str, Any], job: Job) -> Row:
     for _ in rounds(FEWEST_PAIRS, MOST_PAIRS, 0.2 if job.is_small else PAIRS_S):
         for name, (built, its_flags, _) in arms.items():
             set_flags(its_flags)
-            found[name].append(elapsed_with_sync_ns(steps.block_of(built.step), job.device) / steps.ITERATIONS)
+            found[name].append(time_with_sync_ns(steps.block_of(built.step), job.device) / steps.ITERATIONS)
     row: Row = {"change": dict(change), "iterations_per_block": steps.ITERATIONS}
     for name, (built, its_flags, peak_bytes) in arms.items():
         set_flags(its_flags)

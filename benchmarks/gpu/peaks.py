@@ -25,16 +25,16 @@ def run(unit: str, job: Job) -> Row:
     missing = lacking()
     if missing:
         return {"pending": f"needs {', '.join(missing)}"}
-    from windtunnel.cost.peak import measured_bandwidth, measured_peak
+    from windtunnel.cost.peak import measure_bandwidth, measure_peak
     from windtunnel.errors import WindtunnelError
 
     threads = torch.get_num_threads()
     torch.backends.cuda.matmul.allow_tf32 = unit == "tf32"  # of no effect on the host
     try:
         if unit == "memory":
-            rate = measured_bandwidth(threads, TRIAD_BYTES[job.is_small], device=job.device)
+            rate = measure_bandwidth(threads, TRIAD_BYTES[job.is_small], device=job.device)
             return {"bytes_per_s": rate.bytes_per_s, "spread": rate.spread, "size_bytes": rate.size_bytes}
-        peak = measured_peak("fp32" if unit == "tf32" else unit, threads, device=job.device)
+        peak = measure_peak("fp32" if unit == "tf32" else unit, threads, device=job.device)
     except WindtunnelError as error:
         return {"failed": error.message}
     return {"flops_per_s": peak.flops_per_s, "spread": peak.spread, "side": peak.shape[0]}

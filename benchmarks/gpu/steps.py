@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.gpu import jobs
 from benchmarks.gpu.stages import Job, Row, lacking, path_of, read, write
 from windtunnel.errors import WindtunnelError
-from windtunnel.measure.devices import elapsed_with_sync_ns, uses_gpu
+from windtunnel.measure.devices import time_with_sync_ns, uses_gpu
 from windtunnel.measure.rounds import quiet, rounds, spread_ratio
 
 IS_APART = True
@@ -94,9 +94,9 @@ def block_of(step: Callable[[], Any], num_iterations: int = ITERATIONS) -> Calla
 
 def bare_ns(block: Callable[[], None], job: Job) -> list[float]:
     """Of an iteration, block by block."""
-    elapsed_with_sync_ns(block, job.device)
+    time_with_sync_ns(block, job.device)
     budget_s = 0.2 if job.is_small else BUDGET_S / 2
-    return [elapsed_with_sync_ns(block, job.device) / ITERATIONS for _ in rounds(FEWEST, MOST, budget_s)]
+    return [time_with_sync_ns(block, job.device) / ITERATIONS for _ in rounds(FEWEST, MOST, budget_s)]
 
 
 def profiled(
@@ -132,7 +132,7 @@ def profile_block(
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if uses_gpu(job.device) else [])]
     with profile(activities=activities, **options) as profiler:
-        elapsed_ns = elapsed_with_sync_ns(block_of(marked, num_iterations), job.device)
+        elapsed_ns = time_with_sync_ns(block_of(marked, num_iterations), job.device)
     return profiler, elapsed_ns / num_iterations
 
 

@@ -21,7 +21,7 @@ from windtunnel.systems.tensor_programs.run.build import Target
 from windtunnel.systems.tensor_programs.run.captured import TENSOR
 from windtunnel.systems.tensor_programs.run.tasks import Task
 from windtunnel.systems.tensor_programs.run.worker import Worker
-from windtunnel.systems.tensor_programs.search import Candidate, build_candidates, draw_candidates, unmeasured_programs
+from windtunnel.systems.tensor_programs.search import Candidate, build_candidates, draw_candidates, make_unmeasured_set
 
 __all__ = ["call_ns", "chain", "fly", "library_of"]
 
@@ -38,7 +38,7 @@ def library_of(
     found = [
         (place, one) for place, task in enumerate(distinct) for one in draw_candidates(worker, task, count, seed=seed)
     ]
-    return unmeasured_programs(distinct, [(place, one.sampled) for place, one in found]), [one for _, one in found]
+    return make_unmeasured_set(distinct, [(place, one.sampled) for place, one in found]), [one for _, one in found]
 
 
 def chain(tasks: Sequence[Task], call_ns: int) -> Graph:

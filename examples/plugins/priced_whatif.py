@@ -13,7 +13,7 @@ from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs import Unpriced
-from windtunnel.whatifs.measured import captured_program, operators_of, rerun_in_form
+from windtunnel.whatifs.measured import operators_of, require_program, rerun_in_form
 
 
 @registry.whatif(
@@ -36,7 +36,7 @@ def amp_channels_last(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     NotApplicableError
         The captured program has no 2-D convolution.
     """
-    calls = captured_program(graph).calls
+    calls = require_program(graph).calls
     if not any("conv" in call.operator and _is_image(call.shapes) for call in calls):
         raise NotApplicableError("there is no 2-D convolution", fix="capture a model of images")
     # one form, so that both changes are measured together: their gains do not multiply

@@ -55,7 +55,7 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
     return float(match[1]), match[2]
 
 
-def _parse_scaled(text: str, what: str, example: str, factors: dict[str, int]) -> int:
+def _parse_with_unit(text: str, what: str, example: str, factors: dict[str, int]) -> int:
     value, unit = _split(text, what, example)
     if unit not in factors:
         raise InputError(f"{text!r} has no known unit of {what}", fix=_suggest_units(text, unit, factors))
@@ -95,7 +95,7 @@ def parse_duration(text: str) -> int:
     >>> parse_duration("1.5ms")
     1500000
     """
-    return _parse_scaled(text, "duration", "90s or 2.5ms", _DURATION_NS)
+    return _parse_with_unit(text, "duration", "90s or 2.5ms", _DURATION_NS)
 
 
 def parse_size(text: str) -> int:
@@ -111,7 +111,7 @@ def parse_size(text: str) -> int:
     >>> parse_size("1KiB")
     1024
     """
-    return _parse_scaled(text, "size", "80GiB or 4.5GB", _SIZE_BYTES)
+    return _parse_with_unit(text, "size", "80GiB or 4.5GB", _SIZE_BYTES)
 
 
 def parse_rate(text: str) -> float:

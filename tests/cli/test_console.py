@@ -76,7 +76,7 @@ def test_no_color_is_honored_on_a_terminal(monkeypatch):
     monkeypatch.setattr(console.sys, "stderr", Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
 
-    assert "error:" == console.styled("error:", "bold red")
+    assert "error:" == console.apply_style("error:", "bold red")
 
 
 def test_control_characters_are_shown_and_not_obeyed():

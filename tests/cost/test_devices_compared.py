@@ -10,7 +10,7 @@ import pytest
 from windtunnel.cost import price
 from windtunnel.cost.pricing import AUTO, comparable, tiers_of
 from windtunnel.graph import GraphBuilder, Kind
-from windtunnel.hardware import Device, achieved_ratios, device, devices
+from windtunnel.hardware import Device, device, devices, efficiency_ratios
 
 TYPES = {"fp64": "double", "fp32": "float", "bf16": "c10::BFloat16", "fp16": "c10::Half", "int8": "signed char"}
 OPERATORS = (
@@ -38,7 +38,9 @@ def limits(chip: Device) -> dict[object, float]:
     """Every limit of a device that its sheet or a publication states, larger is faster."""
     peaks = dict(chip.peak_flops_per_s)
     reached = {
-        (kind, dtype): share * peaks[dtype] for (kind, dtype), share in achieved_ratios(chip).items() if dtype in peaks
+        (kind, dtype): share * peaks[dtype]
+        for (kind, dtype), share in efficiency_ratios(chip).items()
+        if dtype in peaks
     }
     return {"bandwidth": chip.bandwidth_bytes_per_s, **peaks, **reached}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.cost.interference import Interference, fit_slowdown, measured_interference, share_resource
+from windtunnel.cost.interference import Interference, fit_slowdown, measure_interference, share_resource
 from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder, Kind
 from windtunnel.simulate import replay
@@ -59,9 +59,9 @@ def test_two_shared_things_live_in_one_graph():
 
 def test_unknown_things_are_refused():
     with pytest.raises(InputError, match="nothing shared is called 'disk'"):
-        measured_interference("disk")
+        measure_interference("disk")
     with pytest.raises(InputError, match="-1 users"):
-        measured_interference("core", -1)
+        measure_interference("core", -1)
 
 
 @pytest.mark.slow
@@ -70,8 +70,8 @@ def test_processes_on_one_core_really_slow_each_other(tmp_path):
     from windtunnel.measure.database import ProfileDatabase
 
     database = ProfileDatabase(tmp_path / "p.db")
-    found = measured_interference("core", 2, database=database, rounds=1)
+    found = measure_interference("core", 2, database=database, rounds=1)
 
     assert (1.0, 2) == (found.slowdown[0], len(found.slowdown))
-    assert found == measured_interference("core", 2, database=database)
+    assert found == measure_interference("core", 2, database=database)
     assert 2 == len(database)

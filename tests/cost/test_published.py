@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel.cost import price
 from windtunnel.graph import GraphBuilder, Kind
-from windtunnel.hardware import achieved_ratios, device, devices
+from windtunnel.hardware import device, devices, efficiency_ratios
 
 
 def step(*operators, flops=10**12, bytes_read=0):
@@ -21,7 +21,7 @@ def sources(graph, chip, **how):
 
 
 def test_every_published_share_is_below_one():
-    shares = {chip.name: achieved_ratios(chip) for chip in devices().values()}
+    shares = {chip.name: efficiency_ratios(chip) for chip in devices().values()}
 
     assert all(0.3 < share < 1 for known in shares.values() for share in known.values())
     assert not shares[device("t4").name]

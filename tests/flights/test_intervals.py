@@ -15,7 +15,7 @@ from windtunnel.flights import Ledger, Receipt, model_fingerprint, with_interval
 from windtunnel.flights.intervals import conformal_quantile, interval_of
 from windtunnel.flights.ledger import Residual
 from windtunnel.flights.receipt import conditions_of
-from windtunnel.flights.shipped import shipped_residuals
+from windtunnel.flights.shipped import read_shipped_residuals
 from windtunnel.measure.fingerprint import machine
 from windtunnel.measure.stats import Estimate
 from windtunnel.simulate import replay
@@ -130,9 +130,9 @@ def test_flights_that_ship_are_taken_where_too_few_were_made_here():
 def test_every_shipped_flight_is_of_a_known_whatif():
     known = registry.all("whatif")
 
-    assert len(shipped_residuals()) > 100
-    assert all(name in known for one in shipped_residuals() for name in one.whatif.split("+"))
-    assert all(abs(one.log_residual) < 1 for one in shipped_residuals())
+    assert len(read_shipped_residuals()) > 100
+    assert all(name in known for one in read_shipped_residuals() for name in one.whatif.split("+"))
+    assert all(abs(one.log_residual) < 1 for one in read_shipped_residuals())
 
 
 STEP = cpu_step([Layer("a", 1000, 2000, 300, param_bytes=4000), Layer("b", 1000, 2000, 300, param_bytes=4000)])

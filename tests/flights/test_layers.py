@@ -285,13 +285,16 @@ def test_a_dropout_that_feeds_a_linear_layer_drops_whole_units_from_the_second_i
 
 
 def test_the_product_behind_a_dropout_and_its_gradients_are_those_of_the_masked_input():
-    from windtunnel.systems.layers.nn.dropout.feedforward import drop_units, multiply_kept
+    from windtunnel.systems.layers.nn.dropout.feedforward import drop_units, multiply_kept_units
     from windtunnel.systems.layers.nn.layers import settings_of
 
     settings = settings_of(0.5, "nr", 1, 1)
     x, weight, bias = (torch.randn(size, dtype=torch.double, requires_grad=True) for size in ((3, 4, 8), (6, 8), (6,)))
     masked, keep = drop_units(x, settings)
-    ours, theirs = multiply_kept(masked, weight, bias, keep, settings), torch.nn.functional.linear(masked, weight, bias)
+    ours, theirs = (
+        multiply_kept_units(masked, weight, bias, keep, settings),
+        torch.nn.functional.linear(masked, weight, bias),
+    )
 
     torch.testing.assert_close(ours, theirs)
     dy = torch.randn_like(ours)

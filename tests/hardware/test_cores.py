@@ -9,25 +9,25 @@ import sys
 import pytest
 
 from windtunnel.hardware import cores
-from windtunnel.hardware.cores import allowed_cores, socket_cores, stay_on
+from windtunnel.hardware.cores import socket_cores, stay_on, usable_cores
 
 
 def test_the_cores_are_those_of_the_host():
-    found = allowed_cores()
+    found = usable_cores()
     assert found == tuple(sorted(found))
     assert 1 <= len(found) <= (os.cpu_count() or 1)
 
 
 def test_no_cores_change_nothing():
-    before = allowed_cores()
+    before = usable_cores()
     stay_on([])
-    assert before == allowed_cores()
+    assert before == usable_cores()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this host has no mask of cores")
 def test_a_process_stays_where_it_is_told():
-    last = allowed_cores()[-1]
-    code = f"from windtunnel.hardware.cores import *; stay_on([{last}]); print(allowed_cores())"
+    last = usable_cores()[-1]
+    code = f"from windtunnel.hardware.cores import *; stay_on([{last}]); print(usable_cores())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == f"({last},)"
 
@@ -39,10 +39,10 @@ def test_two_numbers_of_one_core_count_once_and_sockets_are_told_apart(tmp_path,
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{socket}\n")
         (folder / "core_id").write_text(f"{core}\n")
-    monkeypatch.setattr(cores, "allowed_cores", lambda: tuple(places))
+    monkeypatch.setattr(cores, "usable_cores", lambda: tuple(places))
 
     assert ((0, 1), (4,)) == socket_cores(tmp_path)
 
 
 def test_a_host_that_does_not_tell_has_one_socket_and_shares_no_core(tmp_path):
-    assert (allowed_cores(),) == socket_cores(tmp_path)
+    assert (usable_cores(),) == socket_cores(tmp_path)

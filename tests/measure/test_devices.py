@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from windtunnel.measure.devices import IterationClock, elapsed_with_sync_ns, uses_gpu
+from windtunnel.measure.devices import IterationClock, time_with_sync_ns, uses_gpu
 
 
 class Event:
@@ -54,8 +54,8 @@ def test_a_call_is_over_when_its_device_has_done_it(monkeypatch):
     waited = []
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(synchronize=waited.append))
 
-    assert elapsed_with_sync_ns(lambda: None, "cuda:1") >= 0
-    assert elapsed_with_sync_ns(lambda: None, "cpu") >= 0
+    assert time_with_sync_ns(lambda: None, "cuda:1") >= 0
+    assert time_with_sync_ns(lambda: None, "cpu") >= 0
     assert ["cuda:1"] == waited
 
 

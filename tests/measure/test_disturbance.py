@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure import disturbance
 from windtunnel.measure.disturbance import (
     Neighbors,
@@ -30,7 +30,7 @@ def spin(seconds):
 
 @pytest.mark.skipif(not disturbance._run_queue_wait_ns(), reason="this kernel does not count how long threads wait")
 def test_a_thread_that_shares_its_core_waits_half_of_the_time():
-    neighbors = [subprocess.Popen([sys.executable, "-c", LOAD]) for _ in range(2 * len(allowed_cores()))]
+    neighbors = [subprocess.Popen([sys.executable, "-c", LOAD]) for _ in range(2 * len(usable_cores()))]
     try:
         time.sleep(0.2)
         with watch_disturbance() as stretch:

@@ -1,13 +1,13 @@
 """Moments that all processes share."""
 
-from windtunnel.measure.together import elapsed_since_ns, moment_in, rate_between, wait_for
+from windtunnel.measure.together import moment_in, rate_between, time_since_ns, wait_for
 
 MS = 1_000_000
 
 
 def test_nothing_begins_before_its_moment():
     moment_ns, begun = moment_in(5 * MS), []
-    taken_ns = elapsed_since_ns(moment_ns, lambda: begun.append(moment_in(0)))
+    taken_ns = time_since_ns(moment_ns, lambda: begun.append(moment_in(0)))
 
     assert begun[0] >= moment_ns
     assert taken_ns >= begun[0] - moment_ns

@@ -8,7 +8,7 @@ from windtunnel.graph import Phase
 from windtunnel.sources.memory.tracking import track_memory
 from windtunnel.sources.torch.step import capture
 from windtunnel.whatifs import whatif
-from windtunnel.whatifs.measured import captured_program
+from windtunnel.whatifs.measured import require_program
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -82,7 +82,7 @@ def test_a_step_that_calls_back_has_the_phases_of_one_that_does_not(closure_grap
 
 
 def test_a_step_that_calls_back_is_the_same_program(closure_graph, plain_graph):
-    programs = [captured_program(graph) for graph in (plain_graph, closure_graph)]
+    programs = [require_program(graph) for graph in (plain_graph, closure_graph)]
     told = [[(call.mark or call.operator, call.layer, call.phase) for call in program.calls] for program in programs]
 
     assert told[0] == told[1]
@@ -150,7 +150,7 @@ def test_updates_within_the_backward_pass_are_no_part_of_forward_operators():
     graph = capture(
         lambda: torch.nn.functional.cross_entropy(model(inputs), labels).backward(), iterations=2, model=model
     )
-    calls = captured_program(graph).calls
+    calls = require_program(graph).calls
 
     assert graph.select(phase=Phase.UPDATE).any()
     assert not (graph.select(phase=Phase.UPDATE) & (graph.tasks["call"] >= 0)).any()

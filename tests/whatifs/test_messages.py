@@ -8,7 +8,7 @@ from windtunnel.errors import PriceError
 from windtunnel.graph import GraphBuilder, Kind
 from windtunnel.hardware import Fabric, Link, fabric_of, machine
 from windtunnel.whatifs.forecast import forecast
-from windtunnel.whatifs.messages import has_messages, price_messages, untimed_messages
+from windtunnel.whatifs.messages import has_messages, price_messages, select_untimed_messages
 
 WIRE = Link("wire", bandwidth_bytes_per_s=50e9, latency_ns=0)
 
@@ -32,7 +32,7 @@ def test_an_all_reduce_without_a_time_is_priced_among_all_ranks_of_the_job():
 def test_messages_with_a_time_or_without_a_size_stay():
     assert not has_messages(reducing(duration_ns=5))
     assert not has_messages(reducing(size_bytes=0))
-    assert [True] == untimed_messages(reducing()).tolist()
+    assert [True] == select_untimed_messages(reducing()).tolist()
 
 
 def test_a_message_among_an_unknown_number_of_ranks_is_not_guessed():

@@ -24,7 +24,7 @@ from windtunnel.whatifs.freezing import freeze_layers
 from windtunnel.whatifs.fusion import fuse_kernels
 from windtunnel.whatifs.layers import metaflow
 from windtunnel.whatifs.layout import channels_last
-from windtunnel.whatifs.measured import apply_ratios, captured_program, update_steps
+from windtunnel.whatifs.measured import apply_ratios, require_program, update_steps
 from windtunnel.whatifs.normalization import reconstructed_batchnorm
 from windtunnel.whatifs.optimizers import foreach_optimizer, fused_optimizer
 from windtunnel.whatifs.pauses import allocator_warmup, gc_pauses
@@ -261,7 +261,7 @@ def test_the_work_of_an_update_is_that_of_the_optimizer_alone():
 
 
 def test_blocks_are_uninterrupted_ranges_of_calls():
-    program = captured_program(perceptron_graph())
+    program = require_program(perceptron_graph())
 
     assert ((0, 1), (2, 3)) == block_ranges(program, "")
     assert ((0, 3),) == block_ranges(program, "[0-9]")[:1] or ((0, 1), (1, 2), (2, 3)) == block_ranges(program, "[0-9]")

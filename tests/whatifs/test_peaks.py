@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from windtunnel.whatifs import parse_request, whatif
-from windtunnel.whatifs.peak_memory import note_form, predict_peak_bytes, recorded_peak
+from windtunnel.whatifs.peak_memory import note_form, peak_of_capture, predict_peak_bytes
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -45,10 +45,10 @@ def test_a_capture_knows_the_peak_of_a_real_step(graph):
     built = build_workload("transformer", SMALL)
     profile = track_memory(built.step, model=built.models, optimizer=built.optimizers)
 
-    assert profile.peak_bytes == recorded_peak(graph)
+    assert profile.peak_bytes == peak_of_capture(graph)
     memory = graph.meta.memory
-    assert recorded_peak(graph) == max(memory["passes"]["peak_bytes"], memory["update"]["peak_bytes"])
-    assert recorded_peak(graph) == sum(memory["by_category"].values())
+    assert peak_of_capture(graph) == max(memory["passes"]["peak_bytes"], memory["update"]["peak_bytes"])
+    assert peak_of_capture(graph) == sum(memory["by_category"].values())
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_the_predicted_peak_is_the_real_one(graph, edit):
     answer = whatif(graph, edit, budget_s=0.1)[0]
 
     assert answer.peak_bytes == pytest.approx(flown(edit), rel=0.03)
-    assert answer.baseline_peak_bytes == recorded_peak(graph)
+    assert answer.baseline_peak_bytes == peak_of_capture(graph)
 
 
 def test_forms_join_and_survive_being_stored(graph, tmp_path):
@@ -71,9 +71,9 @@ def test_forms_join_and_survive_being_stored(graph, tmp_path):
     save(both, tmp_path / "both.wt")
 
     assert predict_peak_bytes(both) == predict_peak_bytes(load(tmp_path / "both.wt"))
-    assert recorded_peak(graph) < predict_peak_bytes(both) < predict_peak_bytes(alone)
+    assert peak_of_capture(graph) < predict_peak_bytes(both) < predict_peak_bytes(alone)
 
 
 def test_a_graph_without_notes_says_nothing(graph):
     assert predict_peak_bytes(graph) is None
-    assert recorded_peak(graph.with_meta(memory={})) is None
+    assert peak_of_capture(graph.with_meta(memory={})) is None

@@ -73,7 +73,7 @@ def calibrate(
     """
     from windtunnel.cost.calibration import calibrate as measure
     from windtunnel.cost.host import host_limits
-    from windtunnel.cost.interference import measured_interference
+    from windtunnel.cost.interference import measure_interference
     from windtunnel.cost.measured import remember
     from windtunnel.measure import ProfileDatabase
     from windtunnel.measure.busyness import free_share
@@ -89,7 +89,7 @@ def calibrate(
         result = measure(parse_duration(budget) / _NS, num_threads=threads, database=kept, progress=progress)
         learned = sum(remember(graph, kept) for graph in graphs)
         limits = host_limits(database=kept, progress=progress)
-        slowed = [measured_interference(what, database=kept) for what in ("core", "memory")]
+        slowed = [measure_interference(what, database=kept) for what in ("core", "memory")]
     if as_json:
         print_json({"schema": "windtunnel.calibration/1", "free_share": free, "num_learned": learned,
                     **_as_dict(result, limits, slowed)})  # fmt: skip

@@ -11,13 +11,13 @@ import typer
 from windtunnel import registry
 from windtunnel.cli.console import Progress, advise, clean, print_json, say, say_wrapped, suggest
 from windtunnel.cli.dry_run import capture_dry_run
-from windtunnel.cli.files import derived, require_free, warn_of_disturbance
+from windtunnel.cli.files import derive_path, require_free, warn_of_disturbance
 from windtunnel.cli.options import Force, GuessValues, Json, Output
 from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.cli.subjects import is_script, subject_of
 from windtunnel.cli.waiting import choose_wait_policy
-from windtunnel.cli.writes import kept_away, watched
+from windtunnel.cli.writes import redirect_writes, report_writes
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def capture(
     from windtunnel.sources.torch.script import IncompleteCaptureError, num_planned
 
     path = require_free(
-        derived(Path(target if is_script(target) else target.partition(":")[0]), _suffix(), output), force=force
+        derive_path(Path(target if is_script(target) else target.partition(":")[0]), _suffix(), output), force=force
     )
     if dry_run or fake:
         _require_script(target, "--dry-run" if dry_run else "--fake")
@@ -160,7 +160,7 @@ def _watch_files(subject: Script | WorkloadName, *, scratch: bool) -> AbstractCo
         return nullcontext()
     if scratch and subject.ranks.num_ranks > 1:
         raise InputError("--scratch works with one process", where="--scratch --nproc", fix="leave out --nproc")
-    return kept_away(subject.path) if scratch else watched(subject.path)
+    return redirect_writes(subject.path) if scratch else report_writes(subject.path)
 
 
 def _with_zeros(

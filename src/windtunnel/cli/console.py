@@ -20,13 +20,13 @@ from windtunnel.base.documents import json_text
 __all__ = [
     "Progress",
     "advise",
+    "apply_style",
     "clean",
     "print_json",
     "print_table",
-    "quoted",
+    "quote_word",
     "say",
     "say_wrapped",
-    "styled",
     "suggest",
 ]
 
@@ -46,19 +46,19 @@ def clean(text: str, limit: int) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def quoted(text: object) -> str:
+def quote_word(text: object) -> str:
     """A word of a command as the shell needs it."""
     return shlex.quote(str(text))
 
 
-def _shown(text: str) -> str:
+def _escape_control_characters(text: str) -> str:
     """Text that may hold names from outside, with control characters written out; line breaks stay."""
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def say(line: str = "") -> None:
     """One line of the answer."""
-    sys.stdout.write(f"{_shown(line)}\n")
+    sys.stdout.write(f"{_escape_control_characters(line)}\n")
 
 
 def say_wrapped(line: str) -> None:
@@ -71,7 +71,7 @@ def say_wrapped(line: str) -> None:
 def advise(line: str) -> None:
     """One line of advice: what is written, what to do next."""
     sys.stdout.flush()
-    sys.stderr.write(f"{_shown(line)}\n")
+    sys.stderr.write(f"{_escape_control_characters(line)}\n")
 
 
 def suggest(*words: object) -> None:
@@ -84,7 +84,7 @@ def print_json(document: dict[str, Any]) -> None:
     sys.stdout.write(json_text(document, indent=1) + "\n")
 
 
-def styled(text: str, style: str) -> str:
+def apply_style(text: str, style: str) -> str:
     """Color on a terminal, plain text elsewhere."""
     if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
         return text

@@ -47,7 +47,7 @@ def convert(
             allow_missing=allow_missing,
             needs_times=False,
         )
-        written = _written(opened, target, force=force)
+        written = _write_graph(opened, target, force=force)
     if as_json:
         counts = {"num_tasks": opened.num_tasks, "num_edges": opened.num_edges, "num_ranks": opened.num_ranks}
         print_json({"schema": "windtunnel.conversion/1", "paths": [str(path) for path in written], **counts})
@@ -57,7 +57,7 @@ def convert(
     suggest("windtunnel", "explain", "--table", "resources", written[0])
 
 
-def _written(graph: Graph, target: Path, *, force: bool) -> list[Path]:
+def _write_graph(graph: Graph, target: Path, *, force: bool) -> list[Path]:
     from windtunnel.graph import save
     from windtunnel.sources.chakra.writer import SUFFIXES, paths_of, save_chakra
 

@@ -9,7 +9,7 @@ import traceback
 from typing import Any
 
 from windtunnel.base.outputs import MAKE_ROOM, is_full
-from windtunnel.cli.console import clean, styled
+from windtunnel.cli.console import apply_style, clean
 from windtunnel.errors import WindtunnelError
 
 __all__ = ["show_crash", "show_error", "show_usage_error"]
@@ -87,7 +87,7 @@ def show_usage_error(error: Any, *, is_debug: bool) -> int:
 
 
 def _print(message: str, where: str, fix: str) -> None:
-    lines = [styled("error:", "bold red") + f" {clean(message, MAX_CHARACTERS)}"]
+    lines = [apply_style("error:", "bold red") + f" {clean(message, MAX_CHARACTERS)}"]
     if where:
         lines.append(f"  where: {clean(where, MAX_CHARACTERS)}")
     if fix:

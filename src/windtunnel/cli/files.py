@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from windtunnel.graph import Graph
     from windtunnel.measure import ProfileDatabase
 
-__all__ = ["database_of", "derived", "open_graph", "require_free", "require_there", "stem", "warn_of_disturbance"]
+__all__ = ["database_of", "derive_path", "open_graph", "require_free", "require_there", "stem", "warn_of_disturbance"]
 
 _SUFFIXES = (".gz", ".json", ".pt", ".trace", ".wt", ".py", ".html", ".report", ".et")
 
@@ -41,12 +41,12 @@ def database_of(*, fresh: bool) -> ProfileDatabase:
     return ProfileDatabase(since=int(time.time()) if fresh else 0)
 
 
-def derived(path: Path, suffix: str, output: Path | None = None) -> Path:
+def derive_path(path: Path, suffix: str, output: Path | None = None) -> Path:
     """Where the output goes: as asked, or beside the input under its name.
 
     Examples
     --------
-    >>> derived(Path("runs/train.wt"), ".report.html").as_posix()
+    >>> derive_path(Path("runs/train.wt"), ".report.html").as_posix()
     'runs/train.report.html'
     """
     return output if output is not None else path.parent / f"{stem(path)}{suffix}"

@@ -115,7 +115,7 @@ def memory(
             "guesses": guess_values,
             "loader_batch": loader_batch,
         }
-        profile = _followed(target, arguments or [], warmup, steps, limit_bytes=limit_bytes, **options)
+        profile = _follow_memory(target, arguments or [], warmup, steps, limit_bytes=limit_bytes, **options)
     _write(profile, html, output, target, force)
     if as_json:
         written = html or output
@@ -159,7 +159,7 @@ def _chip(name: str, target: str, *, fake: bool) -> Device | None:
     return chip
 
 
-def _followed(
+def _follow_memory(
     target: str,
     arguments: Sequence[str],
     warmup: int,
@@ -182,7 +182,7 @@ def _followed(
             if limit_bytes is not None:
                 _require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
             return profile
-        predicted = _predicted(target, arguments)
+        predicted = _predict_with_fake_tensors(target, arguments)
         if predicted is not None and limit_bytes is not None:
             _require_fit(predicted, limit_bytes, target, reserved=True)
         limit_bytes = available_bytes() if limit_bytes is None else min(limit_bytes, available_bytes())
@@ -250,7 +250,7 @@ def _workload(target: str, arguments: Sequence[str]) -> Any:
     return partial(registry.get("workload", selected.name).function, **selected.parameters)
 
 
-def _predicted(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
+def _predict_with_fake_tensors(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
     """What fake tensors say, in a process of their own: a module that keeps tensors would keep fake ones."""
     if not target.endswith(".py"):
         _workload(target, arguments)  # what is misspelt is told here

@@ -119,7 +119,7 @@ def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
 
     reserved, limit = limit_bytes is not None, available_bytes() if limit_bytes is None else limit_bytes
     with Progress(f"searching for the largest batch of {job.target}") as progress:
-        result = largest_batch(_followed(job, progress, reserved=reserved), limit, job.start)
+        result = largest_batch(_count_runs(job, progress, reserved=reserved), limit, job.start)
     if not result.batch_size:
         raise InfeasibleError(
             f"no batch fits: a batch size of {result.next_batch_size} needs "
@@ -137,7 +137,7 @@ def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
             *job.with_batch(result.batch_size))  # fmt: skip
 
 
-def _followed(job: Job, progress: Progress, *, reserved: bool) -> Callable[[int], tuple[int, int]]:
+def _count_runs(job: Job, progress: Progress, *, reserved: bool) -> Callable[[int], tuple[int, int]]:
     count = 0
 
     def peak_of(batch: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from windtunnel.cli.cheapest import print_cheapest
 from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli.files import open_graph, require_free
 from windtunnel.cli.options import Force, GraphPath, Json
-from windtunnel.cli.predict_targets import HOST_NAMES, Predicted, predicted_on, print_whole, targets_of, with_types
+from windtunnel.cli.predict_targets import HOST_NAMES, Predicted, predict_speed, print_whole, targets_of, with_types
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def predict(
         for target in targets:
             fabric = _fabric(captured, target, link, network)
             created.append(forecast(captured, target.device, **numbers, **given, fabric=fabric))
-            answers[id(created[-1])] = predicted_on(target, created[-1], fabric, batch_dim)
+            answers[id(created[-1])] = predict_speed(target, created[-1], fabric, batch_dim)
         result, ranked_by = rank_forecasts(created)
         others = changes(captured, targets[0].device, created[0], **given, fabric=fabric) if len(created) == 1 else []
         if output is not None:
@@ -263,11 +263,11 @@ def _dtype_option(found: Forecast) -> str:
 def _fabric(graph: Graph, target: Target, link: str, network: str) -> Fabric | None:
     """What carries messages: those that were never sent, or all where the links are named."""
     from windtunnel.hardware import fabric_of
-    from windtunnel.whatifs.messages import has_messages, sized_messages
+    from windtunnel.whatifs.messages import has_messages, select_sized_messages
 
     per_host = int(graph.meta.distributed.get("devices_per_host", 0))
     is_named = bool(link or network)
-    if is_named and target.count == 1 and not (has_messages(graph) or sized_messages(graph).any()):
+    if is_named and target.count == 1 and not (has_messages(graph) or select_sized_messages(graph).any()):
         option = "--link" if link else "--network"
         fix = "leave it out, or name several devices, which average their gradients: --on 8xh100"
         raise InputError("the graph has no message of a known size that could use this link", where=option, fix=fix)

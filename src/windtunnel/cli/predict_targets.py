@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from windtunnel.whatifs.forecast import Forecast
     from windtunnel.whatifs.speed import Speed
 
-__all__ = ["HOST_NAMES", "Predicted", "predicted_on", "print_whole", "targets_of", "with_types"]
+__all__ = ["HOST_NAMES", "Predicted", "predict_speed", "print_whole", "targets_of", "with_types"]
 
 HOST_NAMES = ("this-host", "this host", "localhost")
 
@@ -102,7 +102,7 @@ def with_types(graph: Graph, targets: Sequence[Target], dtype: str) -> tuple[lis
     return kept, notes
 
 
-def predicted_on(target: Target, found: Forecast, fabric: Fabric | None, batch_dim: int | None) -> Predicted:
+def predict_speed(target: Target, found: Forecast, fabric: Fabric | None, batch_dim: int | None) -> Predicted:
     """The speed of a forecast, and of all devices of its target.
 
     Raises

@@ -52,10 +52,10 @@ def receipts(
 
 def _cells(receipt: Receipt) -> tuple[str, ...]:
     speedups = (f"{receipt.predicted:.2f}x", f"{receipt.measured:.2f}x")
-    return _asked(receipt), *speedups, f"{receipt.error_ratio:+.1%}", receipt.date[:10]
+    return _format_request(receipt), *speedups, f"{receipt.error_ratio:+.1%}", receipt.date[:10]
 
 
-def _asked(receipt: Receipt) -> str:
+def _format_request(receipt: Receipt) -> str:
     """The what-if with the parameters that were flown."""
     given = ",".join(f"{key}={value}" for key, value in sorted(receipt.parameters.items()))
     return f"{receipt.whatif}:{given}" if given else receipt.whatif

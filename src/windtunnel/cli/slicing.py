@@ -8,7 +8,7 @@ import typer
 
 from windtunnel import registry
 from windtunnel.cli.console import Progress, print_json, say, suggest
-from windtunnel.cli.files import derived, open_graph, require_free
+from windtunnel.cli.files import derive_path, open_graph, require_free
 from windtunnel.cli.options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, Output, ReadLimitSize
 from windtunnel.errors import InputError, NotApplicableError
 
@@ -67,13 +67,13 @@ def slice_graph(
     """
     from windtunnel.graph import save
 
-    path = require_free(derived(graph, ".slice.wt", output), force=force)
+    path = require_free(derive_path(graph, ".slice.wt", output), force=force)
     cut: dict[str, Any] = {"window": window or None, "partial": partial}
     cut |= {"align": align, "allow_missing": allow_missing}
     with Progress(f"slicing {graph.name}", heartbeat=True) as progress:
         whole = open_graph(graph, progress=progress, needs_times=False, kineto=kineto, read_limit=read_limit, **cut)
         if step_time:
-            whole = _unprofiled(whole, step_time)
+            whole = _remove_profiler_cost(whole, step_time)
         mask = whole.select(iteration=iteration, rank=rank, phase=_phase(phase), layer=layer or None, name=name or None)
         if since or until:
             whole, mask = _in_window(whole, mask, since, until)
@@ -90,7 +90,7 @@ def slice_graph(
     suggest("windtunnel", "explain", path)
 
 
-def _unprofiled(graph: Graph, step_time: str) -> Graph:
+def _remove_profiler_cost(graph: Graph, step_time: str) -> Graph:
     from windtunnel.sources.kineto.unprofiled import without_profiler
     from windtunnel.units import parse_duration
 

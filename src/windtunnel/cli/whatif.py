@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
-from windtunnel.cli.files import database_of, derived, open_graph, require_free
+from windtunnel.cli.console import Progress, advise, print_json, print_table, quote_word, say, say_wrapped, suggest
+from windtunnel.cli.files import database_of, derive_path, open_graph, require_free
 from windtunnel.cli.options import (
     AlignChoice,
     AllowMissing,
@@ -90,7 +90,7 @@ def whatif(
 
     if search:
         limits = {"lossy": lossy, "memory": memory, "max_plans": max_plans, "latency": latency, "bandwidth": bandwidth}
-        path = require_free(derived(graph, ".strategy.json", output), force=force)
+        path = require_free(derive_path(graph, ".strategy.json", output), force=force)
         _search(graph, path, prices=prices, fresh=fresh, as_json=as_json, **limits)
         return
     if bool(names) == every:
@@ -141,17 +141,17 @@ def _search(graph: Path, path: Path, *, prices: str, fresh: bool, as_json: bool,
 
 
 def _all_of(graph: Path) -> str:
-    return f"windtunnel whatif {quoted(graph)} --all"
+    return f"windtunnel whatif {quote_word(graph)} --all"
 
 
 def _print_answers(answers: list[Answer], top: int) -> None:
     from windtunnel.units import format_duration, format_size
-    from windtunnel.whatifs.speed import measured_speed
+    from windtunnel.whatifs.speed import speed_of_measurement
 
     if not answers:
         return
     baseline = answers[0]
-    speed = str(measured_speed(baseline.baseline.graph, baseline.baseline_ns))
+    speed = str(speed_of_measurement(baseline.baseline.graph, baseline.baseline_ns))
     say_wrapped(f"baseline: {format_duration(baseline.baseline_ns)} per iteration{', ' * bool(speed)}{speed}")
     rows = []
     for answer in answers[:top]:
@@ -227,10 +227,10 @@ def _print_parameters(answers: list[Answer]) -> None:
     say()
     say("parameters (set with NAME:key=value):")
     for name, given in used.items():
-        say_wrapped(f"  {name}: {', '.join(f'{key}={_shown(key, value)}' for key, value in given.items())}")
+        say_wrapped(f"  {name}: {', '.join(f'{key}={_format_value(key, value)}' for key, value in given.items())}")
 
 
-def _shown(key: str, value: object) -> str:
+def _format_value(key: str, value: object) -> str:
     """A value in the unit of its parameter."""
     from windtunnel.units import format_duration, format_size
 

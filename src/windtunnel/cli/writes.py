@@ -8,20 +8,20 @@ from pathlib import Path
 
 from windtunnel.cli.console import advise
 
-__all__ = ["kept_away", "watched"]
+__all__ = ["redirect_writes", "report_writes"]
 
 _SHOWN = 3
 
 
 @contextmanager
-def watched(script: Path) -> Iterator[None]:
+def report_writes(script: Path) -> Iterator[None]:
     """Say before the run that the script seems to save files, and before each existing file that it is overwritten."""
     from windtunnel.sources.writes import FileWrites, lines_that_save, watch_writes
 
     lines = [f"line {line}: {call}" for line, call in lines_that_save(script)]
     if lines:
         advise(
-            f"{script.name} saves files ({_listed(lines)}), as in any run; "
+            f"{script.name} saves files ({_join_first(lines)}), as in any run; "
             "--scratch redirects them to a temporary directory"
         )
     writes = FileWrites(script, lambda path: advise(f"{script.name} overwrites {path}; --scratch prevents this"))
@@ -30,11 +30,11 @@ def watched(script: Path) -> Iterator[None]:
             yield
     finally:
         if writes.created:
-            advise(f"{script.name} wrote {_listed([str(path) for path in writes.created])}")
+            advise(f"{script.name} wrote {_join_first([str(path) for path in writes.created])}")
 
 
 @contextmanager
-def kept_away(script: Path) -> Iterator[None]:
+def redirect_writes(script: Path) -> Iterator[None]:
     """Send what the script writes to a folder that goes when it ends."""
     from windtunnel.sources.scratch import files_kept_away
 
@@ -42,9 +42,9 @@ def kept_away(script: Path) -> Iterator[None]:
         yield
         written = [str(path) for path in files.list_written_paths()]
     if written:
-        advise(f"{script.name} wrote to a temporary directory: {_listed(written)}")
+        advise(f"{script.name} wrote to a temporary directory: {_join_first(written)}")
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _join_first(texts: Sequence[str]) -> str:
     rest = len(texts) - _SHOWN
     return ", ".join(texts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -19,7 +19,7 @@ from windtunnel.cost.collective import collective_ns
 from windtunnel.errors import InputError
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.measure.links import ShapedLink, shaped_link
+from windtunnel.measure.links import ShapedLink, shape_link
 from windtunnel.measure.workers import Workers
 from windtunnel.units import format_rate
 
@@ -121,7 +121,7 @@ def _measure_jobs(
         before_bytes = 0
         if bandwidth_bytes_per_s is not None:
             link: ShapedLink = stack.enter_context(
-                shaped_link(num_ranks, bandwidth_bytes_per_s, latency_ns, is_in_kernel=True)
+                shape_link(num_ranks, bandwidth_bytes_per_s, latency_ns, is_in_kernel=True)
             )
             started = {"prefixes": link.prefixes, "environment": link.environment}
             before_bytes = _MIN_BEFORE_BYTES + round(_BEFORE_S * bandwidth_bytes_per_s)

@@ -9,10 +9,10 @@ Internal modules: ``contender``, ``operator_samples``.
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
-from windtunnel.cost.ceilings import Ceilings, measured_ceilings
+from windtunnel.cost.ceilings import Ceilings, measure_ceilings
 from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer
 from windtunnel.cost.operators.tile_pricer import TilePricer
-from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
+from windtunnel.cost.peak import Bandwidth, Peak, measure_bandwidth, measure_peak
 from windtunnel.cost.pricer import Pricer, Prices
 from windtunnel.cost.pricing import price
 from windtunnel.cost.roofline import RooflinePricer
@@ -31,9 +31,9 @@ __all__ = [
     "TilePricer",
     "Work",
     "bounds_on",
-    "measured_bandwidth",
-    "measured_ceilings",
-    "measured_peak",
+    "measure_bandwidth",
+    "measure_ceilings",
+    "measure_peak",
     "price",
     "work_of",
 ]

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
+from windtunnel.cost.peak import Bandwidth, Peak, measure_bandwidth, measure_peak
 from windtunnel.errors import PriceError
 from windtunnel.measure.database import ProfileDatabase
 
-__all__ = ["Ceilings", "lanes_of", "measured_ceilings"]
+__all__ = ["Ceilings", "lanes_of", "measure_ceilings"]
 
 _SIZES_BYTES = (96 * 2**10, 1536 * 2**10, 12 * 2**20)  # below L2, about L2, above it; memory comes last
 _VECTOR_BYTES = {"avx512": 64, "amx": 64, "avx2": 32, "avx_vnni": 32}
@@ -70,7 +70,7 @@ class Ceilings:
         return np.exp(np.interp(np.log(np.maximum(sizes_bytes, 1.0)), sizes, rates))
 
 
-def measured_ceilings(
+def measure_ceilings(
     dtypes: Iterable[str] = ("float32",), num_threads: int = 1, *, database: ProfileDatabase | None = None
 ) -> Ceilings:
     """Measure peaks and bandwidths, or find them in the database.
@@ -88,9 +88,9 @@ def measured_ceilings(
     MissingExtraError
         PyTorch is not installed.
     """
-    peaks = {dtype: measured_peak(dtype, num_threads, database=database) for dtype in dtypes}
-    cached = [measured_bandwidth(num_threads, size * num_threads, database=database) for size in _SIZES_BYTES]
-    return Ceilings(peaks, (*cached, measured_bandwidth(num_threads, database=database)), num_threads)
+    peaks = {dtype: measure_peak(dtype, num_threads, database=database) for dtype in dtypes}
+    cached = [measure_bandwidth(num_threads, size * num_threads, database=database) for size in _SIZES_BYTES]
+    return Ceilings(peaks, (*cached, measure_bandwidth(num_threads, database=database)), num_threads)
 
 
 def lanes_of(peak: Peak) -> int:

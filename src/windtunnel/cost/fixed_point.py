@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["FixedLayer", "fixed_layer", "multiply_words", "relative_error", "run_fixed", "twiddles"]
+__all__ = ["FixedLayer", "multiply_words", "relative_error", "run_fixed", "scale_layer", "twiddles"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ class FixedLayer:
         return int(self.input_bits - levels + self.spectrum_bits - self.shift)
 
 
-def fixed_layer(vectors_pqk: Floats, calibration_Bqk: Floats, word_bits: int = 16) -> FixedLayer:
+def scale_layer(vectors_pqk: Floats, calibration_Bqk: Floats, word_bits: int = 16) -> FixedLayer:
     """Scales by what a layer sees.
 
     Parameters
@@ -133,7 +133,7 @@ def relative_error(down: int, across: int, block: int, word_bits: int, *, seed: 
     draw = np.random.default_rng(seed)
     vectors = draw.normal(0, (across * block) ** -0.5, (down, across, block))
     inputs = draw.normal(0, 1, (samples, across, block))
-    outputs, _ = run_fixed(fixed_layer(vectors, inputs, word_bits), inputs)
+    outputs, _ = run_fixed(scale_layer(vectors, inputs, word_bits), inputs)
     exact = np.fft.ifft(np.einsum("pqk,bqk->bpk", np.fft.fft(vectors), np.fft.fft(inputs))).real
     return float(np.sqrt(np.mean((outputs - exact) ** 2) / np.mean(exact**2)))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from windtunnel import hardware
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
-from windtunnel.cost.ceilings import Ceilings, measured_ceilings
+from windtunnel.cost.ceilings import Ceilings, measure_ceilings
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import measure
 from windtunnel.cost.peak import SHORT_NAMES
@@ -51,7 +51,7 @@ def host_device(
     """
     host = hardware.machine()
     count = _threads(num_threads, host.num_threads)
-    ceilings = measured_ceilings(usable_dtypes(dtypes), count, database=database)
+    ceilings = measure_ceilings(usable_dtypes(dtypes), count, database=database)
     caches, rates = host.cache_bytes, [bandwidth.bytes_per_s for bandwidth in ceilings.bandwidths]
     return Device(
         name=HOST,

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from windtunnel import hardware
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, Graph, ResourceKind
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.together import moment_in
 from windtunnel.measure.workers import Workers
 
-__all__ = ["SHARED", "Interference", "fit_slowdown", "measured_interference", "share_resource"]
+__all__ = ["SHARED", "Interference", "fit_slowdown", "measure_interference", "share_resource"]
 
 SHARED = ("core", "memory")
 _METHOD = 1
@@ -50,7 +50,7 @@ class Interference:
     measured: tuple[float, ...]
 
 
-def measured_interference(
+def measure_interference(
     what: str, max_users: int = 0, *, database: ProfileDatabase | None = None, rounds: int = _ROUNDS
 ) -> Interference:
     """Run 1, 2 ... users at the same time and see how much longer each takes.
@@ -159,7 +159,7 @@ def _measure(what: str, max_users: int, rounds: int) -> list[float]:
 
 def _rate(what: str, users: int) -> float:
     """Mean rate per second of ``users`` concurrent users."""
-    cores = allowed_cores()
+    cores = usable_cores()
     begin_ns = moment_in(round(1e9 * _START_S))
     size = 4 * max([*hardware.machine().cache_bytes.values(), 2**24])
     selected = [cores[0] if what == "core" else cores[number % len(cores)] for number in range(users)]

@@ -17,7 +17,7 @@ from windtunnel import hardware
 from windtunnel.base.extras import require
 from windtunnel.errors import InputError
 from windtunnel.measure.database import Measurement, ProfileDatabase
-from windtunnel.measure.devices import elapsed_with_sync_ns, uses_gpu
+from windtunnel.measure.devices import time_with_sync_ns, uses_gpu
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import quiet, spread_ratio
 from windtunnel.measure.threads import threads
@@ -25,7 +25,7 @@ from windtunnel.measure.threads import threads
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "SHORT_NAMES", "Bandwidth", "Peak", "measured_bandwidth", "measured_peak"]
+__all__ = ["DTYPES", "SHORT_NAMES", "Bandwidth", "Peak", "measure_bandwidth", "measure_peak"]
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
 SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
@@ -95,7 +95,7 @@ class Bandwidth:
     num_threads: int
 
 
-def measured_peak(
+def measure_peak(
     dtype: str = "float32", num_threads: int = 1, *, device: str = "cpu", database: ProfileDatabase | None = None
 ) -> Peak:
     """Best rate of three square matrix products (of larger ones on a GPU), each run for a third of a second.
@@ -161,7 +161,7 @@ def _is_enough(known: Mapping[Any, Measurement], keys: Iterable[Any]) -> bool:
     return is_whole and all(item.is_trusted for item in known.values())
 
 
-def measured_bandwidth(
+def measure_bandwidth(
     num_threads: int = 1,
     size_bytes: int | None = None,
     *,
@@ -285,7 +285,7 @@ def _measure(key: _Key, run: Callable[[], object], num_threads: int, device: str
 def _times(run: Callable[[], object], device: str) -> list[float]:
     try:
         for _ in range(2):  # the first builds the kernel, the second fills the caches
-            elapsed_with_sync_ns(run, device)
+            time_with_sync_ns(run, device)
     except (RuntimeError, NotImplementedError) as error:
         message = str(error).partition("\n")[0]
         raise InputError(
@@ -293,5 +293,5 @@ def _times(run: Callable[[], object], device: str) -> list[float]:
         ) from error
     times: list[float] = []
     while sum(times) < 1e9 * _BUDGET_S or len(times) < _MIN_RUNS:
-        times.append(elapsed_with_sync_ns(run, device))
+        times.append(time_with_sync_ns(run, device))
     return times

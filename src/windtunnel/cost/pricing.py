@@ -85,7 +85,7 @@ def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype
     tiers = tiers_of(model)
     prices, sources = price_work(work, device, tiers)
     if (sources < 0).any():
-        raise _unpriced_error(graph, work, row_T, sources < 0)
+        raise _missing_price_error(graph, work, row_T, sources < 0)
     pricers = [pricer for tier in tiers for pricer in tier]
     is_seen = np.array([getattr(pricer, "is_measurement", False) for pricer in pricers], dtype=bool)[sources]
     floor = floor_of(work, device)
@@ -222,7 +222,7 @@ def _optional(name: str) -> Pricer | None:
         return None
 
 
-def _unpriced_error(graph: Graph, work: Work, row_T: NDArray[np.int64], missing: NDArray[np.bool_]) -> PriceError:
+def _missing_price_error(graph: Graph, work: Work, row_T: NDArray[np.int64], missing: NDArray[np.bool_]) -> PriceError:
     """Which operators, how many tasks, what share of the captured time."""
     tasks = (row_T >= 0) & missing[row_T]
     names = sorted(set(work.operator[missing].tolist()))

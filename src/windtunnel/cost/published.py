@@ -19,7 +19,7 @@ from windtunnel.cost.bounds import bounds_on
 from windtunnel.cost.pricer import Prices, exact_prices
 from windtunnel.cost.work import Work
 from windtunnel.graph.kernel_classes import class_of
-from windtunnel.hardware import Device, achieved_ratios
+from windtunnel.hardware import Device, efficiency_ratios
 
 __all__ = ["PublishedPricer", "published"]
 
@@ -59,7 +59,7 @@ class PublishedPricer:
 
 def _ratios(work: Work, device: Device) -> Floats:
     """Reached over peak [P]; NaN where nothing was published."""
-    known = achieved_ratios(device)
+    known = efficiency_ratios(device)
     pairs = zip(work.operator.tolist(), work.dtype.tolist(), strict=True)
     return np.array([known.get((class_of(operator), dtype), np.nan) for operator, dtype in pairs])
 

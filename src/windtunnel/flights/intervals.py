@@ -26,7 +26,7 @@ import numpy as np
 
 from windtunnel.flights.ledger import Ledger, Residual, family_of
 from windtunnel.flights.receipt import Receipt, conditions_of, model_fingerprint, subject_of
-from windtunnel.flights.shipped import shipped_residuals
+from windtunnel.flights.shipped import read_shipped_residuals
 from windtunnel.graph import Strings
 from windtunnel.measure.fingerprint import machine
 from windtunnel.whatifs import Answer
@@ -176,7 +176,7 @@ def _add_backing(
     own = [receipt for receipt in receipts if receipt.subject == subject]
     if own:
         return answer.with_flight_interval(backing_from_flights(own, answer.speedup, residuals, confidence=confidence))
-    shipped = shipped_residuals() if _is_like_shipped(answer) else ()
+    shipped = read_shipped_residuals() if _is_like_shipped(answer) else ()
     return answer.with_flight_interval(
         interval_of(answer.name, answer.speedup, residuals, confidence=confidence, shipped=shipped)
     )

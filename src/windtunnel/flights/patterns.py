@@ -17,7 +17,7 @@ from windtunnel.sources.torch.live import LiveProgram, Undo, together
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["each_block", "matching", "outermost", "paths_of", "repeated_blocks"]
+__all__ = ["each_block", "find_repeated_blocks", "matching", "outermost", "paths_of"]
 
 
 def paths_of(program: LiveProgram, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -49,7 +49,7 @@ def outermost(modules: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]
     return {path: module for path, module in modules.items() if id(module) not in inner}
 
 
-def repeated_blocks(program: LiveProgram, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+def find_repeated_blocks(program: LiveProgram, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """The largest parts that a model stacks: numbered members of a list, with parameters; else its direct children."""
     paths = {
         path: module for path, module in paths_of(program, model).items() if any(True for _ in module.parameters())
@@ -78,7 +78,7 @@ def each_block(program: LiveProgram, layer: str, change: Callable[[torch.nn.Modu
     def change_model(model: torch.nn.Module) -> Undo | None:
         if not any(True for _ in model.parameters()):
             return None
-        modules = outermost(matching(program, model, layer)) if layer else repeated_blocks(program, model)
+        modules = outermost(matching(program, model, layer)) if layer else find_repeated_blocks(program, model)
         changed.extend(modules)
         return together([change(module) for module in modules.values()])
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from windtunnel.flights.ledger import Residual, family_of
 
-__all__ = ["residuals_of", "shipped_residuals"]
+__all__ = ["read_shipped_residuals", "residuals_of"]
 
 
 @functools.cache
-def shipped_residuals() -> tuple[Residual, ...]:
+def read_shipped_residuals() -> tuple[Residual, ...]:
     """Those of all bars in the file."""
     text = (resources.files("windtunnel.flights") / "shipped.json").read_text(encoding="utf-8")
     return tuple(result for load in json.loads(text)["bars"].values() for result in residuals_of(load["errors"]))

@@ -6,9 +6,9 @@ In: names, or this host. Out: frozen values with units in their names. May not e
 from windtunnel.hardware.accelerator_sheet import accelerators
 from windtunnel.hardware.accelerators import Accelerator
 from windtunnel.hardware.catalog import (
-    achieved_ratios,
     device,
     devices,
+    efficiency_ratios,
     instance,
     instances,
     link,
@@ -36,10 +36,10 @@ __all__ = [
     "Templates",
     "Topology",
     "accelerators",
-    "achieved_ratios",
     "area_um2",
     "device",
     "devices",
+    "efficiency_ratios",
     "fabric_of",
     "instance",
     "instances",

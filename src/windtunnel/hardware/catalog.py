@@ -23,9 +23,9 @@ from windtunnel.hardware.systems import Instance, Machine, Target
 
 __all__ = [
     "THIS_HOST",
-    "achieved_ratios",
     "device",
     "devices",
+    "efficiency_ratios",
     "instance",
     "instances",
     "link",
@@ -215,14 +215,14 @@ def _read_achieved_ratios() -> list[tuple[Device, str, float]]:
     ]
 
 
-def achieved_ratios(chip: Device) -> dict[tuple[str, str], float]:
+def efficiency_ratios(chip: Device) -> dict[tuple[str, str], float]:
     """The share of its peak that the best kernels were measured to reach, by class of operator and type.
 
     Of the chip itself where that was published, else the mean over chips of its architecture; 16 bits are 16 bits.
 
     Examples
     --------
-    >>> round(achieved_ratios(device("h200"))["product", "bf16"], 2)
+    >>> round(efficiency_ratios(device("h200"))["product", "bf16"], 2)
     0.8
     """
     alike = [row for row in _read_achieved_ratios() if row[0].architecture == chip.architecture]

@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["allowed_cores", "socket_cores", "stay_on"]
+__all__ = ["socket_cores", "stay_on", "usable_cores"]
 
 
-def allowed_cores() -> tuple[int, ...]:
+def usable_cores() -> tuple[int, ...]:
     """Numbers of the cores that this process may use, in order."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
@@ -28,7 +28,7 @@ def socket_cores(root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
         Where /sys lies (tests give another). A host that does not tell has one socket, and no core is shared.
     """
     sockets: dict[str, dict[str, int]] = {}
-    for number in allowed_cores():
+    for number in usable_cores():
         folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
         socket, core = (_read_text(folder / name) for name in ("physical_package_id", "core_id"))
         sockets.setdefault(socket, {}).setdefault(core or f"cpu{number}", number)

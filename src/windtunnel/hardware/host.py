@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from windtunnel.base.reading import free_memory_bytes
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.hardware.parts import Device
 from windtunnel.hardware.systems import Machine
 
@@ -106,7 +106,7 @@ def plain_name(processor: str) -> str:
 
 
 def _usable_threads(root: Path) -> int:
-    affinity = len(allowed_cores())
+    affinity = len(usable_cores())
     quota = cpu_quota_cores(root)
     return max(1, affinity if quota is None else min(affinity, int(quota)))
 

@@ -15,7 +15,7 @@ from typing import Any
 from windtunnel.errors import AbsentDeviceError
 from windtunnel.measure.rounds import elapsed_ns
 
-__all__ = ["HostClock", "IterationClock", "StreamClock", "elapsed_with_sync_ns", "finish", "stream_clock", "uses_gpu"]
+__all__ = ["HostClock", "IterationClock", "StreamClock", "finish", "stream_clock", "time_with_sync_ns", "uses_gpu"]
 
 
 def uses_gpu(device: str = "") -> bool:
@@ -26,7 +26,7 @@ def uses_gpu(device: str = "") -> bool:
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-def elapsed_with_sync_ns(action: Callable[[], Any], device: str) -> int:
+def time_with_sync_ns(action: Callable[[], Any], device: str) -> int:
     """Wall-clock time of one call until its device has finished it, in ns."""
 
     def whole() -> None:

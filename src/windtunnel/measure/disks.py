@@ -22,7 +22,7 @@ from windtunnel.errors import InputError
 from windtunnel.measure.links import Bucket, sleep_until
 from windtunnel.measure.workers import check_command_output, run_to_end
 
-__all__ = ["can_throttle", "evict", "read_all", "read_at", "require_disk", "resident_share", "throttled_disk"]
+__all__ = ["can_throttle", "evict", "read_all", "read_at", "require_disk", "resident_share", "throttle_disk"]
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _CHUNK_BYTES = 1 << 16
@@ -116,7 +116,7 @@ def read_at(path: Path, bucket: Bucket) -> bytes:
 
 
 @contextlib.contextmanager
-def throttled_disk(folder: Path, bandwidth_bytes_per_s: float, size_bytes: int) -> Iterator[Path]:
+def throttle_disk(folder: Path, bandwidth_bytes_per_s: float, size_bytes: int) -> Iterator[Path]:
     """A file system that the kernel reads no faster than this; gives the folder where it is mounted.
 
     It lies in a file below ``folder``, without the kernel keeping that file in memory, and is gone afterwards.

@@ -43,17 +43,17 @@ class Stretch:
     ----------
     waited_ratio : float
         Share for which the unluckiest thread of this process was ready and did not run.
-    stolen_ratio : float
+    steal_ratio : float
         Share of all cores that the hypervisor gave to others.
     """
 
     waited_ratio: float = 0.0
-    stolen_ratio: float = 0.0
+    steal_ratio: float = 0.0
 
     @property
     def lost_ratio(self) -> float:
         """The larger of both, at most 1."""
-        return min(max(self.waited_ratio, self.stolen_ratio), 1.0)
+        return min(max(self.waited_ratio, self.steal_ratio), 1.0)
 
     @property
     def is_disturbed(self) -> bool:
@@ -77,7 +77,7 @@ class DisturbanceClock:
         elapsed_ns = max((perf_counter() - self._begun_s) * 1e9, 1.0)
         waited, ticks = _run_queue_wait_ns(), _Ticks.now()
         longest_ns = max((waited[thread] - self._waited.get(thread, 0) for thread in waited), default=0)
-        return Stretch(longest_ns / elapsed_ns, ticks.stolen_ratio(self._ticks))
+        return Stretch(longest_ns / elapsed_ns, ticks.steal_ratio(self._ticks))
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def watch_disturbance() -> Iterator[Stretch]:
         yield stretch
     finally:
         result = clock.end()
-        stretch.waited_ratio, stretch.stolen_ratio = result.waited_ratio, result.stolen_ratio
+        stretch.waited_ratio, stretch.steal_ratio = result.waited_ratio, result.steal_ratio
 
 
 def disturbance_log_error(lost_ratio: float) -> float:
@@ -179,7 +179,7 @@ class _Ticks:
             return cls()
         return cls(user + nice + system + idle + waiting + stolen, user + nice + system, stolen)
 
-    def stolen_ratio(self, before: _Ticks) -> float:
+    def steal_ratio(self, before: _Ticks) -> float:
         total = self.total - before.total
         return (self.stolen - before.stolen) / total if total >= _MIN_TICKS else 0.0
 

@@ -38,8 +38,8 @@ __all__ = [
     "ShapedLink",
     "receive_bytes",
     "send_bytes",
-    "shaped_link",
-    "shaped_racks",
+    "shape_link",
+    "shape_racks",
     "sleep_until",
 ]
 
@@ -130,7 +130,7 @@ class ShapedLink:
 
 
 @contextlib.contextmanager
-def shaped_link(
+def shape_link(
     num_ranks: int, bandwidth_bytes_per_s: float, latency_ns: int = 0, *, is_in_kernel: bool | None = None
 ) -> Iterator[ShapedLink]:
     """Join ranks by links of this rate, one each to a common switch, in both directions.
@@ -168,7 +168,7 @@ def shaped_link(
 
 
 @contextlib.contextmanager
-def shaped_racks(
+def shape_racks(
     num_racks: int, machines_per_rack: int, rack_bytes_per_s: float, network_bytes_per_s: float
 ) -> Iterator[ShapedLink]:
     """Join machines by a switch in each rack, and racks by one over them; machines are counted rack by rack.

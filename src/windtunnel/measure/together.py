@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["elapsed_since_ns", "moment_in", "rate_between", "wait_for"]
+__all__ = ["moment_in", "rate_between", "time_since_ns", "wait_for"]
 
 
 def moment_in(delay_ns: int) -> int:
@@ -25,7 +25,7 @@ def wait_for(moment_ns: int) -> None:
         time.sleep(left_ns / 1e9)
 
 
-def elapsed_since_ns(moment_ns: int, action: Callable[[], Any]) -> int:
+def time_since_ns(moment_ns: int, action: Callable[[], Any]) -> int:
     """Wait for the moment without sleeping, act, and say how long after it that was done."""
     _spin_until(moment_ns)
     action()

@@ -25,7 +25,7 @@ from windtunnel.measure.spaces import (
     switch,
 )
 
-__all__ = ["SHAPED", "WIRE_PORT", "ShapedWires", "shaped_wires"]
+__all__ = ["SHAPED", "WIRE_PORT", "ShapedWires", "shape_wires"]
 
 SHAPED = "network namespaces with tc htb"
 WIRE_PORT = 47_114
@@ -60,7 +60,7 @@ class ShapedWires:
 
 
 @contextlib.contextmanager
-def shaped_wires(
+def shape_wires(
     num_nodes: int, routes: Mapping[tuple[int, int], tuple[int, ...]], rates_bytes_per_s: Sequence[float]
 ) -> Iterator[ShapedWires]:
     """Join nodes by a switch, each wire with its own rate.

@@ -19,7 +19,19 @@ from windtunnel.reports.colors import IDLE
 from windtunnel.reports.packing import shorten
 from windtunnel.units import format_duration, format_ratio, format_size
 
-__all__ = ["Frame", "Mark", "Part", "Step", "areas", "drawing", "escape", "forest", "stacked_bar", "waterfall", "words"]
+__all__ = [
+    "Frame",
+    "Mark",
+    "Part",
+    "Step",
+    "areas",
+    "draw_stacked_bar",
+    "drawing",
+    "escape",
+    "forest",
+    "waterfall",
+    "words",
+]
 
 WIDTH = 1132
 _KEYS_PER_LINE = 6
@@ -119,7 +131,7 @@ class Frame:
         return body
 
 
-def stacked_bar(parts: Sequence[Part], label: str) -> str:
+def draw_stacked_bar(parts: Sequence[Part], label: str) -> str:
     """One bar whose parts sum to the whole, each with its name, time and share beneath."""
     body, x = [], 0.0
     whole = sum(part.duration_ns for part in parts) or 1.0

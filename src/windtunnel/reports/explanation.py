@@ -29,7 +29,7 @@ from windtunnel.simulate import Timeline, replay, with_waits_for_data
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
 from windtunnel.whatifs.losses import Loss, find_losses
-from windtunnel.whatifs.speed import Speed, measured_speed
+from windtunnel.whatifs.speed import Speed, speed_of_measurement
 
 __all__ = ["Explanation", "LongTask", "Share", "explain", "integer_percentages"]
 
@@ -262,7 +262,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
     host_ratio = sum(share.ratio for share in kinds if share.label == KIND_LABELS[Kind.HOST])
     return Explanation(
         replayed_ns=replayed_ns,
-        speed=measured_speed(graph, float(measured.get("median", replayed_ns))),
+        speed=speed_of_measurement(graph, float(measured.get("median", replayed_ns))),
         num_tasks=graph.num_tasks,
         num_critical=len(timeline.critical_path()),
         num_iterations=iterations,

@@ -39,7 +39,7 @@ Series = list[tuple[str, NDArray[np.int64], str]]
 def memory(timeline: Timeline) -> Section | None:
     """Bytes over time and at the peak; None where the graph does not know memory."""
     graph = timeline.graph
-    if recorded := _recorded_memory(graph):
+    if recorded := _memory_of_capture(graph):
         return _section_of_capture(recorded)
     if "output_bytes" not in graph.tasks:
         return None
@@ -64,7 +64,7 @@ def _title(peak_bytes: int, size_bytes: int, name: str) -> str:
     return f"At the peak {format_size(peak_bytes)} are held, {format_ratio(size_bytes / peak_bytes)} of it {name}"
 
 
-def _recorded_memory(graph: Graph) -> Mapping[str, Any]:
+def _memory_of_capture(graph: Graph) -> Mapping[str, Any]:
     """Memory that the capture recorded; empty if it recorded none, or if the graph was changed since."""
     seen: Mapping[str, Any] = graph.meta.memory
     is_whole = not graph.edits and graph.meta.slice_of is None

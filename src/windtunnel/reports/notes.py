@@ -16,7 +16,7 @@ from windtunnel.sources.execution_trace.reader import count_unmeasured_tasks
 from windtunnel.sources.ranks.clocks import clock_lines
 from windtunnel.sources.timeline.explain import explain_device_tasks
 from windtunnel.units import format_count, format_duration, format_ratio
-from windtunnel.whatifs.messages import untimed_messages
+from windtunnel.whatifs.messages import select_untimed_messages
 
 __all__ = ["communication_line", "loading_lines", "notes_of", "profiler_lines"]
 
@@ -34,7 +34,7 @@ def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
     if graph.edits:
         notes.append(f"this graph was edited: {', '.join(edit.name for edit in graph.edits[:6])}")
     notes += _warn_of_unmeasured_tasks(graph)
-    if untimed := int(untimed_messages(graph).sum()):
+    if untimed := int(select_untimed_messages(graph).sum()):
         notes.append(
             f"{format_count(untimed)} messages of known size have no time here: predict --on 8xh100 prices them"
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.graph import Graph, Kind, Phase, Strings
-from windtunnel.reports.charts import Part, escape, stacked_bar
+from windtunnel.reports.charts import Part, draw_stacked_bar, escape
 from windtunnel.reports.colors import IDLE, KIND_COLORS, KIND_LABELS, PHASE_COLORS, PHASE_LABELS
 from windtunnel.reports.explanation import Explanation, Share
 from windtunnel.reports.packing import pack
@@ -56,8 +56,8 @@ def render_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers:
 def facts(explanation: Explanation) -> str:
     """The numbers at the top of the page."""
     result = [
-        ("time per iteration", format_duration(explanation.iteration_ns), _measured_line(explanation)),
-        ("replayed", format_duration(explanation.replayed_ns), _unexplained_line(explanation)),
+        ("time per iteration", format_duration(explanation.iteration_ns), _format_measured_time(explanation)),
+        ("replayed", format_duration(explanation.replayed_ns), _format_unexplained_ratio(explanation)),
         (
             "tasks",
             format_count(explanation.num_tasks),
@@ -77,7 +77,7 @@ def facts(explanation: Explanation) -> str:
     return f'<dl class="facts">{cells}</dl>'
 
 
-def _measured_line(explanation: Explanation) -> str:
+def _format_measured_time(explanation: Explanation) -> str:
     if not explanation.measured:
         return "as replayed; the source holds no bare measurement"
     low, high = explanation.measured.get("low"), explanation.measured.get("high")
@@ -85,7 +85,7 @@ def _measured_line(explanation: Explanation) -> str:
     return f"{spread}measured without a profiler"
 
 
-def _unexplained_line(explanation: Explanation) -> str:
+def _format_unexplained_ratio(explanation: Explanation) -> str:
     if explanation.unexplained_ratio is None:
         return "nothing measured to compare with"
     return f"{format_ratio(explanation.unexplained_ratio)} off the measured time"
@@ -97,9 +97,9 @@ def where_time_goes(explanation: Explanation) -> Section:
     kinds = [_part(share, _KINDS) for share in explanation.kinds if share.duration_ns > 0]
     body = [
         "<h3>By part of the training step</h3>",
-        f"<figure>{stacked_bar(phases, 'share of the iteration by phase')}</figure>" if phases else "",
+        f"<figure>{draw_stacked_bar(phases, 'share of the iteration by phase')}</figure>" if phases else "",
         "<h3>By what is being done</h3>",
-        f"<figure>{stacked_bar(kinds, 'share of the iteration by kind of task')}</figure>" if kinds else "",
+        f"<figure>{draw_stacked_bar(kinds, 'share of the iteration by kind of task')}</figure>" if kinds else "",
         '<p class="note">All shares are counted along the critical path, so they sum to the iteration. '
         f"{_IDLE_NOTE if any(part.is_hatched for part in phases) else ''}</p>",
         '<div class="columns">',

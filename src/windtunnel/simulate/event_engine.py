@@ -213,7 +213,7 @@ def _pop_user(queue: Ints, base: int, size: int, end: Ints) -> int:
 
 
 @kernel
-def _shared_rate(slowdown_S: Ints, slots: int, users: int) -> int:
+def _rate_of_user(slowdown_S: Ints, slots: int, users: int) -> int:
     """Work received per ns by each of ``users`` tasks, in units of 2**-30."""
     if users == 0:
         return 0
@@ -504,7 +504,7 @@ def event_pass(
                 resource = resources[r]
                 share = shares[r]
                 share.is_changed = 0
-                share.rate = _shared_rate(slowdown_RS[r], share.slots, resource.waiting)
+                share.rate = _rate_of_user(slowdown_RS[r], share.slots, resource.waiting)
                 if resource.waiting > 0:
                     u = np.uint64(queue[resource.first])
                     wait = _time_until(end[u, 0] - share.work, end[u, 1] - share.fraction, share.rate)

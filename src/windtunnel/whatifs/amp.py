@@ -20,7 +20,7 @@ from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of, does_matri
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.device_tasks import device_kernels
 from windtunnel.whatifs.insert_tasks import chip_of, products_by_type, runs_in_16_bits
-from windtunnel.whatifs.measured import captured_program, has_program, operators_of, rerun_in_form, scale_memory
+from windtunnel.whatifs.measured import has_program, operators_of, require_program, rerun_in_form, scale_memory
 from windtunnel.whatifs.peak_memory import note_form
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -68,7 +68,7 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     published = partial(_paper, graph, _SHORT.get(dtype, dtype))
     if not has_program(graph):
         return Unpriced.from_paper(published)
-    _check(captured_program(graph))
+    _check(require_program(graph))
     form = Form(autocast=dtype)
     return replace(rerun_in_form(graph, form, partial(note_form, form=form)), published=published)
 

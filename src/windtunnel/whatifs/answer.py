@@ -23,7 +23,7 @@ from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import iteration_ns, sample_iterations_ns
 from windtunnel.simulate.limits import Limits, find_peak_violation
 from windtunnel.units import format_duration, format_size
-from windtunnel.whatifs.peak_memory import capacity_of, predict_peak_bytes, recorded_peak, replayed_peak
+from windtunnel.whatifs.peak_memory import capacity_of, peak_of_capture, peak_of_replay, predict_peak_bytes
 from windtunnel.whatifs.request import Request
 
 __all__ = ["SCHEMA", "Answer", "Interval", "Status", "table_of"]
@@ -273,8 +273,8 @@ class Answer:
     @cached_property
     def baseline_peak_bytes(self) -> int | None:
         """Largest memory in use before, as seen in a real step or replayed; None where the graph knows neither."""
-        seen = recorded_peak(self.baseline.graph)
-        return replayed_peak(self.baseline) if seen is None else seen
+        seen = peak_of_capture(self.baseline.graph)
+        return peak_of_replay(self.baseline) if seen is None else seen
 
     @property
     def peak_bytes(self) -> int | None:
@@ -302,7 +302,7 @@ class Answer:
         reformed = predict_peak_bytes(self.graph) if self.is_applicable else None
         if reformed is not None:
             return reformed
-        before, after = replayed_peak(self.baseline), replayed_peak(self.timeline)
+        before, after = peak_of_replay(self.baseline), peak_of_replay(self.timeline)
         if before is None or after is None:
             return self.baseline_peak_bytes
         return max(0, self.baseline_peak_bytes + after - before)

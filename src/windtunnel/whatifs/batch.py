@@ -16,7 +16,7 @@ from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase, lags
 from windtunnel.simulate.limits import Baseline, up_to
-from windtunnel.whatifs.measured import SOURCE, captured_program, rerun_in_form, updates_and_zeroing
+from windtunnel.whatifs.measured import SOURCE, require_program, rerun_in_form, updates_and_zeroing
 from windtunnel.whatifs.peak_memory import note_form
 from windtunnel.whatifs.samples_per_iteration import batch_size_of, passes_of
 from windtunnel.whatifs.unpriced import Unpriced
@@ -38,7 +38,7 @@ def _larger_batch(baseline: Baseline) -> float:
 def _fewer_updates(baseline: Baseline) -> float:
     """Updates, and the zeroing of gradients, are divided by the number of passes."""
     once_ns = baseline.work_ns(updates_and_zeroing(baseline.graph))
-    known = passes_of(captured_program(baseline.graph))
+    known = passes_of(require_program(baseline.graph))
     passes = baseline.options["passes"] / known
     return float(baseline.iteration_ns / max(baseline.iteration_ns - once_ns * (passes - 1) / passes, 1.0))
 
@@ -69,7 +69,7 @@ def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0) -> Unpriced:
     """
     if not factor > 0:
         raise InputError(f"a batch cannot be {factor} times as large", fix="use a factor above 0")
-    program = captured_program(graph)
+    program = require_program(graph)
     captured = samples or batch_size_of(program)
     changed = max(1, round(captured * factor))
     if captured < 1:
@@ -133,7 +133,7 @@ def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
     backward = graph.select(phase=Phase.BACKWARD)
     if not backward.any():
         raise NotApplicableError("there is no backward pass", where="phase BACKWARD")
-    program = captured_program(graph)
+    program = require_program(graph)
     known = passes_of(program)
     if passes <= known or passes % known:
         raise InEffectError(

@@ -18,7 +18,7 @@ from windtunnel.simulate.limits import Baseline, less_work, no_faster
 from windtunnel.whatifs.block_patterns import block_ranges
 from windtunnel.whatifs.insert_tasks import insert_ahead, rescale
 from windtunnel.whatifs.layer_gradients import positions
-from windtunnel.whatifs.measured import SOURCE, apply_ratios, calls_of, captured_program
+from windtunnel.whatifs.measured import SOURCE, apply_ratios, calls_of, require_program
 from windtunnel.whatifs.peak_memory import note_form
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -29,12 +29,12 @@ _RANDOM_STATE_BYTES = 8192  # of a generator, which each checkpoint keeps; 5,056
 
 
 def _random_states(baseline: Baseline) -> float:
-    blocks = block_ranges(captured_program(baseline.graph), baseline.options["layer"])
+    blocks = block_ranges(require_program(baseline.graph), baseline.options["layer"])
     return float(_RANDOM_STATE_BYTES * len(blocks))
 
 
 def _random_state_bytes(baseline: Baseline) -> float:
-    return float(_RANDOM_STATE_BYTES * len(captured_program(baseline.graph).recomputed))
+    return float(_RANDOM_STATE_BYTES * len(require_program(baseline.graph).recomputed))
 
 
 @registry.whatif(
@@ -62,7 +62,7 @@ def activation_checkpointing(graph: Graph, layer: str = "") -> Unpriced:
     InEffectError
         Checkpoints run all of them again already.
     """
-    program = captured_program(graph)
+    program = require_program(graph)
     blocks = block_ranges(program, layer)
     ranges = tuple(block for block in blocks if not any(_overlap(block, again) for again in program.recomputed))
     if not ranges:

@@ -16,7 +16,7 @@ from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.block_patterns import block_ranges
 from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
-from windtunnel.whatifs.measured import apply_ratios, calls_of, captured_program
+from windtunnel.whatifs.measured import apply_ratios, calls_of, require_program
 from windtunnel.whatifs.unpriced import LOOK_UP, Unpriced
 
 __all__ = ["compile_block"]
@@ -49,7 +49,7 @@ def compile_block(graph: Graph, layer: str = "") -> Unpriced:
     NotApplicableError
         No block matches.
     """
-    program = captured_program(graph)
+    program = require_program(graph)
     ranges = tuple(block for block in block_ranges(program, layer) if not _is_compiled(program, block))
     if not ranges:
         raise InEffectError(

@@ -14,7 +14,7 @@ from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.block_patterns import compile_pattern
-from windtunnel.whatifs.measured import captured_program, with_update
+from windtunnel.whatifs.measured import require_program, with_update
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["freeze_layers"]
@@ -43,7 +43,7 @@ def freeze_layers(graph: Graph, layer: str = "") -> Unpriced:
     """
     if not layer:
         raise NotApplicableError("no layer is named to freeze", fix="pass layer=, such as layer=encoder\\..*")
-    program = captured_program(graph)
+    program = require_program(graph)
     frozen = _matching(program, layer)
     return with_update(graph, Form(frozen=frozen), UpdateForm(frozen=frozenset(frozen)))
 

@@ -147,7 +147,7 @@ def _merge_chains(graph: Graph, selected: Mask, inner: Mask) -> Graph:
     """Move the work of every task to the last one of its chain; what is removed leaves its dependencies there."""
     heir = _heirs(graph, inner)
     followers = heir != np.arange(graph.num_tasks)
-    left = np.rint(graph.duration_ns * (1.0 - _saved_byte_ratio(graph, inner))).astype(np.int64)
+    left = np.rint(graph.duration_ns * (1.0 - _fusion_byte_ratio(graph, inner))).astype(np.int64)
     total = np.where(followers, 0, left)
     np.add.at(total, heir[followers], left[followers])
     touched = np.zeros(graph.num_tasks, dtype=bool)
@@ -175,7 +175,7 @@ def _heirs(graph: Graph, inner: Mask) -> NDArray[np.int64]:
     return heir
 
 
-def _saved_byte_ratio(graph: Graph, inner: Mask) -> NDArray[np.float64]:
+def _fusion_byte_ratio(graph: Graph, inner: Mask) -> NDArray[np.float64]:
     """Share of the bytes of each task that stay in registers, float [T]."""
     edges, tasks = graph.edges, graph.tasks
     passed = edges["size_bytes"][inner] if "size_bytes" in edges else np.zeros(int(inner.sum()), dtype=np.int64)

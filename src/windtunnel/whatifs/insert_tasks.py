@@ -173,7 +173,7 @@ def memory_bandwidth(graph: Graph, given: float | None) -> float:
     """
     if given is not None:
         return given
-    reached = _achieved_bandwidth(graph)
+    reached = _bandwidth_of_tasks(graph)
     if reached is not None:
         return reached
     known = chip_of(graph)
@@ -186,7 +186,7 @@ def memory_bandwidth(graph: Graph, given: float | None) -> float:
     )
 
 
-def _achieved_bandwidth(graph: Graph) -> float | None:
+def _bandwidth_of_tasks(graph: Graph) -> float | None:
     moved = sum(graph.tasks.get(name, np.zeros(graph.num_tasks)) for name in ("bytes_read", "bytes_written"))
     usable = (moved > 0) & (graph.duration_ns > 0) & graph.select(kind=Kind.COMPUTE)
     if not usable.any():

@@ -12,7 +12,7 @@ from windtunnel.cost.rerun import Form
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs.measured import captured_program, operators_of, rerun_in_form
+from windtunnel.whatifs.measured import operators_of, require_program, rerun_in_form
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["channels_last"]
@@ -33,7 +33,7 @@ def channels_last(graph: Graph) -> Unpriced:
     InEffectError
         All of them read such images.
     """
-    program = captured_program(graph)
+    program = require_program(graph)
     images = [call for call in program.calls if "conv" in call.operator and _has_images(call.shapes)]
     if not images:
         raise NotApplicableError("there is no 2-D convolution", fix="channels-last is for images")

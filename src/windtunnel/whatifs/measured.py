@@ -36,9 +36,9 @@ __all__ = [
     "apply_ratios",
     "apply_update",
     "calls_of",
-    "captured_program",
     "has_program",
     "operators_of",
+    "require_program",
     "rerun_in_form",
     "update_need",
     "update_steps",
@@ -58,7 +58,7 @@ def has_program(graph: Graph) -> bool:
     return bool(graph.meta.program)
 
 
-def captured_program(graph: Graph) -> Program:
+def require_program(graph: Graph) -> Program:
     """The program of the graph.
 
     Raises
@@ -111,7 +111,7 @@ def rerun_in_form(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lam
     PriceError
         The graph comes from a source that keeps no program.
     """
-    need = OperatorsNeed(captured_program(graph), form)
+    need = OperatorsNeed(require_program(graph), form)
     return Unpriced(
         (need,), lambda ratios: then(_mark_replaced_layers(apply_ratios(graph, ratios), need.program, form))
     )

@@ -19,7 +19,7 @@ from windtunnel.graph import Graph, Kind
 from windtunnel.hardware import Fabric, Link
 from windtunnel.whatifs.placing import select_unpriced
 
-__all__ = ["has_messages", "price_messages", "sized_messages", "untimed_messages"]
+__all__ = ["has_messages", "price_messages", "select_sized_messages", "select_untimed_messages"]
 
 
 def has_messages(graph: Graph) -> bool:
@@ -28,17 +28,17 @@ def has_messages(graph: Graph) -> bool:
 
 
 def _unsent(graph: Graph) -> NDArray[np.bool_]:
-    unsent: NDArray[np.bool_] = (select_unpriced(graph) & graph.select(kind=Kind.COMM)) | untimed_messages(graph)
+    unsent: NDArray[np.bool_] = (select_unpriced(graph) & graph.select(kind=Kind.COMM)) | select_untimed_messages(graph)
     return unsent
 
 
-def untimed_messages(graph: Graph) -> NDArray[np.bool_]:
+def select_untimed_messages(graph: Graph) -> NDArray[np.bool_]:
     """Messages of a known size that take no time at all, bool [T]: no message does, so their time is not known."""
-    result: NDArray[np.bool_] = sized_messages(graph) & (graph.duration_ns == 0)
+    result: NDArray[np.bool_] = select_sized_messages(graph) & (graph.duration_ns == 0)
     return result
 
 
-def sized_messages(graph: Graph) -> NDArray[np.bool_]:
+def select_sized_messages(graph: Graph) -> NDArray[np.bool_]:
     """Messages of a known size, bool [T]."""
     if "message_bytes" not in graph.tasks:
         return np.zeros(graph.num_tasks, dtype=bool)
@@ -54,7 +54,7 @@ def price_messages(graph: Graph, fabric: Fabric) -> Graph:
     PriceError
         An operation has no price, or nothing says how many ranks take part; says which.
     """
-    unsent = _unsent(graph) | (sized_messages(graph) & fabric.replaces_measured)
+    unsent = _unsent(graph) | (select_sized_messages(graph) & fabric.replaces_measured)
     rows = np.flatnonzero(unsent)
     ops = graph.tasks.strings("op").take(rows).to_numpy().tolist()
     sizes = graph.tasks["message_bytes"][rows].tolist()

@@ -18,7 +18,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs.device_tasks import device_kernels
-from windtunnel.whatifs.measured import captured_program, has_program, operators_of, rerun_in_form
+from windtunnel.whatifs.measured import has_program, operators_of, require_program, rerun_in_form
 from windtunnel.whatifs.replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -50,7 +50,7 @@ def reconstructed_batchnorm(graph: Graph) -> Unpriced:
     published = partial(_paper, graph)
     if not has_program(graph):
         return Unpriced.from_paper(published)
-    program = captured_program(graph)
+    program = require_program(graph)
     norms = tuple(
         (index, *_rectifier_behind(program, index))
         for index, call in enumerate(program.calls)
@@ -86,7 +86,7 @@ def group_norm(graph: Graph, groups: int = 32, layer: str = "") -> Unpriced:
     """
     if groups < 1:
         raise InputError(f"a group norm has 1 group or more, not {groups}", where=f"groups={groups}")
-    indices = calls_in(captured_program(graph), ("aten::batch_norm",), layer, "batch norm that trains")
+    indices = calls_in(require_program(graph), ("aten::batch_norm",), layer, "batch norm that trains")
     return rerun_in_form(graph, replacing(indices, "group-norm", groups=groups))
 
 

@@ -18,9 +18,9 @@ from windtunnel.errors import InputError, PriceError, WindtunnelError
 from windtunnel.graph import Graph
 from windtunnel.hardware import device
 from windtunnel.simulate import Timeline
-from windtunnel.whatifs.measured import captured_program
+from windtunnel.whatifs.measured import require_program
 
-__all__ = ["capacity_of", "note_form", "predict_peak_bytes", "recorded_peak", "replayed_peak"]
+__all__ = ["capacity_of", "note_form", "peak_of_capture", "peak_of_replay", "predict_peak_bytes"]
 
 
 def note_form(graph: Graph, form: Form | None = None, update: UpdateForm | None = None) -> Graph:
@@ -34,13 +34,13 @@ def note_form(graph: Graph, form: Form | None = None, update: UpdateForm | None 
     return graph.note(entries)
 
 
-def recorded_peak(graph: Graph) -> int | None:
+def peak_of_capture(graph: Graph) -> int | None:
     """Peak memory of the captured step in bytes; None if the capture did not measure it."""
     peak = graph.meta.memory.get("peak_bytes")
     return None if peak is None else int(peak)
 
 
-def replayed_peak(timeline: Timeline) -> int | None:
+def peak_of_replay(timeline: Timeline) -> int | None:
     """Largest memory in use by any one worker, or None where the graph has no memory columns."""
     graph = timeline.graph
     if "output_bytes" not in graph.tasks:
@@ -69,7 +69,7 @@ def predict_peak_bytes(graph: Graph) -> int | None:
     if form is not None:
         changed = Form(**{name: _value(value) for name, value in form.items()})
         try:
-            program_peaks = _price(PeakNeed(captured_program(graph), changed))
+            program_peaks = _price(PeakNeed(require_program(graph), changed))
         except PriceError:
             return None
         if program_peaks is None:

@@ -22,7 +22,7 @@ from windtunnel.hardware import Device, recognize
 from windtunnel.units import format_per_s, format_rate, format_ratio
 from windtunnel.whatifs.another_batch import batch_of, passes_per_update
 
-__all__ = ["Speed", "device_of_graph", "measured_speed", "model_flops_of", "samples_of", "speed_of", "tokens_of"]
+__all__ = ["Speed", "device_of_graph", "model_flops_of", "samples_of", "speed_of", "speed_of_measurement", "tokens_of"]
 
 _MIN_SHOWN = 0.001
 _BACKWARD_PER_FORWARD = 2.0  # gradients of both factors of a product
@@ -150,7 +150,7 @@ def speed_of(
     return Speed(step_ns, samples, tokens, flops, max(graph.num_ranks, 1), used, peak, name)
 
 
-def measured_speed(graph: Graph, step_ns: float) -> Speed:
+def speed_of_measurement(graph: Graph, step_ns: float) -> Speed:
     """The same of a step that was measured: where it beats the peak of its type, another type was used (TF32)."""
     result = speed_of(graph, step_ns)
     return replace(result, peak_flops_per_s=0.0) if result.mfu_ratio > 1.0 else result

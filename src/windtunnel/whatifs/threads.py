@@ -10,7 +10,7 @@ from windtunnel.cost.rerun import Form, UpdateForm
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs.measured import captured_program, operators_of, with_update
+from windtunnel.whatifs.measured import operators_of, require_program, with_update
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["threads"]
@@ -41,7 +41,7 @@ def threads(graph: Graph, threads: int = 1) -> Unpriced:
             "not known",
             fix="capture the step again while the machine is quiet, or fly it: windtunnel verify",
         )
-    program = captured_program(graph)
+    program = require_program(graph)
     if threads == program.threads:
         raise InEffectError(f"operators run on {threads} threads already", fix="ask for another number")
     return with_update(graph, Form(threads=threads), UpdateForm(threads=threads))

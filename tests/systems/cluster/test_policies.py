@@ -52,7 +52,7 @@ def two_jobs(gpus=4):
 
 def test_a_python_policy_may_preempt_and_sleep():
     def decide(state):
-        if 0 in state.running and 1 in state.waiting and state.now_ns - state.started_ns(0) < 20 * 10**9:
+        if 0 in state.running and 1 in state.waiting and state.now_ns - state.start_ns(0) < 20 * 10**9:
             yield Wake(20 * 10**9)
         elif 0 in state.running and 1 in state.waiting:
             yield Stop(0)
@@ -72,12 +72,12 @@ def test_jobs_that_preempt_each_other_in_a_cycle_are_named():
 
     def decide(state):
         if state.running.size and state.waiting.size:
-            if state.now_ns - state.started_ns(state.running[0]) >= 10**9:
+            if state.now_ns - state.start_ns(state.running[0]) >= 10**9:
                 yield Stop(state.running[0])
             else:
                 yield Wake(state.now_ns + 10**9)
         elif state.waiting.size:
-            oldest = max(state.waiting.tolist(), key=state.waited_ns)
+            oldest = max(state.waiting.tolist(), key=state.waiting_ns)
             yield Start(oldest, {0: 4})
             if state.waiting.size > 1:
                 yield Wake(state.now_ns + 10**9)

@@ -52,8 +52,8 @@ def test_operators_that_only_pass_a_value_on_can_be_skipped(small):
             zip(run(step, workload, changed), run(step, workload, step.function), strict=True)]  # fmt: skip
 
     assert all(same)
-    assert skip.uid not in step.needed_instructions(changed)
-    assert predict_time_ratio(step, changed, dict.fromkeys(step.needed_instructions(step.function), 10.0)) < 1
+    assert skip.uid not in step.list_needed_instructions(changed)
+    assert predict_time_ratio(step, changed, dict.fromkeys(step.list_needed_instructions(step.function), 10.0)) < 1
 
 
 def test_what_nobody_uses_is_not_run(small):
@@ -61,7 +61,7 @@ def test_what_nobody_uses_is_not_run(small):
     last = list(step.function.instructions())[-1]  # the loss, then the gradients
     changed = apply(step.function, [(("-p", f"{last.uid}.OP1,C1"),)])
 
-    assert len(step.needed_instructions(changed)) < len(step.needed_instructions(step.function))
+    assert len(step.list_needed_instructions(changed)) < len(step.list_needed_instructions(step.function))
 
 
 def test_a_step_that_is_more_than_model_and_loss_is_refused():

@@ -5,7 +5,7 @@ import pytest
 from tests.systems.serving.profiles import MODEL
 from windtunnel.errors import InputError
 from windtunnel.systems.serving.instances import server_cores
-from windtunnel.systems.serving.job import build_served
+from windtunnel.systems.serving.job import build_served_model
 from windtunnel.systems.serving.model import Instance, Split
 from windtunnel.systems.serving.run import fly_splits, measure_cells, measuring
 
@@ -18,21 +18,23 @@ def model(tmp_path):
 
 
 def test_a_workload_is_served_in_evaluation_mode_with_any_batch():
-    what = build_served("mlp", 8)
+    what = build_served_model("mlp", 8)
 
     assert not what.model.training
     assert [(3, 3)] == [(one.shape[0], what.model(one).shape[0]) for one in what.inputs(3)]
 
 
 def test_a_file_is_served_by_what_its_function_returns(model):
-    assert (5, 4) == build_served(f"{model}:make", 8).model(*build_served(f"{model}:make", 8).inputs(5)).shape
+    assert (5, 4) == build_served_model(f"{model}:make", 8).model(
+        *build_served_model(f"{model}:make", 8).inputs(5)
+    ).shape
     with pytest.raises(InputError, match="nothing returned a int"):
-        build_served(f"{model}:nothing", 8)
+        build_served_model(f"{model}:nothing", 8)
 
 
 def test_a_step_that_is_more_than_a_model_and_a_loss_is_refused():
     with pytest.raises(InputError, match="a step of gan is more"):
-        build_served("gan", 8)
+        build_served_model("gan", 8)
 
 
 def test_cells_are_measured_in_turns_and_splits_are_flown(model):

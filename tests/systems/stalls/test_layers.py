@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from windtunnel.cli import main
 from windtunnel.systems.stalls.job import job_of
-from windtunnel.systems.stalls.layers import covered_ns, network_forecast
+from windtunnel.systems.stalls.layers import network_forecast, overlap_ns
 
 JOB = "mlp:batch_size=8,width=250,depth=4"
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=8)
@@ -24,7 +24,7 @@ def test_what_is_covered_is_counted_once(spans, begin, length):
     slow = sum(any(first <= at < last for first, last in zip(start, finish, strict=True))
                for at in range(begin, begin + length))  # fmt: skip
 
-    assert [slow] == covered_ns(start, finish, np.array([begin]), np.array([begin + length])).tolist()
+    assert [slow] == overlap_ns(start, finish, np.array([begin]), np.array([begin + length])).tolist()
 
 
 @pytest.fixture(scope="module")

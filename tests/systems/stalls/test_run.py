@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from windtunnel.cli import main  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
-from windtunnel.hardware.cores import allowed_cores  # noqa: E402
+from windtunnel.hardware.cores import usable_cores  # noqa: E402
 from windtunnel.measure.disks import (  # noqa: E402
     can_throttle,
     evict,
@@ -22,7 +22,7 @@ from windtunnel.measure.disks import (  # noqa: E402
     read_at,
     require_disk,
     resident_share,
-    throttled_disk,
+    throttle_disk,
 )
 from windtunnel.measure.links import Bucket  # noqa: E402
 from windtunnel.measure.spaces import can_shape  # noqa: E402
@@ -31,7 +31,7 @@ from windtunnel.systems.stalls.job import job_of  # noqa: E402
 from windtunnel.systems.stalls.model import CAUSES, RUNS  # noqa: E402
 from windtunnel.systems.stalls.run import Surroundings, measure_stalls  # noqa: E402
 
-two_cores = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")
+two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
 shapes_links = pytest.mark.skipif(not can_shape(), reason="needs network namespaces")
 
 
@@ -77,7 +77,7 @@ def test_a_limited_reader_is_no_faster_than_its_rate(tmp_path):
 
 @pytest.mark.skipif(not can_throttle(), reason="may mount no throttled disk")
 def test_a_throttled_disk_reads_at_its_rate_and_is_gone_afterwards(tmp_path):
-    with throttled_disk(tmp_path, 4e6, 2_000_000) as folder:
+    with throttle_disk(tmp_path, 4e6, 2_000_000) as folder:
         path = some_file(folder, 2_000_000)
         evict([path])
         size_bytes, took_ns = read_all([path])
@@ -90,15 +90,15 @@ def test_a_throttled_disk_reads_at_its_rate_and_is_gone_afterwards(tmp_path):
 def test_what_a_killed_process_left_mounted_is_swept(tmp_path):
     code = """
 import os, pathlib, sys
-from windtunnel.measure.disks import throttled_disk
-with throttled_disk(pathlib.Path(sys.argv[1]), 1e6, 1000):
+from windtunnel.measure.disks import throttle_disk
+with throttle_disk(pathlib.Path(sys.argv[1]), 1e6, 1000):
     os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     (left,) = tmp_path.iterdir()
     assert -9 == done.returncode
     assert (left / "mounted").is_mount()
-    with throttled_disk(tmp_path, 1e6, 1000):
+    with throttle_disk(tmp_path, 1e6, 1000):
         assert not (left / "mounted").is_mount()
 
 
@@ -108,7 +108,7 @@ def test_where_no_disk_may_be_throttled_the_reader_is(tmp_path, monkeypatch):
 
     assert not around.is_throttled
     monkeypatch.setattr("windtunnel.measure.disks.can_throttle", lambda: False)
-    with pytest.raises(InputError, match="may mount no throttled disk"), throttled_disk(tmp_path, 1e6, 1):
+    with pytest.raises(InputError, match="may mount no throttled disk"), throttle_disk(tmp_path, 1e6, 1):
         pass
 
 

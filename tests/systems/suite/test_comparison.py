@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import FlightError, InputError
 from windtunnel.systems.suite import interleaved
 from windtunnel.systems.suite.comparison import compare, compare_rounds, geometric_mean, permutation_p
-from windtunnel.systems.suite.interleaved import Side, compare_interleaved, side_of
+from windtunnel.systems.suite.interleaved import Side, compare_interleaved_runs, side_of
 from windtunnel.systems.suite.results import Cell, Result, SuiteRun
 
 
@@ -130,7 +130,7 @@ def test_commands_take_turns_in_alternating_order(monkeypatch):
         return (2e9 if side.text == "slow" else 1e9), "runs"
 
     monkeypatch.setattr(interleaved, "_duration_of", duration)
-    found = compare_interleaved(Side("slow", command=("a",)), Side("fast", command=("b",)), rounds=3)
+    found = compare_interleaved_runs(Side("slow", command=("a",)), Side("fast", command=("b",)), rounds=3)
 
     assert ran == ["slow", "fast", "fast", "slow", "slow", "fast", "fast", "slow"]
     assert found.rows[0].speedup.value == pytest.approx(2)
@@ -138,7 +138,7 @@ def test_commands_take_turns_in_alternating_order(monkeypatch):
 
 def test_real_commands_are_run(tmp_path):
     with side_of(f"{sys.executable} -c pass") as first, side_of(f"{sys.executable} -c 'import this'") as second:
-        found = compare_interleaved(first, second, rounds=2)
+        found = compare_interleaved_runs(first, second, rounds=2)
 
     assert found.rows[0].unit == "runs"
     assert found.rows[0].first > 0
@@ -146,7 +146,7 @@ def test_real_commands_are_run(tmp_path):
 
 def test_a_command_that_fails_is_an_error_with_its_words():
     with side_of(f"{sys.executable} -c 'raise SystemExit(\"sad\")'") as side, pytest.raises(FlightError) as caught:
-        compare_interleaved(side, side, rounds=2)
+        compare_interleaved_runs(side, side, rounds=2)
 
     assert "sad" in caught.value.log_tail
 
@@ -161,11 +161,11 @@ def test_a_side_must_be_something(tmp_path):
 def test_sides_of_two_kinds_and_checkouts_without_workloads_are_refused(tmp_path):
     command, checkout = Side("x", command=("x",)), Side("y", checkout=tmp_path)
     with pytest.raises(InputError, match="cannot be compared"):
-        compare_interleaved(command, checkout)
+        compare_interleaved_runs(command, checkout)
     with pytest.raises(InputError, match="running workloads"):
-        compare_interleaved(checkout, checkout)
+        compare_interleaved_runs(checkout, checkout)
     with pytest.raises(InputError, match="noise"):
-        compare_interleaved(command, command, rounds=1)
+        compare_interleaved_runs(command, command, rounds=1)
 
 
 def test_a_revision_is_checked_out_beside_and_removed(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from windtunnel.systems.suite.stable import (
     is_known,
     mser5,
     run_until_stable,
-    sample_until_known,
+    sample_until_stable,
     spikes,
     stable_phase,
     trend,
@@ -143,7 +143,7 @@ def test_a_slow_warmup_is_not_taken_for_the_level():
     settling = 100 * (1 + _noise(2000, seed=11, deviation=0.02) + 0.1 * np.exp(-np.arange(2000) / 40))
     soon = stable_phase(settling[:40])
 
-    taken, phase = sample_until_known(settling)
+    taken, phase = sample_until_stable(settling)
 
     assert soon.mean_ns > 103
     assert not is_known(settling[:40], soon, 0.05)
@@ -154,7 +154,7 @@ def test_a_slow_warmup_is_not_taken_for_the_level():
 def test_no_more_durations_are_taken_than_needed():
     source = iter([100.0] * 500)
 
-    taken, _ = sample_until_known(source, min_steps=20)
+    taken, _ = sample_until_stable(source, min_steps=20)
 
     assert len(taken) == 24
     assert len(list(source)) == 500 - 24

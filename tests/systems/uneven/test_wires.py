@@ -14,7 +14,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.measure import spaces as spaces_module
 from windtunnel.measure.spaces import can_shape
-from windtunnel.measure.wires import shaped_wires
+from windtunnel.measure.wires import shape_wires
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.uneven.goal import Goal
 from windtunnel.systems.uneven.jobs import train_job
@@ -29,7 +29,7 @@ RATES = [20 * MB, 4 * MB, 20 * MB, 20 * MB, 20 * MB, 20 * MB, 1 * MB]
 
 
 def _took_s(sends, *, before=None):
-    with shaped_wires(3, ROUTES, RATES) as wires:
+    with shape_wires(3, ROUTES, RATES) as wires:
         if before is not None:
             before(wires)
         config = (wires.addresses, sends)
@@ -96,11 +96,11 @@ def test_weights_over_shaped_links_are_those_of_virtual_time(tmp_path):
     ],
 )
 def test_wires_that_mean_nothing_are_refused(routes, rates, message):
-    with pytest.raises(InputError, match=message), shaped_wires(2, routes, rates):
+    with pytest.raises(InputError, match=message), shape_wires(2, routes, rates):
         pass
 
 
 def test_without_namespaces_it_says_what_is_needed(monkeypatch):
     monkeypatch.setattr(spaces_module, "can_shape", lambda: False)
-    with pytest.raises(InputError, match="no network namespaces"), shaped_wires(2, {(0, 1): (0,)}, [1e6]):
+    with pytest.raises(InputError, match="no network namespaces"), shape_wires(2, {(0, 1): (0,)}, [1e6]):
         pass

@@ -46,7 +46,7 @@ def test_no_rounds_measure_nothing():
 @pytest.mark.slow
 def test_a_survey_predicts_what_it_measures(monkeypatch):
     pytest.importorskip("pytorchcv", reason="needs the extra suite")
-    monkeypatch.setattr(inference, "measured_peak", lambda *_, **__: PEAK)
+    monkeypatch.setattr(inference, "measure_peak", lambda *_, **__: PEAK)
     found = survey(["mobilenet_wd2", "resnet10"], (1, 2), image_size=32, rounds=2)
 
     assert [("mobilenet_wd2", 1), ("mobilenet_wd2", 2), ("resnet10", 1), ("resnet10", 2)] == [

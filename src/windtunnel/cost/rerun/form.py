@@ -77,7 +77,7 @@ class Form:
         """New batch size over the captured one."""
         return self.batch[1] / self.batch[0]
 
-    def recomputed(self, captured: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    def ranges_to_recompute(self, captured: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         """Ranges of calls that run again, including those that the captured program already recomputed."""
         changed = (*self.checkpointed, *self.compiled)
         stays = () if self.keeps_activations else captured

@@ -143,7 +143,7 @@ class Interpreter:
     def _build_segments(self, *, is_compiled: bool) -> None:
         """Make the ranges that run as one; without ``is_compiled`` what the program compiled runs call by call."""
         form = self.form
-        recomputed = form.recomputed(self.program.recomputed)
+        recomputed = form.ranges_to_recompute(self.program.recomputed)
         compiled = (*form.compiled, *(self.program.compiled if is_compiled else ()))
         ranges = (*recomputed, *compiled)
         stand_ins = {

@@ -293,7 +293,7 @@ def _bytes_ratio(old: Floats, new: Floats) -> Floats:
 def _groups(program: Program, *forms: Form) -> NDArray[np.int64]:
     """Calls with one ratio share a group: equal calls, and calls that run as one; int [C], -1 for marks."""
     numbers: dict[Any, int] = {}
-    runs = [pair for form in forms for pair in (*form.recomputed(program.recomputed), *form.compiled)]
+    runs = [pair for form in forms for pair in (*form.ranges_to_recompute(program.recomputed), *form.compiled)]
     ranges = [*program.compiled, *runs]
     groups = []
     for index, call in enumerate(program.calls):

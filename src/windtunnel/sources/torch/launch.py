@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.measure.links import KERNEL, ShapedLink, shaped_link
+from windtunnel.measure.links import KERNEL, ShapedLink, shape_link
 
 __all__ = ["Meeting", "Ranks", "is_one_of_several", "join_job", "launch", "num_ranks_here", "rank_here"]
 
@@ -85,7 +85,7 @@ def _link(ranks: Ranks) -> Iterator[ShapedLink]:
         count = ranks.num_ranks
         yield ShapedLink("loopback", ((),) * count, (_LOCAL,) * count, {}, float("inf"))
         return
-    with shaped_link(ranks.num_ranks, ranks.bandwidth_bytes_per_s or _UNLIMITED, ranks.latency_ns) as link:
+    with shape_link(ranks.num_ranks, ranks.bandwidth_bytes_per_s or _UNLIMITED, ranks.latency_ns) as link:
         if link.how != KERNEL or link.delay_ns:
             what = "delay messages" if link.how == KERNEL else "shape links"
             raise InputError(

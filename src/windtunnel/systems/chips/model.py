@@ -215,7 +215,7 @@ class Model:
             f"{first[index].name}.{next(counts)}" if index == 1 else first[index].name for index in of.tolist()
         )
         sent_LT = np.array(
-            [[self._sent_bytes(degree, index) for degree in self.degrees] for index in (0, 1)], np.float64
+            [[self._boundary_bytes(degree, index) for degree in self.degrees] for index in (0, 1)], np.float64
         )
         columns = {
             name: np.array([[getattr(self.by_degree[t].layers[index],
@@ -228,7 +228,7 @@ class Model:
         return Network(names, self.degrees, chain, chain + 1, sent_LT[of[:-1]],
                        is_split_L=np.ones(len(of), np.bool_), **columns)  # fmt: skip
 
-    def _sent_bytes(self, degree: int, layer: int) -> int:
+    def _boundary_bytes(self, degree: int, layer: int) -> int:
         layers = self.by_degree[degree]
         return int(layers.sent_bytes[(layers.src == layer) & (layers.dst == layer + 1)].sum())
 

@@ -75,7 +75,7 @@ def zeros(
         return
     _print(answers[-1])
     if check:
-        say_wrapped(f"cycle-level simulation: {_checked(answers[-1], wrong)}")
+        say_wrapped(f"cycle-level simulation: {_describe_check(answers[-1], wrong)}")
     if len(answers) > 1:
         _print_over_time(answers)
     if graph is not None and source is not None and _wins(graph):
@@ -93,7 +93,7 @@ def _wins(graph: Graph) -> bool:
     return True
 
 
-def _checked(answer: GridAnswer, wrong: Sequence[str]) -> str:
+def _describe_check(answer: GridAnswer, wrong: Sequence[str]) -> str:
     if wrong:
         return f"{', '.join(wrong)} disagree, which is an internal error"
     return f"all {len(answer.layers)} layers agree in outputs and in the number of multiplications"

@@ -48,7 +48,7 @@ class View:
         self.waiting: NDArray[np.int64] = np.sort(state.waiting[: state.scalars[st.NUM_WAITING]])
         self.running: NDArray[np.int64] = np.flatnonzero(state.jobs["status"] == st.RUNNING)
 
-    def waited_ns(self, job: int) -> int:
+    def waiting_ns(self, job: int) -> int:
         """Return the time since the arrival or the last preemption of a job."""
         return int(self.now_ns - self._state.jobs["since"][job])
 
@@ -72,7 +72,7 @@ class View:
         first, width = self._state.segments["placement"][segment], self._state.segments["width"][segment]
         return MappingProxyType(dict(self._state.placements[first : first + width].tolist()))
 
-    def started_ns(self, job: int) -> int:
+    def start_ns(self, job: int) -> int:
         """Return when a running job got its GPUs."""
         return int(self._state.segments["start"][self._state.jobs["segment"][job]])
 

@@ -73,7 +73,7 @@ def share_links(state: Any) -> None:
     for position in range(scalars[NUM_HOLDING]):
         segment = state.holding[position]
         if state.segments[segment].tier > 0 and is_running(state, segment):
-            change_speed(state, segment, contended_speed(state, segment))
+            change_speed(state, segment, speed_under_contention(state, segment))
 
 
 @kernel
@@ -90,7 +90,7 @@ def add_load(state: Any, segment: int) -> None:
 
 
 @kernel
-def contended_speed(state: Any, segment: int) -> float:
+def speed_under_contention(state: Any, segment: int) -> float:
     """Return S of a job under the traffic of the other jobs."""
     job, first = state.segments[segment].job, state.segments[segment].placement
     card, uplink = 0.0, 0.0

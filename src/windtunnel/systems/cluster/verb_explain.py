@@ -89,9 +89,9 @@ def _print_why(found: Why, job: str, policy: str) -> None:
 
     run, row = found.run, found.job
     begun_ns = int(run.jobs.arrival_ns[row])
-    gpus, waited_ns, jct_ns = int(run.jobs.gpus[row]), float(run.queueing_ns[row]), float(run.jct_ns[row])
+    gpus, waiting_ns, jct_ns = int(run.jobs.gpus[row]), float(run.queueing_ns[row]), float(run.jct_ns[row])
     say_wrapped(f"job {job} of {gpus} GPUs under {policy}: JCT {_hours(jct_ns)}, "
-                f"of which {_hours(waited_ns)} waiting")  # fmt: skip
+                f"of which {_hours(waiting_ns)} waiting")  # fmt: skip
     if not found.declined:
         say_wrapped(f"it declined no offer: while it waited, {gpus} GPUs were not free or went to other jobs")
         return

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure.rounds import quiet
 from windtunnel.measure.sandbox import Limits
 from windtunnel.measure.stats import Estimate, estimate_speedup
@@ -93,7 +93,7 @@ class Bench:
         num_pairs: int = _PAIRS,
         checks: Sequence[Case] = (),
     ) -> None:
-        cores = allowed_cores()
+        cores = usable_cores()
         self.kernel, self.tolerance, self.num_pairs = kernel, tolerance, num_pairs
         most = 1 if kernel.is_for_gpu else 2  # two processes would disturb each other on one device
         self._cores = cores[: num_workers or min(most, len(cores))]

@@ -134,7 +134,7 @@ def evolve(
                          fix="choose another with --out, or repeat the same options")  # fmt: skip
     begun_s = time.monotonic()
     if page is None:
-        first = _add_scanned(_first(function, evaluate, options), _passing(seeds, evaluate))
+        first = _add_single_edits(_first(function, evaluate, options), _passing(seeds, evaluate))
         page = _next_page(Page(0, tuple(first), settings), counts())
         _keep(folder, page)
     while (
@@ -188,7 +188,7 @@ def _first(function: Function, evaluate: Evaluate, options: Options) -> list[Can
         for key, result in zip(indices, evaluate([unions[index] for index in indices]), strict=True):
             if result.kind == "ok":
                 created[key] = Candidate(unions[key], result)
-    return _add_scanned([entry or origin for entry in created], _scan_single_edits(function, evaluate, options))
+    return _add_single_edits([entry or origin for entry in created], _scan_single_edits(function, evaluate, options))
 
 
 def _scan_single_edits(function: Function, evaluate: Evaluate, options: Options) -> list[Candidate]:
@@ -213,7 +213,7 @@ def _passing(seeds: Sequence[Individual], evaluate: Evaluate) -> list[Candidate]
     return sorted(result, key=lambda candidate: candidate.evaluation.fitness)
 
 
-def _add_scanned(population: list[Candidate], scanned: list[Candidate]) -> list[Candidate]:
+def _add_single_edits(population: list[Candidate], scanned: list[Candidate]) -> list[Candidate]:
     """Replace the slower half of the population by the best single edits."""
     kept = sorted(population, key=lambda candidate: candidate.evaluation.fitness)
     count = min(len(scanned), len(population) // 2)

@@ -60,7 +60,7 @@ def structured_dropout(
 
 def _behind_dropout(dropouts: list[Any], linear: list[Any], settings: Settings) -> list[Undo]:
     """A dropout notes on what it gives which units it kept; a linear layer that reads this multiplies with them."""
-    from windtunnel.systems.layers.nn.dropout.feedforward import drop_units, multiply_kept
+    from windtunnel.systems.layers.nn.dropout.feedforward import drop_units, multiply_kept_units
     from windtunnel.systems.layers.nn.dropout.recurrent import lay_out
 
     feeding: set[int] = set()
@@ -92,7 +92,7 @@ def _behind_dropout(dropouts: list[Any], linear: list[Any], settings: Settings) 
                 return plain(x)  # type: ignore[no-any-return]
             if module.weight.is_contiguous():
                 lay_out(module)
-            return multiply_kept(x, module.weight, module.bias, kept, settings)
+            return multiply_kept_units(x, module.weight, module.bias, kept, settings)
 
         return _restoring(module, swap(module, "forward", forward))
 

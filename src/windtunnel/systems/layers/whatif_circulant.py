@@ -14,7 +14,7 @@ from windtunnel.cost.rerun import Call, Program, UpdateForm
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import all_work, less_work
-from windtunnel.whatifs.measured import captured_program, with_update
+from windtunnel.whatifs.measured import require_program, with_update
 from windtunnel.whatifs.replacing import calls_in, readers, replacing, weights_of
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -52,7 +52,7 @@ def block_circulant(graph: Graph, k: int = 64, layer: str = "") -> Unpriced:
     """
     if k < 2:
         raise InputError(f"a circulant block has 2 rows or more, not {k}", where=f"k={k}")
-    program = captured_program(graph)
+    program = require_program(graph)
     result = calls_in(program, _OPERATORS, layer, "linear layer or convolution that trains")
     problems = {position: _problem(program, position, k) for position in result}
     indices = [key for key, problem in problems.items() if not problem]

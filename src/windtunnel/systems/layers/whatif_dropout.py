@@ -11,7 +11,7 @@ from windtunnel.cost.rerun import Program, tensors_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs.measured import captured_program, operators_of, rerun_in_form
+from windtunnel.whatifs.measured import operators_of, require_program, rerun_in_form
 from windtunnel.whatifs.replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -53,7 +53,7 @@ def structured_dropout(
     """
     if not 0.0 <= p <= 1.0:
         raise InputError(f"dropout is a share of units, and {p} is not from 0 to 1", where=f"p={p}")
-    program = captured_program(graph)
+    program = require_program(graph)
     what = "LSTM, GRU or linear layer behind a dropout that trains"
     before = _dropouts(program) if "nr" in place else {}
     result = calls_in(program, (*_RECURRENT, *((_LINEAR,) if before else ())), layer, what)

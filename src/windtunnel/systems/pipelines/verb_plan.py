@@ -15,7 +15,7 @@ from windtunnel import registry
 from windtunnel.base.documents import json_text
 from windtunnel.base.outputs import whole
 from windtunnel.cli.console import Progress, advise, print_json, suggest
-from windtunnel.cli.files import derived, open_graph, require_free
+from windtunnel.cli.files import derive_path, open_graph, require_free
 from windtunnel.cli.options import Force, Json, MaxDownsets, whole_numbers
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
@@ -149,7 +149,7 @@ def plan(
     name = Path(target.partition(":")[0].strip())
     is_workload = not (path.exists() or name.suffix)
     if is_workload:
-        output = derived(name, ".plan.json", output)
+        output = derive_path(name, ".plan.json", output)
     for item in filter(None, (output, report)):
         require_free(item, force=force)
     if is_piper(path):

@@ -94,7 +94,7 @@ def run(
     }  # fmt: skip
     if plan is None:
         spec = _spec(target, ranks, microbatches, schedule, chunks, width, recompute=recompute, max_norm=clip)
-        known = _kept(spec, checkpoint) if resume else None
+        known = _read_checkpoint(spec, checkpoint) if resume else None
     else:
         known = _read(plan, target, [name for name, value in own.items() if value], max_norm=clip)
         spec = known.spec
@@ -153,7 +153,7 @@ def _spec(
     )  # fmt: skip
 
 
-def _kept(spec: PipelineSpec, checkpoint: Path | None) -> PlannedPipeline | None:
+def _read_checkpoint(spec: PipelineSpec, checkpoint: Path | None) -> PlannedPipeline | None:
     from windtunnel.systems.pipelines.training.job import read_saved_pipeline
 
     return None if checkpoint is None else read_saved_pipeline(spec, checkpoint)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, quoted
+from windtunnel.cli.console import Progress, advise, print_json, quote_word
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json, MaxDownsets
 from windtunnel.errors import InputError
@@ -100,7 +100,7 @@ def split(
     with Progress("placing") as progress:
         problem = _problem(source, devices, cpus, memory, bandwidth, links)
         if replicas > 1:
-            problem = _replicated(problem, replicas, bandwidth, sync)
+            problem = _add_replicas(problem, replicas, bandwidth, sync)
         plan = best_plan(
             problem,
             objective=objective,  # type: ignore[arg-type]
@@ -161,11 +161,12 @@ def _require_this_verb(source: Path) -> None:
     name = str(source).partition(":")[0]
     if not source.exists() and name in registry.all("workload"):
         raise InputError(
-            f"{name} is a workload, not a graph", fix=f"windtunnel place verify {quoted(source)} --ranks 2 trains it"
+            f"{name} is a workload, not a graph",
+            fix=f"windtunnel place verify {quote_word(source)} --ranks 2 trains it",
         )
 
 
-def _replicated(problem: Problem, replicas: int, bandwidth: str, sync: str) -> Problem:
+def _add_replicas(problem: Problem, replicas: int, bandwidth: str, sync: str) -> Problem:
     from windtunnel.search.placement.fleet import with_replicas
     from windtunnel.units import parse_rate
 

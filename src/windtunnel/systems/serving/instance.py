@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.hardware.host import peak_own_bytes
-from windtunnel.measure.together import elapsed_since_ns
+from windtunnel.measure.together import time_since_ns
 
 if TYPE_CHECKING:
     from windtunnel.measure.workers import Place
@@ -23,11 +23,11 @@ def main(process: Place) -> None:
     """Answer batches until the connection is closed."""
     import torch
 
-    from windtunnel.systems.serving.job import build_served
+    from windtunnel.systems.serving.job import build_served_model
 
     torch.set_num_threads(process.config.threads[process.rank])
     torch.set_num_interop_threads(1)
-    what = build_served(process.config.job, process.config.max_inputs)
+    what = build_served_model(process.config.job, process.config.max_inputs)
     kept: dict[int, tuple[Any, ...]] = {}
 
     def answer(order: Order) -> list[Any] | None:
@@ -46,5 +46,5 @@ def main(process: Place) -> None:
             if order.bodies is None and order.inputs not in kept:
                 kept[order.inputs] = what.inputs(order.inputs)
             answers: list[Any] = []
-            taken_ns = elapsed_since_ns(order.moment_ns, lambda: answers.append(answer(order)))  # noqa: B023, done at once
+            taken_ns = time_since_ns(order.moment_ns, lambda: answers.append(answer(order)))  # noqa: B023, done at once
             process.tell((taken_ns, answers[0], peak_own_bytes() if order.asks_bytes else None))

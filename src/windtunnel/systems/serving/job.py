@@ -15,7 +15,7 @@ from windtunnel.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Answer", "Served", "build_served"]
+__all__ = ["Answer", "Served", "build_served_model"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Served:
         return list(result)
 
 
-def build_served(job: str, max_inputs: int) -> Served:
+def build_served_model(job: str, max_inputs: int) -> Served:
     """Build the served model of a job.
 
     Parameters

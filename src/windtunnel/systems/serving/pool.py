@@ -34,7 +34,7 @@ def start_instances(job: str, split: Split, alive: Sequence[Running], max_inputs
     Parameters
     ----------
     job : str
-        As for ``build_served``.
+        As for ``build_served_model``.
     split : Split
     alive : sequence of Running
         Running processes. One with as many threads as an instance is reused; new ones may share cores with the rest.

@@ -169,7 +169,7 @@ def _print_sized(found: Sequence[Sized], limit_ns: int, part: float) -> None:
         server = item.server
         rows.append([
             f"{server.split.threads}", str(server.split), f"{server.split.batch}", format_duration(server.wait_ns),
-            *_shown(item.answered, part), "yes" if item.latency_ns <= limit_ns else "",
+            *_format_latencies(item.answered, part), "yes" if item.latency_ns <= limit_ns else "",
         ])  # fmt: skip
     head = ["threads", "instances <threads,batch>", "batch size", "max wait", "p50", _percentile(part), "meets SLO"]
     print_table(head, rows, numbers=(0, 2, 3, 4, 5), gives_way=1)
@@ -179,7 +179,7 @@ def _percentile(part: float) -> str:
     return f"p{100 * part:.4g}"
 
 
-def _shown(one: Answered, part: float) -> list[str]:
+def _format_latencies(one: Answered, part: float) -> list[str]:
     return [format_duration(one.latency_ns(level)) for level in (0.5, part)]
 
 
@@ -188,8 +188,8 @@ def _print_flights(flights: Sequence[tuple[Sized, list[Answered]]], part: float)
     for item, used in flights:
         middle, tail = (median(it.latency_ns(level) for it in used) for level in (0.5, part))
         rows.append([
-            str(item.server.split), *_shown(item.answered, part), format_duration(middle), format_duration(tail),
-            f"{item.latency_ns / tail - 1:+.1%}",
+            str(item.server.split), *_format_latencies(item.answered, part),
+            format_duration(middle), format_duration(tail), f"{item.latency_ns / tail - 1:+.1%}",
         ])  # fmt: skip
     head = ["instances <threads,batch>", "p50 predicted", _percentile(part), "p50 measured",
             _percentile(part), "error"]  # fmt: skip

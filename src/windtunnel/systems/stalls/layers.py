@@ -23,7 +23,7 @@ from windtunnel.whatifs.answer import Answer
 from windtunnel.whatifs.ask import whatif
 from windtunnel.whatifs.request import parse_requests
 
-__all__ = ["BucketStall", "NetworkForecast", "Remedy", "covered_ns", "network_forecast"]
+__all__ = ["BucketStall", "NetworkForecast", "Remedy", "network_forecast", "overlap_ns"]
 
 Ints = NDArray[np.int64]
 _CAPTURED = 8
@@ -128,7 +128,7 @@ def network_forecast(
         request,
         iteration_ns,
         stall_ns,
-        _exposed_stalls(plain),
+        _find_exposed_stalls(plain),
         tuple(better),
     )
 
@@ -138,13 +138,13 @@ def _per_batch_ns(answer: Answer, num_ranks: int) -> float:
     return answer.predicted_ns * num_ranks / answer.samples_ratio
 
 
-def _exposed_stalls(answer: Answer) -> tuple[BucketStall, ...]:
+def _find_exposed_stalls(answer: Answer) -> tuple[BucketStall, ...]:
     graph, timeline = answer.graph, answer.timeline
     is_message = all_reduces(graph)
     filled = graph.meta.buckets["filled"] if graph.meta.buckets else []
     start, finish = timeline.start_ns, timeline.finish_ns
     computes = ~graph.select(kind=Kind.COMM) & (finish > start)
-    hidden = covered_ns(start[computes], finish[computes], start[is_message], finish[is_message])
+    hidden = overlap_ns(start[computes], finish[computes], start[is_message], finish[is_message])
     alone_ns = (finish - start)[is_message] - hidden
     by_bucket = alone_ns.reshape(-1, max(len(filled), 1)).sum(axis=0) / graph.num_iterations
     return tuple(
@@ -153,12 +153,12 @@ def _exposed_stalls(answer: Answer) -> tuple[BucketStall, ...]:
     )
 
 
-def covered_ns(start: Ints, finish: Ints, begin: Ints, end: Ints) -> Ints:
+def overlap_ns(start: Ints, finish: Ints, begin: Ints, end: Ints) -> Ints:
     """Return the part of each interval ``begin`` .. ``end`` that the union of ``start`` .. ``finish`` covers.
 
     Examples
     --------
-    >>> covered_ns(np.array([0, 5, 20]), np.array([10, 12, 30]), np.array([8, 13]), np.array([22, 19])).tolist()
+    >>> overlap_ns(np.array([0, 5, 20]), np.array([10, 12, 30]), np.array([8, 13]), np.array([22, 19])).tolist()
     [6, 0]
     """
     # Merge overlapping spans into disjoint ones, then take the difference of the covered time up to both ends.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from windtunnel.reports.charts import Part, escape, stacked_bar
+from windtunnel.reports.charts import Part, draw_stacked_bar, escape
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.systems.stalls.model import RUNS, Stalls
@@ -58,7 +58,7 @@ def _causes(measured: Stalls) -> str:
         for stall in measured.stalls
     ]
     table = render_table(("cause", "per iteration (90 %)", "share of its run", "why"), rows, numbers=(2,))
-    return stacked_bar(parts, "time of an iteration by cause") + table
+    return draw_stacked_bar(parts, "time of an iteration by cause") + table
 
 
 def _runs(measured: Stalls) -> str:

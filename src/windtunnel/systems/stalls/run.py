@@ -22,9 +22,9 @@ import numpy as np
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError
-from windtunnel.hardware.cores import allowed_cores
-from windtunnel.measure.disks import can_throttle, evict, read_all, require_disk, resident_share, throttled_disk
-from windtunnel.measure.links import ShapedLink, shaped_link
+from windtunnel.hardware.cores import usable_cores
+from windtunnel.measure.disks import can_throttle, evict, read_all, require_disk, resident_share, throttle_disk
+from windtunnel.measure.links import ShapedLink, shape_link
 from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.stalls.features import features_of
@@ -110,7 +110,7 @@ def measure_stalls(
     FlightError
         A link is not as fast as asked for, files stay in memory, or a process died.
     """
-    cores = allowed_cores()
+    cores = usable_cores()
     if not 2 <= num_ranks <= len(cores) or num_batches < 1 or num_turns < 2:
         raise InputError(
             f"{num_ranks} ranks, {num_batches} batches and {num_turns} turns cannot be compared on {len(cores)} cores",
@@ -135,7 +135,7 @@ def measure_stalls(
         }
         if around.bandwidth_bytes_per_s:
             link = stack.enter_context(
-                shaped_link(num_ranks, around.bandwidth_bytes_per_s, around.latency_ns, is_in_kernel=True)
+                shape_link(num_ranks, around.bandwidth_bytes_per_s, around.latency_ns, is_in_kernel=True)
             )
             far = stack.enter_context(_ranks(job, files, num_ranks, link))
             environment["link"] = _check_link_rate(far, link, around)
@@ -183,7 +183,7 @@ def _files(workload: Workload, around: Surroundings, num_files: int) -> Iterator
         if around.is_throttled:
             (first,) = write_batches(workload, folder, 1)
             size_bytes = num_files * first.stat().st_size
-            folder = stack.enter_context(throttled_disk(folder, around.disk_bytes_per_s, size_bytes))
+            folder = stack.enter_context(throttle_disk(folder, around.disk_bytes_per_s, size_bytes))
         yield write_batches(workload, folder, num_files)
 
 
@@ -207,7 +207,7 @@ def _ranks(job: str, files: Sequence[Path], num_ranks: int, link: ShapedLink | N
     environment = {"OMP_NUM_THREADS": "1", **(link.environment if link is not None else {})}
     with Workers(
         _MODULE, Orders(job, tuple(files), addresses), num_ranks=num_ranks, title="run",
-        cores=[[core] for core in allowed_cores()[:num_ranks]], environment=environment,
+        cores=[[core] for core in usable_cores()[:num_ranks]], environment=environment,
         prefixes=link.prefixes if link is not None else (),
     ) as workers:  # fmt: skip
         for rank in range(num_ranks):

@@ -140,7 +140,7 @@ def _print_forecast(forecast: NetworkForecast, found: Stalls) -> None:
     used = format_duration(forecast.iteration_ns)
     say(f"network run, predicted by replay: {used} per iteration (error {format_ratio(off)})")
     rows = [
-        (format_duration(bucket.exposed_ns), format_size(bucket.size_bytes), _shortened(bucket.layers))
+        (format_duration(bucket.exposed_ns), format_size(bucket.size_bytes), _shorten_layers(bucket.layers))
         for bucket in forecast.buckets
     ]
     print_table(("exposed", "size", "layers of the bucket"), rows, numbers=(0, 1))
@@ -150,7 +150,7 @@ def _print_forecast(forecast: NetworkForecast, found: Stalls) -> None:
         advise(f"next: windtunnel verify {found.job} --whatif {forecast.remedies[0].request}")
 
 
-def _shortened(layers: Sequence[str]) -> str:
+def _shorten_layers(layers: Sequence[str]) -> str:
     return ", ".join(layers) if len(layers) <= _SHOWN_LAYERS else f"{layers[0]} ... {layers[-1]} ({len(layers)})"
 
 

@@ -250,7 +250,7 @@ def _phase_fields(phase: StablePhase) -> dict[str, Any]:
 
 def _characterize(order: Order, built: Workload, phase: StablePhase, notes: list[str]) -> dict[str, Any]:
     """Return FLOP, peaks and the graph. A failure adds a note instead of an error, as the times are valid."""
-    from windtunnel.cost.peak import measured_peak
+    from windtunnel.cost.peak import measure_peak
     from windtunnel.sources.torch.flop_count import count
 
     result: dict[str, Any] = {"notes": notes}
@@ -260,7 +260,7 @@ def _characterize(order: Order, built: Workload, phase: StablePhase, notes: list
         result["family"] = _family(built, counted.by_op)
         database = ProfileDatabase()
         peaks = {
-            dtype: measured_peak(dtype, order.cell.num_threads, database=database).flops_per_s
+            dtype: measure_peak(dtype, order.cell.num_threads, database=database).flops_per_s
             for dtype in _PEAK_DTYPES
             if dtype in flops_by_dtype
         }

@@ -24,7 +24,7 @@ from windtunnel.errors import FlightError, InputError
 from windtunnel.measure.workers import run_to_end
 from windtunnel.systems.suite.comparison import Comparison, compare_rounds, overall_of
 
-__all__ = ["Side", "compare_interleaved", "side_of"]
+__all__ = ["Side", "compare_interleaved_runs", "side_of"]
 
 _TAIL = 1500
 _WHOLE = "command"
@@ -137,7 +137,7 @@ def _suite_of(side: Side, workload: str, arguments: Sequence[str]) -> tuple[floa
     return float(np.median([duration_ns / units for duration_ns, units in kept])), result["unit"]
 
 
-def compare_interleaved(
+def compare_interleaved_runs(
     first: Side,
     second: Side,
     *,

@@ -90,8 +90,8 @@ def _union_ns(start_ns: NDArray[np.int64], finish_ns: NDArray[np.int64]) -> int:
         return 0
     order = np.argsort(start_ns, kind="stable")
     start_ns, finish_ns = start_ns[order], finish_ns[order]
-    covered_ns = np.concatenate([start_ns[:1], np.maximum.accumulate(finish_ns)[:-1]])
-    return int(np.maximum(finish_ns - np.maximum(start_ns, covered_ns), 0).sum())
+    overlap_ns = np.concatenate([start_ns[:1], np.maximum.accumulate(finish_ns)[:-1]])
+    return int(np.maximum(finish_ns - np.maximum(start_ns, overlap_ns), 0).sum())
 
 
 def arithmetic_utilization(

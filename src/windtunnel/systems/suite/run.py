@@ -169,7 +169,7 @@ def run_suite(
         num_ranks=num_ranks,
         link_bytes_per_s=link_bytes_per_s,
     )
-    done = _load_finished(folder, resume=resume)
+    done = _load_finished_cells(folder, resume=resume)
     write_machine(folder, _machine_facts(cells) | _disk_facts(folder))
     template = Order(
         cells[0],
@@ -195,7 +195,7 @@ def run_suite(
     return load_run(folder)
 
 
-def _load_finished(folder: Path, *, resume: bool) -> dict[Cell, Result]:
+def _load_finished_cells(folder: Path, *, resume: bool) -> dict[Cell, Result]:
     """Load the cells that were measured; failed and rejected ones are run again."""
     if not (folder / "results").exists():
         return {}
@@ -212,12 +212,12 @@ def _load_finished(folder: Path, *, resume: bool) -> dict[Cell, Result]:
 
 def _machine_facts(cells: Sequence[Cell]) -> dict[str, Any]:
     """Measure the peaks at the used numbers of threads, and the memory bandwidth."""
-    from windtunnel.cost.peak import measured_bandwidth, measured_peak
+    from windtunnel.cost.peak import measure_bandwidth, measure_peak
 
     database = ProfileDatabase()
     threads = sorted({cell.num_threads for cell in cells})
-    peaks = {f"float32 x {count}": measured_peak("float32", count, database=database).flops_per_s for count in threads}
-    bandwidth = {str(count): measured_bandwidth(count, database=database).bytes_per_s for count in threads}
+    peaks = {f"float32 x {count}": measure_peak("float32", count, database=database).flops_per_s for count in threads}
+    bandwidth = {str(count): measure_bandwidth(count, database=database).bytes_per_s for count in threads}
     return {"peak_flops_per_s": peaks, "memory_bandwidth_bytes_per_s": bandwidth}
 
 

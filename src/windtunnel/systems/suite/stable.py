@@ -28,7 +28,7 @@ __all__ = [
     "is_known",
     "mser5",
     "run_until_stable",
-    "sample_until_known",
+    "sample_until_stable",
     "spikes",
     "stable_phase",
     "steady",
@@ -309,7 +309,7 @@ def is_known(durations_ns: ArrayLike, phase: StablePhase, precision: float) -> b
     return abs(earlier_ns / phase.mean_ns - 1) <= precision / 2
 
 
-def sample_until_known(
+def sample_until_stable(
     durations_ns: Iterable[float], *, precision: float = 0.01, min_steps: int = 50, max_steps: int = 2000
 ) -> tuple[Float, StablePhase]:
     """Consume durations until their level is known, or there are no more.
@@ -386,7 +386,7 @@ def run_until_stable(
             if time.monotonic() - begun_s > budget_s and number >= fewest:
                 return
 
-    durations_ns, phase = sample_until_known(
+    durations_ns, phase = sample_until_stable(
         step_durations(), precision=precision, min_steps=min_steps, max_steps=max_steps
     )
     return durations_ns.astype(np.int64), phase

@@ -123,8 +123,8 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
             (
                 item.name,
                 ": ".join(filter(None, (item.domain, item.source))),
-                _scaled(item.num_parameters),
-                _scaled(item.flops_per_sample),
+                _format_count(item.num_parameters),
+                _format_count(item.flops_per_sample),
             )
             for item in entries
         ]
@@ -167,7 +167,7 @@ def compare_runs(
     Compare two runs by workload, or two program versions interleaved.
     """
     from windtunnel.systems.suite.comparison import compare
-    from windtunnel.systems.suite.interleaved import compare_interleaved, side_of
+    from windtunnel.systems.suite.interleaved import compare_interleaved_runs, side_of
 
     if not interleave:
         result = compare(first, second)
@@ -175,7 +175,7 @@ def compare_runs(
         names = [name for name in workloads.split(",") if name]
         with Progress("running interleaved") as progress, side_of(first) as before, side_of(second) as now:
             arguments = ("--time-limit", time_limit, "--size", size)
-            result = compare_interleaved(
+            result = compare_interleaved_runs(
                 before, now, workloads=names, arguments=arguments, rounds=rounds, progress=progress
             )
     if as_json:
@@ -294,7 +294,7 @@ def _percent(ratio: float | None) -> str:
     return "–" if ratio is None else format_ratio(ratio)
 
 
-def _scaled(count: float | None) -> str:
+def _format_count(count: float | None) -> str:
     from windtunnel.units import format_rate
 
     return "" if count is None else format_rate(count, "").strip()

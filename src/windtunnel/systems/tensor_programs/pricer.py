@@ -114,7 +114,7 @@ class AstPricer:
         parts = np.split(seconds, np.cumsum([len(row) for row in rows])[:-1])
         kept = float(self.predictor.header.get("shrinkage", 1.0))
         return {
-            name: (int(row[part.argmin()]), _expected_min_s(part, kept))
+            name: (int(row[part.argmin()]), _estimate_min_s(part, kept))
             for name, row, part in zip(names, rows, parts, strict=True)
         }
 
@@ -148,7 +148,7 @@ def cold_s(task: Task, sheet: Mapping[str, Any], step_bytes: float, step_s: floa
     if step_bytes <= own_bytes:
         return 0.0
     between_bytes = step_bytes + step_s * (sheet.get("others_bandwidth_bytes_per_s") or 0.0)
-    kept, kept_alone = _cached_fraction(sheet, between_bytes), _cached_fraction(sheet, task.size_bytes)
+    kept, kept_alone = _fraction_in_cache(sheet, between_bytes), _fraction_in_cache(sheet, task.size_bytes)
     short, rest = min(task.size_bytes, own_bytes), max(0.0, task.size_bytes - own_bytes)
     stream_s = _seconds_per_byte(sheet, "bandwidth_bytes_per_s", kept)
     page_s = _seconds_per_byte(sheet, "page_bandwidth_bytes_per_s", kept) or stream_s
@@ -168,7 +168,7 @@ def _with_cold(
     return seconds
 
 
-def _cached_fraction(sheet: Mapping[str, Any], num_bytes: float) -> float:
+def _fraction_in_cache(sheet: Mapping[str, Any], num_bytes: float) -> float:
     """Return the fraction that is still in the shared cache after ``num_bytes`` were loaded; evictions are random."""
     reach = sheet.get("last_cache_bytes") if sheet.get("cache_bandwidth_bytes_per_s") else None
     return min(1.0, float(reach or 0) / max(num_bytes, 1.0))
@@ -180,7 +180,7 @@ def _seconds_per_byte(sheet: Mapping[str, Any], name: str, kept: float) -> float
     return (1 - kept) / far + kept / (near or far) if far else 0.0
 
 
-def _expected_min_s(seconds: NDArray[np.float64], kept: float) -> float:
+def _estimate_min_s(seconds: NDArray[np.float64], kept: float) -> float:
     """What the program of the least prediction takes, when so much of its gain over the others' mean is one."""
     logs = np.log(seconds)
     mean = float(logs.mean())

@@ -21,7 +21,7 @@ from windtunnel.systems.tensor_programs.program_set import ProgramSet
 from windtunnel.systems.tensor_programs.run.batch import Measured, Member
 from windtunnel.systems.tensor_programs.run.build import Target
 from windtunnel.systems.tensor_programs.run.description import describe_device
-from windtunnel.systems.tensor_programs.run.measure import MIN_QUIET, Band, Canary, Look, Timing, undisturbed_s
+from windtunnel.systems.tensor_programs.run.measure import MIN_QUIET, Band, Canary, Look, Timing, select_undisturbed_s
 from windtunnel.systems.tensor_programs.run.tasks import Task
 from windtunnel.systems.tensor_programs.run.worker import Drawn, Worker
 
@@ -30,10 +30,10 @@ __all__ = [
     "build_candidates",
     "draw_candidates",
     "in_turn",
+    "make_unmeasured_set",
     "rank_candidates",
     "search",
     "sheet_of",
-    "unmeasured_programs",
 ]
 
 NUM_CANDIDATES, NUM_MEASURED = 64, 8
@@ -97,7 +97,7 @@ def draw_candidates(worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, 
     return list(result.values())
 
 
-def unmeasured_programs(tasks: Sequence[Task], programs: Sequence[tuple[int, Drawn]]) -> ProgramSet:
+def make_unmeasured_set(tasks: Sequence[Task], programs: Sequence[tuple[int, Drawn]]) -> ProgramSet:
     """Programs (row of their task, what was drawn) as a set without times, for one device that is to be named."""
     members = [(Member(key, task, 0), sampled) for key, (task, sampled) in enumerate(programs)]
     return Measured(members, [[None] for _ in members]).to_set(tasks, [], {})
@@ -108,7 +108,7 @@ def rank_candidates(
 ) -> list[Candidate]:
     """Candidates with predicted times on a device of this sheet, the fastest first."""
     programs = replace(
-        unmeasured_programs([task], [(0, candidate.sampled) for candidate in candidates]), devices=(dict(sheet),)
+        make_unmeasured_set([task], [(0, candidate.sampled) for candidate in candidates]), devices=(dict(sheet),)
     )
     samples = np.column_stack([np.arange(len(candidates)), np.zeros(len(candidates), np.int64)])
     seconds = predictor.predict(programs, samples).tolist()
@@ -193,7 +193,7 @@ def in_turn(worker: Worker, keys: Sequence[int], target: Target, rounds: int = R
 
 def _timing(looks: Sequence[Look], band_s: Band) -> Timing:
     """Return the timing of undisturbed looks or, where these are too few, of those with the fastest canaries."""
-    quiet = undisturbed_s(looks, band_s)
+    quiet = select_undisturbed_s(looks, band_s)
     if len(quiet) < MIN_QUIET:
         quiet = [look.program_s for look in sorted(looks, key=lambda look: look.canary_s[1])[:MIN_QUIET]]
     return Timing(tuple(quiet))

@@ -13,7 +13,7 @@ from windtunnel import registry
 from windtunnel.cli.console import Progress, advise, print_json, print_table, say
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json
-from windtunnel.systems.tensor_programs.verb_search import needed_predictor
+from windtunnel.systems.tensor_programs.verb_search import require_predictor
 
 if TYPE_CHECKING:
     from windtunnel.cost.metrics import Errors
@@ -70,8 +70,8 @@ def train_programs(
     programs = ProgramSet.load(data)
     selected, started = RECIPES[recipe], None
     if start:
-        programs = _measured_on(programs, device)
-        started = needed_predictor(None if start == "shipped" else Path(start))
+        programs = _select_measured_on(programs, device)
+        started = require_predictor(None if start == "shipped" else Path(start))
         selected = going_on(selected, started)
     split = _split(programs, device, hold_out, seed)
     training = replace(selected.training, budget_s=parse_duration(budget) / 1e9, seed=seed)
@@ -129,7 +129,7 @@ def eval_programs(
     known = predictor.header.get("split", {}).get("digest")
     judged = predictor
     if profile is not None:
-        judged = _transferred(predictor, programs, split, profile, seed, of_other_hosts=hold_out == "host")
+        judged = _predict_after_transfer(predictor, programs, split, profile, seed, of_other_hosts=hold_out == "host")
     errors = _errors(judged, programs, split)
     if as_json:
         summary = {"model": str(model), **_summary(errors, split), "is_split_of_training": known == split.digest()}
@@ -140,7 +140,7 @@ def eval_programs(
         advise("warning: the model was trained on another split and may have seen some of these programs")
 
 
-def _measured_on(programs: ProgramSet, device: str) -> ProgramSet:
+def _select_measured_on(programs: ProgramSet, device: str) -> ProgramSet:
     """The programs that have a time there."""
     import numpy as np
 
@@ -164,7 +164,7 @@ def _split(programs: ProgramSet, device: str, hold_out: str, seed: int) -> Split
     return result
 
 
-def _transferred(
+def _predict_after_transfer(
     predictor: Any, programs: ProgramSet, split: Split, num_tasks: int, seed: int, *, of_other_hosts: bool
 ) -> Any:
     """The predictor's prices on the held-out device, after so many of its tasks were measured."""

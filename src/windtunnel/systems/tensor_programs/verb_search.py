@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.systems.tensor_programs.run.tasks import Task
     from windtunnel.systems.tensor_programs.search import Candidate
 
-__all__ = ["needed_predictor", "search"]
+__all__ = ["require_predictor", "search"]
 
 _SHOWN = 10
 
@@ -54,7 +54,7 @@ def search(
 
     requested = parse_task(task)
     require("tvm", extra="tvm")
-    predictor = needed_predictor(model)
+    predictor = require_predictor(model)
     selected = parse_target(target)
     require_targets([selected], targets_here())
     with Progress("searching") as progress, Worker() as worker:
@@ -79,7 +79,7 @@ def search(
     )
 
 
-def needed_predictor(model: Path | None) -> Predictor:
+def require_predictor(model: Path | None) -> Predictor:
     """The predictor of a file, or the shipped one."""
     from windtunnel.errors import InputError
     from windtunnel.systems.tensor_programs.model.shipped import predictor_of

@@ -41,7 +41,7 @@ def run_graph(run: Run, fleet: Fleet) -> Graph:
     is_caused[dst[finish_ns[src] == start_ns[dst]]] = True
     pairs, pair = np.unique(np.stack([source, target], axis=1), axis=0, return_inverse=True)
     pair = pair.reshape(-1)
-    ahead, behind = _queued_messages(pair, sent, arrived, is_caused[num_steps:])
+    ahead, behind = _pair_queued_messages(pair, sent, arrived, is_caused[num_steps:])
     is_caused[num_steps + behind] = True
     edges = {
         "src": np.concatenate([src, num_steps + ahead]).astype(np.int32),
@@ -94,7 +94,7 @@ def _match_ends_to_starts(
     return result[:, 0], result[:, 1]
 
 
-def _queued_messages(pair: Ints, sent: Ints, arrived: Ints, is_caused: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def _pair_queued_messages(pair: Ints, sent: Ints, arrived: Ints, is_caused: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Pair messages without another cause with the previous message of the same pair that was still under way."""
     order = np.lexsort((sent, pair))
     ahead, behind = order[:-1], order[1:]

@@ -106,7 +106,7 @@ def _skew(labels: NDArray[Any], num: int, rng: np.random.Generator, s: float = 1
     return [np.flatnonzero(owner == rank) for rank in range(num)]
 
 
-def _paired_skew(labels: NDArray[Any], num: int, rng: np.random.Generator) -> list[Indices]:
+def _skew_in_pairs(labels: NDArray[Any], num: int, rng: np.random.Generator) -> list[Indices]:
     """Distribute eight of ten consecutive samples by label, and two to the partner of that worker."""
     owner = _ranks(labels) % num
     partner = np.where((owner ^ 1) < num, owner ^ 1, owner)
@@ -163,7 +163,7 @@ PARTITIONERS: dict[str, Callable[..., list[Indices]]] = {
     "iid": _iid,
     "by_label": _by_label,
     "skew": _skew,
-    "paired_skew": _paired_skew,
+    "paired_skew": _skew_in_pairs,
     "dirichlet": _dirichlet,
     "quantity": _quantity,
     "in_order": _by_group,

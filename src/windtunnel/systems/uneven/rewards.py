@@ -70,13 +70,13 @@ def fit_curves(windows: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]
     if most <= 0:
         return [_line(times, losses, 0.0)[0] for times, losses in windows]
 
-    def squared_error(floor: float) -> float:
+    def error_at(floor: float) -> float:
         return sum(_line(times, losses, floor)[1] for times, losses in windows)
 
     low, high, floor = 0.0, most, 0.0
     for _ in range(_NUM_ZOOMS):
         grid = np.linspace(low, high, _NUM_FLOORS)
-        best = int(np.argmin([squared_error(float(item)) for item in grid]))
+        best = int(np.argmin([error_at(float(item)) for item in grid]))
         floor, low, high = float(grid[best]), float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     return [_line(times, losses, floor)[0] for times, losses in windows]
 

@@ -18,10 +18,10 @@ import torch
 
 from windtunnel import registry
 from windtunnel.errors import FlightError
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure.links import USER_SPACE
 from windtunnel.measure.rounds import elapsed_ns, quiet
-from windtunnel.measure.wires import SHAPED, ShapedWires, shaped_wires
+from windtunnel.measure.wires import SHAPED, ShapedWires, shape_wires
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.uneven.endpoint import check_policy, goes_on
 from windtunnel.systems.uneven.fleet import Fleet
@@ -73,7 +73,7 @@ def train_really(
     check_policy(strategy, policy, fleet)
     created = train_job(job)
     check_room(created, fleet)
-    cores = allowed_cores()
+    cores = usable_cores()
     local = [[cores[rank % len(cores)]] for rank in range(fleet.num_nodes)]
     patience_s = goal.duration_ns / 1e9 + _PATIENCE_S
     with _shape_wires(fleet, is_in_kernel=is_in_kernel) as wires:
@@ -107,7 +107,7 @@ def _shape_wires(fleet: Fleet, *, is_in_kernel: bool) -> Iterator[ShapedWires]:
         yield ShapedWires((), (), {}, {})
         return
     rates = [wire.bytes_per_s.value_at(0) for wire in fleet.wires]
-    with shaped_wires(fleet.num_nodes, fleet.routes, rates) as wires:
+    with shape_wires(fleet.num_nodes, fleet.routes, rates) as wires:
         yield wires
 
 
@@ -158,12 +158,12 @@ def check_room(job: TrainJob, fleet: Fleet) -> None:
         torch.set_num_threads(num_threads)
     step_ns = quiet(took_ns)
     busy = sum(step_ns / fleet.step_ns * max(worker.speed.values) for worker in fleet.workers)
-    room = _MAX_BUSY * len(allowed_cores())
+    room = _MAX_BUSY * len(usable_cores())
     if busy > room:
         needed_ms = fleet.step_ns * busy / room / 1e6
         raise FlightError(
             f"this host is too small: a step takes {step_ns / 1e6:.1f} ms here, and {fleet.num_workers} workers would "
-            f"keep {busy:.1f} of {len(allowed_cores())} cores busy",
+            f"keep {busy:.1f} of {len(usable_cores())} cores busy",
             where=f"step_time of cluster {fleet.name}",
             fix=f"make it {needed_ms:.0f} ms or more, or take fewer workers",
         )

@@ -354,7 +354,7 @@ def _print(found: Comparison) -> None:
             (
                 str(outcome.candidate),
                 "not reached" if outcome.predicted_ns is None else format_duration(outcome.predicted_ns),
-                _said_times(outcome),
+                _format_real_times(outcome),
                 f"{outcome.predicted.points[-1].loss:.3f}",
                 format_ratio(sum(waits) / len(waits)),
                 format_size(sum(outcome.predicted.bytes_by_pair().values())),
@@ -367,7 +367,7 @@ def _print(found: Comparison) -> None:
         say(f"note: {text}")
 
 
-def _said_times(one: Outcome) -> str:
+def _format_real_times(one: Outcome) -> str:
     """Real times to the target: their median, and the ends of what was seen where there were several."""
     from windtunnel.units import format_duration
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
-from windtunnel.cost import Peak, measured_peak
+from windtunnel.cost import Peak, measure_peak
 from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, Stand, fit_overhead
 from windtunnel.cost.tracing import trace
@@ -209,7 +209,7 @@ def survey(
     The framework's constant comes from every eighth model. A kernel that many nets share is measured once.
     """
     require("torch", extra="torch")
-    peak = measured_peak("float32", num_threads, database=database)
+    peak = measure_peak("float32", num_threads, database=database)
     table: dict[Kernel, float] = {}
     nets: list[FlownNet] = []
     failures: dict[str, str] = {}

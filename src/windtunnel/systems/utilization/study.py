@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel import hardware, registry
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
-from windtunnel.cost import Ceilings, Peak, measured_ceilings
+from windtunnel.cost import Ceilings, Peak, measure_ceilings
 from windtunnel.cost.lookup import Overhead, measure
 from windtunnel.cost.tracing import trace
 from windtunnel.errors import InputError
@@ -105,7 +105,7 @@ def use_of_graph(graph: Graph, *, name: str = "", database: ProfileDatabase | No
             where=name,
             fix="measure utilization where the graph was captured",
         )
-    ceilings = measured_ceilings(("float32", *_other_types(graph)), int(known.get("num_threads", 1)), database=database)
+    ceilings = measure_ceilings(("float32", *_other_types(graph)), int(known.get("num_threads", 1)), database=database)
     return ModelUse(name, 0, graph, utilization(graph, ceilings), ceilings)
 
 
@@ -160,7 +160,7 @@ def fly_model(
 
     with threads(num_threads):
         graph = capture(step, iterations=iterations, warmup=2, model=model, progress=progress)
-    ceilings = measured_ceilings(("float32",), num_threads, database=database)
+    ceilings = measure_ceilings(("float32",), num_threads, database=database)
     return ModelUse(name, batch_size, graph, utilization(graph, ceilings), ceilings, predicted_ns)
 
 
@@ -214,7 +214,7 @@ def fly_workload(
         graph = capture(job.step, iterations=iterations, model=job.models, optimizer=job.optimizers, progress=progress)
     finally:
         job.close()
-    ceilings = measured_ceilings(("float32", *_other_types(graph)), torch.get_num_threads(), database=database)
+    ceilings = measure_ceilings(("float32", *_other_types(graph)), torch.get_num_threads(), database=database)
     return ModelUse(name, job.batch_size, graph, utilization(graph, ceilings), ceilings)
 
 

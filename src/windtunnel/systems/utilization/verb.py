@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
+from windtunnel.cli.console import Progress, advise, print_json, print_table, quote_word, say, say_wrapped, suggest
 from windtunnel.cli.files import open_graph, require_free
 from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InputError
@@ -82,8 +82,8 @@ def utilization(
         _survey(sizes, image_size, threads, database, as_json=as_json)
         return
     with Progress(f"utilization of {target}") as progress:
-        result = _found(target, sizes, image_size, threads, predict, database, progress)
-        tried = _tried(result[-1], image_size) if try_advice else []
+        result = _measure_use(target, sizes, image_size, threads, predict, database, progress)
+        tried = _fly_advice(result[-1], image_size) if try_advice else []
     if as_json:
         print_json({"schema": "windtunnel.utilization/1", "jobs": [_as_dict(item) for item in result]})
     else:
@@ -104,7 +104,7 @@ def _advise_next(target: str, found: ModelUse, tried: list[FlownAdvice]) -> None
 
     if is_model(found.name):
         again = f"--batch-sizes {4 * found.batch_size}" if tried else "--advise"
-        advise(f"next: windtunnel utilization {quoted(target)} {again}")
+        advise(f"next: windtunnel utilization {quote_word(target)} {again}")
     elif Path(target).exists():
         suggest("windtunnel", "whatif", target, "--all")
     else:
@@ -118,7 +118,7 @@ def _batch_sizes(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _found(
+def _measure_use(
     target: str, sizes: list[int], image_size: int, threads: int, predict: bool, database: Any, progress: Progress
 ) -> list[ModelUse]:
     from windtunnel.systems.utilization.study import fly_model, fly_workload, is_model, use_of_graph
@@ -146,7 +146,7 @@ def _found(
     raise InputError(f"no model, workload or graph is called {target!r}", fix=fix)
 
 
-def _tried(found: ModelUse, image_size: int) -> list[FlownAdvice]:
+def _fly_advice(found: ModelUse, image_size: int) -> list[FlownAdvice]:
     from windtunnel.systems.utilization.study import fly_model_advice, is_model
 
     if not is_model(found.name):

@@ -8,7 +8,7 @@ from benchmarks.peers.fourier_counted import counted_cycles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.cost.fixed_point import fixed_layer, relative_error, run_fixed
+from windtunnel.cost.fixed_point import relative_error, run_fixed, scale_layer
 from windtunnel.errors import InputError
 from windtunnel.hardware.engines import FourierEngine
 from windtunnel.systems.chips.accelerators.fourier_engine import BlockLayer, engine_use
@@ -100,7 +100,7 @@ def test_fixed_point_is_bit_identical_to_whole_numbers_done_otherwise(down, acro
     """Also where inputs are larger than the calibration saw, so that words saturate."""
     draw = np.random.default_rng(seed)
     vectors, inputs = draw.normal(size=(down, across, 2**power)), draw.normal(size=(2, across, 2**power))
-    layer = fixed_layer(vectors, inputs, word_bits)
+    layer = scale_layer(vectors, inputs, word_bits)
     _, words = run_fixed(layer, beyond * inputs)
 
     assert [other_run(layer, one) for one in (beyond * inputs)] == words.tolist()
@@ -118,7 +118,7 @@ def test_a_block_of_a_basis_vector_gives_back_the_shifted_column():
     """w is the first column of its block: (W x)[r] = sum of w[(r - c) mod k] x[c]."""
     column = np.array([0.5, -0.25, 0.125, 0.75])
     basis = np.eye(4)[None, 1:2]
-    outputs, _ = run_fixed(fixed_layer(column[None, None], basis), basis)
+    outputs, _ = run_fixed(scale_layer(column[None, None], basis), basis)
 
     assert np.roll(column, 1) == pytest.approx(outputs[0, 0], abs=1e-3)
 
@@ -137,10 +137,10 @@ def test_what_is_no_engine_and_no_batch_is_refused():
     with pytest.raises(InputError, match="a batch cannot be 0"):
         engine_use(BlockLayer(8, 8, 4), FourierEngine(), 0)
     with pytest.raises(InputError, match="no blocks of a power of two"):
-        fixed_layer(np.ones((1, 1, 3)), np.ones((1, 1, 3)))
+        scale_layer(np.ones((1, 1, 3)), np.ones((1, 1, 3)))
 
 
 @pytest.mark.parametrize("block", [1, 3, 6])
 def test_a_block_that_is_no_power_of_two_from_two_on_has_no_fixed_point(block):
     with pytest.raises(InputError, match="no blocks of a power of two"):
-        fixed_layer(np.ones((1, 1, block)), np.ones((2, 1, block)))
+        scale_layer(np.ones((1, 1, block)), np.ones((2, 1, block)))

@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 torch = pytest.importorskip("torch")
 
 from windtunnel.systems.layers.nn.circulant.algebra import Blocks, dense  # noqa: E402
-from windtunnel.systems.layers.nn.circulant.fixed import multiply_fixed, quantize, scale_of, spectra_of  # noqa: E402
+from windtunnel.systems.layers.nn.circulant.fixed import multiply_fixed_point, quantize, scale_of, spectra_of  # noqa: E402
 
 
 def half_to_even(value, shift):
@@ -63,7 +63,7 @@ def test_two_implementations_give_the_same_integers(k, p, q, bits, seed):
     blocks = Blocks(p * k, q * k, k)
     spectra, _ = spectra_of(weight, bits)
     shift = bits // 2
-    ours = multiply_fixed(x, weight, blocks, bits, shift)
+    ours = multiply_fixed_point(x, weight, blocks, bits, shift)
     given_ = quantize(x.numpy(), bits).values.reshape(2, q, k)
 
     assert slow_product(given_, spectra, bits, shift) == ours.values.reshape(2, p, k).tolist()
@@ -75,7 +75,7 @@ def test_sixteen_bits_are_near_the_floats(k, seed):
     blocks = Blocks(2 * k, 3 * k, k)
     weight, x = (torch.from_numpy(generator.normal(size=size)) for size in (blocks.shape, (4, 3 * k)))
     exact = x @ dense(weight, blocks).t()
-    found = multiply_fixed(x, weight, blocks).to_float()
+    found = multiply_fixed_point(x, weight, blocks).to_float()
 
     assert 0.02 * exact.abs().max() > np.abs(found - exact.numpy()).max()
 
@@ -87,7 +87,7 @@ def test_values_round_half_to_even_and_saturate():
 
 def test_a_block_of_no_power_of_two_is_refused():
     with pytest.raises(InputError, match="6 is no power of two"):
-        multiply_fixed(torch.zeros(1, 6), torch.zeros(1, 1, 6), Blocks(6, 6, 6))
+        multiply_fixed_point(torch.zeros(1, 6), torch.zeros(1, 1, 6), Blocks(6, 6, 6))
 
 
 def test_bits_that_are_not_offered_are_refused():

@@ -25,7 +25,7 @@ def plans(profiles, num_workers):
 
 
 def test_on_cores_of_their_own_processes_take_what_devices_take(profiles, monkeypatch):
-    monkeypatch.setattr(model, "allowed_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(model, "usable_cores", lambda: [0, 1, 2, 3])
     rows, job = plans(profiles, 4)
     here = {str(one.row): one.step_ns for one in rank_on_host(rows, profiles, HostConditions(1e9, 0.0, (1.0,) * 4))}
     there = {str(one.row): one.step_ns for one in rank_by_replay(rows, profiles, job)}
@@ -35,7 +35,7 @@ def test_on_cores_of_their_own_processes_take_what_devices_take(profiles, monkey
 
 
 def test_processes_that_share_a_core_take_turns(profiles, monkeypatch):
-    monkeypatch.setattr(model, "allowed_cores", lambda: [0])
+    monkeypatch.setattr(model, "usable_cores", lambda: [0])
     rows, _ = plans(profiles, 4)
     conditions = HostConditions(1e12, 0.0, (1.0, 2.0, 3.0, 4.0))
     found = {str(one.row): one.step_ns for one in rank_on_host(rows, profiles, conditions)}

@@ -98,7 +98,7 @@ def test_a_pass_is_slowed_only_while_other_cores_are_busy(loads, slowdown):
             builder.edge(before, after, kind=EdgeKind.CONTROL)
     curve = (1.0, *slowdown)[: max(len(loads), 2)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "allowed_cores", lambda: [0, 1, 2])
+        patch.setattr(model, "usable_cores", lambda: [0, 1, 2])
         found = replay(on_cores(builder.build(), HostConditions(1e12, 0.0, curve), len(loads)))
 
     left = {rank: float(sum(passes)) for rank, passes in enumerate(loads)}
@@ -146,11 +146,11 @@ def test_replicas_beside_each_other_share_what_they_stand_on(job, monkeypatch):
     def taken(conditions, **more):
         return predict_duration_ns(job, plan, conditions, "1f1b", **more)
 
-    monkeypatch.setattr(model, "allowed_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(model, "usable_cores", lambda: [0, 1, 2, 3])
     assert taken(fast) == pytest.approx(taken(fast, num_replicas=2), abs=10)
     narrow = replace(fast, bandwidth_bytes_per_s=1e6)
     assert taken(narrow, num_replicas=2) >= taken(narrow) + problem.weight_bytes.sum() / 2 / 1e6 * 1e9
-    monkeypatch.setattr(model, "allowed_cores", lambda: [0, 1])
+    monkeypatch.setattr(model, "usable_cores", lambda: [0, 1])
     crowded = replace(fast, slowdown=(1.0, 1.0, 2.0, 2.0))
     assert taken(crowded, num_replicas=2) > 1.5 * taken(crowded)
 

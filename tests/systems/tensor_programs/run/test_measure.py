@@ -25,7 +25,7 @@ from windtunnel.systems.tensor_programs.run.measure import (
     Timing,
     densest,
     looks_at,
-    undisturbed_s,
+    select_undisturbed_s,
 )
 
 
@@ -82,9 +82,9 @@ def test_bursts_of_others_do_not_move_the_label(true_s, seed):
     machine = Machine(true_s, disturbed=lambda now_s: slow[int(now_s / 0.015) % len(slow)])
 
     looks = []
-    while len(undisturbed_s(looks, machine.band_s)) < MIN_QUIET:
+    while len(select_undisturbed_s(looks, machine.band_s)) < MIN_QUIET:
         looks += machine.looks()
-    timing = Timing(tuple(undisturbed_s(looks, machine.band_s)))
+    timing = Timing(tuple(select_undisturbed_s(looks, machine.band_s)))
     assert timing.mean_s == pytest.approx(true_s)
 
 
@@ -93,7 +93,7 @@ def test_a_program_waits_while_others_run():
     machine = Machine(1e-4, disturbed=lambda now_s: 1.5 if now_s % 0.04 < 0.03 else 1.0)
     looks = machine.looks(machine.band_s)
 
-    assert undisturbed_s(looks, machine.band_s) == pytest.approx([1e-4] * ENOUGH)
+    assert select_undisturbed_s(looks, machine.band_s) == pytest.approx([1e-4] * ENOUGH)
     assert len(looks) == ENOUGH
     assert machine.now_s > 0.03
 
@@ -107,13 +107,13 @@ def test_a_pass_ends_where_others_always_run():
 
 def test_looks_count_where_the_canary_took_its_usual_time_before_and_after():
     looks = [Look(1.0, (1.0, 1.0)), Look(2.0, (1.0, 1.06)), Look(1.1, (0.95, 1.05)), Look(0.8, (0.9, 1.0))]
-    assert undisturbed_s(looks, (0.95, 1.05)) == [1.0, 1.1]
+    assert select_undisturbed_s(looks, (0.95, 1.05)) == [1.0, 1.1]
 
 
 def test_a_program_waits_while_the_clock_is_raised():
     machine = Machine(1e-4, disturbed=lambda now_s: 0.9 if now_s < 0.02 else 1.0)
 
-    assert undisturbed_s(machine.looks(machine.band_s), machine.band_s) == pytest.approx([1e-4] * ENOUGH)
+    assert select_undisturbed_s(machine.looks(machine.band_s), machine.band_s) == pytest.approx([1e-4] * ENOUGH)
 
 
 def test_a_label_needs_looks_enough_that_agree():

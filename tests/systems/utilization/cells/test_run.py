@@ -18,7 +18,7 @@ PEAK = Peak(1e11, 0.0, (512,) * 3, "avx512f", "float32", 1)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flights, "measured_peak", lambda *_, **__: PEAK)
+    monkeypatch.setattr(flights, "measure_peak", lambda *_, **__: PEAK)
     monkeypatch.setattr(flights, "_NUM_FITTED", 2)
     monkeypatch.setattr(flights, "_MAX_FLOWN", 3)
 

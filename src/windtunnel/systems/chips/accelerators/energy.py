@@ -16,7 +16,7 @@ from importlib import resources
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.systems.chips.accelerators.engine import Machines, moved_words
+from windtunnel.systems.chips.accelerators.engine import Machines, count_moved_words
 from windtunnel.systems.chips.accelerators.systolic import Gemms, accesses_of, folds
 from windtunnel.systems.chips.accelerators.vectors import cycles_per_element
 
@@ -77,7 +77,7 @@ def product_energy_j(products: Gemms, machines: Machines) -> Floats:
     laid = folds(m, n, k, machines.rows, machines.cols, machines.dataflow)
     edge = accesses_of(m, n, k, laid, machines.dataflow).total
     spent = m * n * k * operation_pj(machines.word_bytes) + edge * _edge_pj(machines)
-    moved = moved_words(m, n, k, machines).words * _memory_pj(machines)
+    moved = count_moved_words(m, n, k, machines).words * _memory_pj(machines)
     return np.asarray(1e-12 * count * (spent + moved), dtype=np.float64)
 
 

@@ -20,7 +20,7 @@ from windtunnel.hardware.templates import Templates
 from windtunnel.systems.chips.accelerators.systolic import Gemms, accesses_of, folds
 from windtunnel.systems.chips.accelerators.traffic import Traffic, traffic
 
-__all__ = ["MODES", "Machines", "moved_words", "product_cycles"]
+__all__ = ["MODES", "Machines", "count_moved_words", "product_cycles"]
 
 # P products, V vector operators, D machines
 Ints = NDArray[np.int64]
@@ -198,18 +198,18 @@ def _cycles(products: Gemms, machines: Machines, mode: str) -> Floats:
     if mode == "compute":
         return compute
     if mode == "stream":
-        return _streamed_cycles(m, n, k, count, compute, machines)
-    moved = moved_words(m, n, k, machines)
+        return _count_stream_cycles(m, n, k, count, compute, machines)
+    moved = count_moved_words(m, n, k, machines)
     cycles_per_word = machines.word_bytes / machines.bytes_per_cycle
     ends = (moved.first + moved.last) * cycles_per_word
     hidden = np.maximum(moved.words * count * cycles_per_word - ends, 0.0)
     tiled = np.maximum(compute, hidden) + ends
     if machines.operand_bytes is None:
         return np.asarray(tiled, dtype=np.float64)
-    return np.asarray(np.minimum(tiled, _streamed_cycles(m, n, k, count, compute, machines)), dtype=np.float64)
+    return np.asarray(np.minimum(tiled, _count_stream_cycles(m, n, k, count, compute, machines)), dtype=np.float64)
 
 
-def _streamed_cycles(m: Ints, n: Ints, k: Ints, count: Ints, compute: Floats, machines: Machines) -> Floats:
+def _count_stream_cycles(m: Ints, n: Ints, k: Ints, count: Ints, compute: Floats, machines: Machines) -> Floats:
     """Return cycles with a port per operand, which passes twice for each pass over it unless it fits into its buffer.
 
     Loads before the first cycle and stores behind the last are not counted, as in SCALE-Sim's user-bandwidth mode.
@@ -229,7 +229,7 @@ def _lines(words: Ints, machines: Machines) -> Floats:
     return np.asarray(np.ceil(words * machines.word_bytes / machines.bytes_per_cycle), dtype=np.float64)
 
 
-def moved_words(m: Ints, n: Ints, k: Ints, machines: Machines) -> Traffic:
+def count_moved_words(m: Ints, n: Ints, k: Ints, machines: Machines) -> Traffic:
     """Words between memory and the chip, [P, D] from sizes [P, 1]; machines with equal buffers move the same."""
     sizes, index = np.unique(machines.buffer_bytes // machines.word_bytes, return_inverse=True)
     operand_words = machines.operand_bytes and [size // machines.word_bytes for size in machines.operand_bytes]

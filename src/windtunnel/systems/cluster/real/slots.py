@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from windtunnel.measure.links import shaped_racks
+from windtunnel.measure.links import shape_racks
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.real.slot import STOP, Report, Task
@@ -87,7 +87,7 @@ def real_slots(cluster: Cluster) -> Iterator[Slots]:
     _, rack, network = cluster.links
     with contextlib.ExitStack() as stack:
         link = stack.enter_context(
-            shaped_racks(cluster.num_racks, cluster.machines_per_rack, rack.bandwidth_bytes_per_s,
+            shape_racks(cluster.num_racks, cluster.machines_per_rack, rack.bandwidth_bytes_per_s,
                          network.bandwidth_bytes_per_s)
         )  # fmt: skip
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-cluster-")))

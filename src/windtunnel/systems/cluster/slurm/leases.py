@@ -92,7 +92,7 @@ def drive_leases(
     while online.num_over < len(jobs):
         states = slurm.states()
         now_ns = round((time.monotonic() - started) * 1e9)
-        for job in slurm.pop_ended(states):
+        for job in slurm.pop_ended_jobs(states):
             online.end_job(job, now_ns)
             waiting.pop(job, None)
         for change in online.advance(now_ns):
@@ -150,7 +150,7 @@ class _Segments:
         if numbers:
             run_slurm(["scancel", "--quiet", *map(str, numbers)], self.environment)
 
-    def pop_ended(self, states: Mapping[int, str]) -> list[int]:
+    def pop_ended_jobs(self, states: Mapping[int, str]) -> list[int]:
         """Remove and return the jobs that have ended since the last call, whether or not they were cancelled.
 
         Raises

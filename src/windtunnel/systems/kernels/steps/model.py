@@ -68,7 +68,7 @@ class Step:
         graph.lint()
         return fx.GraphModule(self.module, graph)
 
-    def needed_instructions(self, function: Function) -> list[str]:
+    def list_needed_instructions(self, function: Function) -> list[str]:
         """Instructions of the original that an edited function still needs, a copy as often as it is there."""
         needed: set[str] = set()
         kept = []
@@ -217,4 +217,4 @@ def _kind(node: Any, uid: str) -> str:
 def predict_time_ratio(step: Step, function: Function, costs_ns: dict[str, float]) -> float:
     """Time of an edited step over the original's, from what each operator takes alone."""
     whole = sum(costs_ns.values())
-    return sum(costs_ns.get(uid, 0.0) for uid in step.needed_instructions(function)) / whole if whole else 1.0
+    return sum(costs_ns.get(uid, 0.0) for uid in step.list_needed_instructions(function)) / whole if whole else 1.0

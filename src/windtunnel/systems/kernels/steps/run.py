@@ -16,7 +16,7 @@ import numpy as np
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure.rounds import quiet
 from windtunnel.measure.sandbox import Limits
 from windtunnel.measure.stats import Estimate, estimate_speedup
@@ -87,7 +87,7 @@ class _StepBench:
 
     def __init__(self, setup: Setup, tolerance: float, num_workers: int) -> None:
         self._setup, self._tolerance = setup, tolerance
-        self._cores = allowed_cores()[:num_workers]
+        self._cores = usable_cores()[:num_workers]
         self._workers: list[Workers] = []
         self._ends = contextlib.ExitStack()
         self._known: dict[str, Evaluation] = {}
@@ -201,7 +201,7 @@ def evolve_step(
             measured = estimate_speedup(pairs[:, 0], pairs[:, 1], confidence=0.95)
             if measured.low > 1:
                 changed = apply(step.function, edits)
-                left = [uid for uid in step.needed_instructions(changed) if uid in costs]
+                left = [uid for uid in step.list_needed_instructions(changed) if uid in costs]
                 words = tuple(_words(step.nodes, edit) for edit in sort_edits(edits))
                 return StepResult(name, edits, 1 / predict_time_ratio(step, changed, costs), measured, len(costs),
                                   len(left), words, counts)  # fmt: skip

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.interference import Interference, share_resource
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.search.placement.from_graph import Layers
 from windtunnel.search.placement.throughput import Plan
 from windtunnel.simulate import Timeline, replay, replay_many
@@ -212,7 +212,7 @@ def on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
 
     A message is work, too: it is copied on the core of who receives it.
     """
-    cores = min(len(allowed_cores()), num_ranks)
+    cores = min(len(usable_cores()), num_ranks)
     busy = conditions.slowdown[cores - 1]
     counts = range(cores, num_ranks + cores, cores)
     curve = tuple(conditions.slowdown[min(count, num_ranks) - 1] / busy for count in counts)

@@ -17,7 +17,7 @@ import numpy as np
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure.stats import Estimate, estimate_median
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.pipelines.schedules import Schedule
@@ -149,7 +149,7 @@ def train_pipeline(orders: TrainOrders, *, progress: Progress | None = None) -> 
 
 def pipeline_workers(module: str, config: Any, num_ranks: int) -> Workers:
     """Pin each process of a pipeline to its core or its fraction of one, because the model has no migration."""
-    cores = allowed_cores()
+    cores = usable_cores()
     own = [[cores[rank % len(cores)]] for rank in range(num_ranks)]
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return Workers(module, config, num_ranks=num_ranks, title="pipeline", cores=own, environment=one_thread)

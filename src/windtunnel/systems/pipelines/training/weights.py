@@ -86,7 +86,7 @@ class StageWeights:
         InputError
             That version is not there yet, or no more: the schedule asks for more than this kind of versions keeps.
         """
-        version = self._version_of.setdefault(batch, self._required_version(batch))
+        version = self._version_of.setdefault(batch, self._version_for(batch))
         if version not in self._modules:
             raise InputError(
                 f"batch {batch} needs weights after {version} updates, there are {self._newest}",
@@ -155,7 +155,7 @@ class StageWeights:
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
 
-    def _required_version(self, batch: int) -> int:
+    def _version_for(self, batch: int) -> int:
         if self._versions == "flush":
             return batch
         return max(batch - 1, 0) if self._versions == "2bw" else self._newest

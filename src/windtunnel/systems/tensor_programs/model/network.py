@@ -81,13 +81,13 @@ PRESETS = {
 }
 
 
-def _hidden_layer(width_in: int, width_out: int, *, is_active: bool = True) -> list[Any]:
+def _build_hidden_layer(width_in: int, width_out: int, *, is_active: bool = True) -> list[Any]:
     layers = [nn.Linear(width_in, width_out), nn.BatchNorm1d(width_out)]
     return [*layers, nn.ReLU()] if is_active else layers
 
 
 def _stack(widths: tuple[int, ...]) -> Any:
-    return nn.Sequential(*[layer for a, b in pairwise(widths) for layer in _hidden_layer(a, b)])
+    return nn.Sequential(*[layer for a, b in pairwise(widths) for layer in _build_hidden_layer(a, b)])
 
 
 class _Projection(nn.Module):

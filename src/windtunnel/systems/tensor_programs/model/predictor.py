@@ -110,9 +110,9 @@ class Predictor:
 
     def predict(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
         """Seconds float64 [M] of samples [M, 2] (program, device column)."""
-        return self.predict_counted(programs, samples)[0]
+        return self.predict_and_count_clamps(programs, samples)[0]
 
-    def predict_counted(self, programs: ProgramSet, samples: np.ndarray) -> tuple[np.ndarray, int]:
+    def predict_and_count_clamps(self, programs: ProgramSet, samples: np.ndarray) -> tuple[np.ndarray, int]:
         """Seconds, and how many predictions had no inverse and were clamped."""
         buckets = Buckets(programs, samples, self.normalizer, has_labels=False)
         return self.normalizer.decode(_predict(self.network, buckets), programs, samples)

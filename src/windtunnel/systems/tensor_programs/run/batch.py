@@ -27,7 +27,7 @@ from windtunnel.systems.tensor_programs.run.measure import (
     Canary,
     Look,
     Timing,
-    undisturbed_s,
+    select_undisturbed_s,
 )
 from windtunnel.systems.tensor_programs.run.tasks import Task
 from windtunnel.systems.tensor_programs.run.worker import Drawn, Worker
@@ -232,7 +232,7 @@ class Bench:
         self._canary.learn({name: values for name, values in seen.items() if values})
 
     def _timing(self, pair: Pair, looks: Sequence[Look]) -> Timing:
-        return Timing(tuple(undisturbed_s(looks, self._canary.band_s(str(pair[1].num_threads)))))
+        return Timing(tuple(select_undisturbed_s(looks, self._canary.band_s(str(pair[1].num_threads)))))
 
     def _is_known(self, pair: Pair, looks: Sequence[Look]) -> bool:
         return self._timing(pair, looks).is_steady(self._max_spread)

@@ -168,20 +168,20 @@ def sample_programs(
     sampled = Sampled()
     canary = Canary(plan.canary_tolerance, parts.usual_s())
     with Bench(plan.tasks, plan.targets, canary, plan.max_spread) as bench:
-        bench.known |= parts.sampled_schedules()
+        bench.known |= parts.list_sampled_schedules()
         for batch in _batches(plan, parts, sampled):
             if budget_s is not None and time.monotonic() - began > budget_s:
                 break
             if progress is not None:
                 progress("programs", parts.num_programs, plan.num_programs)
             _measure_batch(plan, bench, parts, batch, sampled)
-            parts.drop_outdated(canary)
+            parts.drop_outdated_batches(canary)
         if plan.is_done(parts):
             whole = _assemble(plan, parts, bench.rates())
             whole = whole if plan.known is None else plan.known.merge_devices(_name_devices_after_host(whole))
             sampled.path = whole.save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
-    sampled.dropped = parts.count_dropped()
+    sampled.dropped = parts.count_dropped_programs()
     sampled.elapsed_s = time.monotonic() - began
     return sampled
 
@@ -241,7 +241,7 @@ def _assemble(plan: Plan, parts: Parts, rates: Sequence[dict[str, float]]) -> Pr
     dates = [part.meta["date"] for part in ordered]
     meta = describe_run(plan.seed) | {
         "dates": [min(dates), max(dates)],
-        "dropped": dict(parts.count_dropped()),
+        "dropped": dict(parts.count_dropped_programs()),
         "canary_usual_s": parts.usual_s(),
         "canary_tolerance": plan.canary_tolerance,
         "max_std_over_mean": plan.max_spread,

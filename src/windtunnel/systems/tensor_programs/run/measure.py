@@ -27,7 +27,7 @@ __all__ = [
     "Timing",
     "densest",
     "looks_at",
-    "undisturbed_s",
+    "select_undisturbed_s",
 ]
 
 WARM_UP_RUNS = 2
@@ -123,7 +123,7 @@ def looks_at(
     return tuple(looks)
 
 
-def undisturbed_s(looks: Iterable[Look], band_s: Band) -> list[float]:
+def select_undisturbed_s(looks: Iterable[Look], band_s: Band) -> list[float]:
     """Program times of the looks whose canary stayed within a band."""
     return [look.program_s for look in looks if look.is_within(band_s)]
 

@@ -79,7 +79,7 @@ class Parts:
         part.save(self.folder / _file(batch), overwrite=True)
         self.sets[batch] = part
 
-    def sampled_schedules(self) -> set[tuple[int, bytes]]:
+    def list_sampled_schedules(self) -> set[tuple[int, bytes]]:
         """Tasks and schedules that need not be drawn again."""
         return {
             (int(task), sched.tobytes())
@@ -93,13 +93,13 @@ class Parts:
         names = {name for item in seen for name in item}
         return {name: min(item[name] for item in seen if name in item) for name in names}
 
-    def drop_outdated(self, canary: Canary) -> None:
+    def drop_outdated_batches(self, canary: Canary) -> None:
         """Batches that were judged by a canary which itself was disturbed, as is known by now, are measured again."""
         for batch in [key for key, part in self.sets.items() if canary.is_outdated(part.meta["canary_usual_s"])]:
             (self.folder / _file(batch)).unlink()
             del self.sets[batch]
 
-    def count_dropped(self) -> Counter[str]:
+    def count_dropped_programs(self) -> Counter[str]:
         """Programs that are not in the batches, by reason."""
         total: Counter[str] = Counter()
         for part in self.sets.values():

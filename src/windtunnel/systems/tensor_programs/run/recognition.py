@@ -117,7 +117,7 @@ def _product(args: Any, result: Any) -> Found:
     return Found(kind, {"m": m, "n": n, "k": k}, ["bias"] if len(args) >= 3 else [])
 
 
-def _batched_matmul(args: Any, result: Any) -> Found:
+def _bmm(args: Any, result: Any) -> Found:
     b, m, n = (int(extent) for extent in result.shape)
     return Found("bmm", {"b": b, "m": m, "n": n, "k": int(args[-2].shape[2])})
 
@@ -185,7 +185,7 @@ START: Mapping[str, Callable[[Any, Any], Found | None]] = {
     "convolution": _convolution,
     "addmm": _product,
     "mm": _product,
-    "bmm": _batched_matmul,
+    "bmm": _bmm,
     "max_pool2d_with_indices": _pool("max_pool2d"),
     "avg_pool2d": _pool("avg_pool2d"),
     "mean": _reduction,

@@ -59,7 +59,7 @@ class Draw:
         if kind in ROWS:
             self.sample_rows()
         elif kind in TILED:
-            self.sample_tiled()
+            self.sample_tiled_reduction()
         else:
             self.sample_elements()
         return self.scheduled
@@ -93,7 +93,7 @@ class Draw:
         divisors = [factor for factor in range(1, bound + 1) if extent % factor == 0]
         return self.pick(*([factor for factor in divisors if factor >= MIN_VECTOR] or divisors[-1:]))
 
-    def sample_tiled(self) -> None:
+    def sample_tiled_reduction(self) -> None:
         """A reduction with all that stands before and behind it."""
         final = self.inline_all_but_last(self.after)
         if self.has_pad and self.chance(0.3):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from windtunnel.errors import FlightError, InputError, WindtunnelError
-from windtunnel.hardware.cores import allowed_cores, stay_on
+from windtunnel.hardware.cores import stay_on, usable_cores
 from windtunnel.measure.workers import Place, Workers
 from windtunnel.systems.tensor_programs.run.tasks import Task
 
@@ -130,7 +130,7 @@ def main(process: Place) -> None:
     from windtunnel.systems.tensor_programs.run.build import prepare_process
 
     prepare_process(process.config)
-    state = _State(allowed_cores())
+    state = _State(usable_cores())
     with contextlib.suppress(EOFError, OSError):
         while True:
             order, arguments = process.order()

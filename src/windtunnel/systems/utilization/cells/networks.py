@@ -179,10 +179,10 @@ def _operation(name: str, channels: int) -> torch.nn.Module:
     if name == "avg_pool_3x3":
         return nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
     kernel = 3 if name == "nor_conv_3x3" else 1
-    return _rectified_conv(channels, channels, kernel, 1)
+    return _relu_conv(channels, channels, kernel, 1)
 
 
-def _rectified_conv(inputs: int, outputs: int, kernel: int, stride: int) -> torch.nn.Module:
+def _relu_conv(inputs: int, outputs: int, kernel: int, stride: int) -> torch.nn.Module:
     from torch import nn
 
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
@@ -220,8 +220,8 @@ def _reduction(inputs: int, outputs: int) -> torch.nn.Module:
 
         def __init__(self) -> None:
             super().__init__()
-            self.first = _rectified_conv(inputs, outputs, 3, 2)
-            self.second = _rectified_conv(outputs, outputs, 3, 1)
+            self.first = _relu_conv(inputs, outputs, 3, 2)
+            self.second = _relu_conv(outputs, outputs, 3, 1)
             pool = nn.AvgPool2d(2, stride=2)
             self.shortcut = nn.Sequential(pool, nn.Conv2d(inputs, outputs, 1, bias=False))
 

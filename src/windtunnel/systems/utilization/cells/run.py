@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
-from windtunnel.cost import measured_peak
+from windtunnel.cost import measure_peak
 from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, fit_overhead
 from windtunnel.measure import ProfileDatabase
@@ -107,7 +107,7 @@ def cell_prices(
     table: dict[Kernel, float] = {}
     flown = fly_nets(nets, table, num_threads=num_threads, rounds=rounds, clock=clock)
     overhead: Overhead = fit_overhead([net.kernels for net in flown], table, [net.measured_ns for net in flown])
-    return CellPrices(parts, table, overhead, measured_peak("float32", num_threads, database=database))
+    return CellPrices(parts, table, overhead, measure_peak("float32", num_threads, database=database))
 
 
 def fly_searches(

@@ -24,7 +24,7 @@ from windtunnel.cost.fixed_point import multiply_words, twiddles
 from windtunnel.errors import InputError
 from windtunnel.systems.layers.nn.circulant.algebra import Blocks
 
-__all__ = ["Fixed", "multiply_fixed", "quantize", "scale_of"]
+__all__ = ["Fixed", "multiply_fixed_point", "quantize", "scale_of"]
 
 Integers = NDArray[np.int64]
 
@@ -78,7 +78,7 @@ def spectra_of(weight: torch.Tensor, bits: int) -> tuple[Integers, int]:
     return both.values, both.exponent
 
 
-def multiply_fixed(
+def multiply_fixed_point(
     x: torch.Tensor, weight: torch.Tensor, blocks: Blocks, bits: int = 16, shift: int | None = None
 ) -> Fixed:
     """``x W'`` in integers, [R, m].

@@ -25,7 +25,7 @@ from windtunnel.systems.layers.nn.circulant.products import (
     AUTOMATIC,
     check_way,
     multiply,
-    multiply_prepared,
+    multiply_by_prepared_weight,
     prepare_weight,
     way_for,
 )
@@ -73,9 +73,9 @@ class CirculantProduct(torch.nn.Module):
             way = way_for(self.blocks, x.shape[:-1].numel(), x.dtype, x.device.type, trains=trains)
         if trains:
             return multiply(x, self.weight, self.blocks, way)
-        return multiply_prepared(x, self._prepared_weight(way), self.blocks, way)
+        return multiply_by_prepared_weight(x, self._prepare_weight(way), self.blocks, way)
 
-    def _prepared_weight(self, way: str) -> Tensor:
+    def _prepare_weight(self, way: str) -> Tensor:
         """Return the operand of a method, cached until the weight changes."""
         version = hash((self.weight._version, self.weight.data_ptr(), way))
         if self._kept is None or self._kept[0] != version:
@@ -180,9 +180,9 @@ class BlockCirculantLinear(CirculantProduct):
         InputError
             k is no power of two, or the number of bits is not supported.
         """
-        from windtunnel.systems.layers.nn.circulant.fixed import multiply_fixed
+        from windtunnel.systems.layers.nn.circulant.fixed import multiply_fixed_point
 
-        y = multiply_fixed(x.reshape(-1, x.shape[-1]), self.weight, self.blocks, bits).to_float()
+        y = multiply_fixed_point(x.reshape(-1, x.shape[-1]), self.weight, self.blocks, bits).to_float()
         rows = torch.from_numpy(y).to(x.dtype).reshape(*x.shape[:-1], self.blocks.num_outputs)
         return rows if self.bias is None else rows + self.bias.detach()
 

@@ -27,7 +27,7 @@ from windtunnel.errors import InputError
 from windtunnel.systems.layers.nn.choice import coarse, quickest
 from windtunnel.systems.layers.nn.circulant.algebra import Blocks, dense
 
-__all__ = ["AUTOMATIC", "WAYS", "check_way", "multiply", "multiply_prepared", "prepare_weight", "way_for"]
+__all__ = ["AUTOMATIC", "WAYS", "check_way", "multiply", "multiply_by_prepared_weight", "prepare_weight", "way_for"]
 
 Tensor = torch.Tensor
 Prepare = Callable[[Tensor, Blocks], Tensor]
@@ -128,7 +128,7 @@ def multiply(x: Tensor, weight: Tensor, blocks: Blocks, way: str = "fft") -> Ten
     blocks : Blocks
     way : str
     """
-    return multiply_prepared(x, prepare_weight(weight, blocks, way), blocks, way)
+    return multiply_by_prepared_weight(x, prepare_weight(weight, blocks, way), blocks, way)
 
 
 def prepare_weight(weight: Tensor, blocks: Blocks, way: str) -> Tensor:
@@ -136,7 +136,7 @@ def prepare_weight(weight: Tensor, blocks: Blocks, way: str) -> Tensor:
     return WAYS[way][0](weight, blocks)
 
 
-def multiply_prepared(x: Tensor, operand: Tensor, blocks: Blocks, way: str) -> Tensor:
+def multiply_by_prepared_weight(x: Tensor, operand: Tensor, blocks: Blocks, way: str) -> Tensor:
     """The product with what ``prepare_weight`` gave."""
     rows = WAYS[way][1](x.reshape(-1, x.shape[-1]), operand, blocks)
     return rows.reshape(*x.shape[:-1], blocks.num_outputs)
@@ -156,7 +156,8 @@ def _quickest(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, tr
         return quickest({name: partial(_run_training_pass, name, x, weight, blocks) for name in WAYS}, plain="dense")
     with torch.no_grad():
         ways = {
-            name: partial(multiply_prepared, x, prepare_weight(weight, blocks, name), blocks, name) for name in WAYS
+            name: partial(multiply_by_prepared_weight, x, prepare_weight(weight, blocks, name), blocks, name)
+            for name in WAYS
         }
         return quickest(ways, plain="dense")
 

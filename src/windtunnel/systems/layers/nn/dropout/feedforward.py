@@ -20,7 +20,7 @@ from windtunnel.systems.layers.nn.dropout.recurrent import Settings, check_layer
 from windtunnel.systems.layers.nn.dropout.sequence import Dropped, product
 from windtunnel.systems.layers.nn.dropout.ways import AUTOMATIC
 
-__all__ = ["StructuredFeedForward", "StructuredLinear", "drop_and_multiply", "drop_units", "multiply_kept"]
+__all__ = ["StructuredFeedForward", "StructuredLinear", "drop_and_multiply", "drop_units", "multiply_kept_units"]
 
 Tensor = torch.Tensor
 
@@ -72,7 +72,7 @@ def drop_units(x: Tensor, settings: Settings) -> tuple[Tensor, Keep]:
     return x * keep.factors(x.dtype), keep
 
 
-def multiply_kept(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Keep, settings: Settings) -> Tensor:
+def multiply_kept_units(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Keep, settings: Settings) -> Tensor:
     """A linear layer on what :func:`drop_units` gave: [..., D] to [..., G], without the units that are 0."""
     rows = x.reshape(-1, x.shape[-1])
     scaled = replace(keep, scale=1.0)  # x is scaled already

@@ -287,13 +287,13 @@ def _as_rows(layer: torch.nn.RNNBase, given: Any) -> tuple[Tensor, list[int], Te
     """Rows, batch sizes, the order of a packed batch, and the way back."""
     if isinstance(given, PackedSequence):
 
-        def restore_packed(data: Tensor, states: list[Tensor]) -> tuple[Any, Any]:
+        def restore_packed_sequence(data: Tensor, states: list[Tensor]) -> tuple[Any, Any]:
             order = given.unsorted_indices
             states = states if order is None else [state.index_select(1, order) for state in states]
             packed = PackedSequence(data, given.batch_sizes, given.sorted_indices, given.unsorted_indices)
             return packed, _as_torch(states)
 
-        return given.data, given.batch_sizes.tolist(), given.sorted_indices, restore_packed
+        return given.data, given.batch_sizes.tolist(), given.sorted_indices, restore_packed_sequence
     single = _is_single(given)
     if given.dim() not in (2, 3):
         raise InputError(f"a sequence has 2 or 3 dimensions, and this one has {given.dim()}", fix="pass [T, B, D]")
