@@ -49,6 +49,7 @@ def test_titles_of_all_sections_are_sentences_with_the_answer(tmp_path):
     titles = re.findall(r"<h2>(.*?)</h2>", page_of(step_graph(), tmp_path))
 
     assert [
+        "The device waits 25 % of the iteration",
         "The forward pass takes 60 % of the iteration",
         "4 of 5 tasks decide how long the iteration takes",
         "stream 7 is the busiest resource, at work for 75 % of the time",

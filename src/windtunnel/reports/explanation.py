@@ -19,6 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.reports.bystanders import without_bystanders
 from windtunnel.reports.colors import KIND_LABELS, PHASE_LABELS
+from windtunnel.reports.device_use import device_lines
 from windtunnel.reports.irregular import Irregular, irregular_lines, irregular_parts
 from windtunnel.reports.losses import loss_lines
 from windtunnel.reports.notes import communication_line, loading_lines, notes_of, profiler_lines
@@ -28,6 +29,7 @@ from windtunnel.reports.waits import RankWait, rank_waits, wait_lines
 from windtunnel.simulate import Timeline, replay, with_waits_for_data
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
+from windtunnel.whatifs.device_use import DeviceUse, find_device_use
 from windtunnel.whatifs.losses import Loss, find_losses
 from windtunnel.whatifs.speed import Speed, speed_of_measurement
 
@@ -87,6 +89,8 @@ class Explanation:
         Of many ranks: who waited for whom in collectives.
     losses : tuple of Loss
         Of many ranks, or of a trace of a device: what each cause of lost time costs.
+    device : DeviceUse or None
+        Of work on a device: what it waits for, what its kernels achieve, what to change first.
     irregular : tuple of Irregular
         What comes only now and then (validation, checkpoints, logging), on top of the iteration.
     """
@@ -114,6 +118,7 @@ class Explanation:
     speed: Speed | None = None
     communication_ns: float = 0.0
     exposed_ns: float = 0.0
+    device: DeviceUse | None = None
 
     @cached_property
     def iteration_ns(self) -> float:
@@ -148,7 +153,7 @@ class Explanation:
         """The lines below the headline, without indent."""
         percent = integer_percentages([share.ratio for share in self.phases])
         shares = zip(self.phases, percent, strict=True)
-        lines = [str(self.speed or ""), self.bottleneck]
+        lines = [str(self.speed or ""), *device_lines(self.device), self.bottleneck]
         lines.append("   ".join(f"{share.label} {value} %" for share, value in shares if value))
         lines.append(self._path_line())
         if self.overhead_ratio is not None and self.overhead_ratio > 0:
@@ -290,6 +295,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         irregular=irregular_parts(graph),
         communication_ns=sent_ns,
         exposed_ns=exposed_ns,
+        device=find_device_use(explained, timeline),
         losses=find_losses(explained, timeline) if graph.num_ranks > 1 or "start_cause" in graph.tasks else (),
     )
 

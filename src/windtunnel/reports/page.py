@@ -77,6 +77,7 @@ def report(
     own = [receipt for receipt in receipts if receipt.model_fingerprint in ("", model_fingerprint(graph))]
     name = title or Path(path).name.removesuffix(".html").removesuffix(".report")
     result = [
+        sections.device_use(explanation.device),
         sections.where_time_goes(explanation),
         sections.critical_path(explanation),
         sections.timeline_view(graph, timeline),

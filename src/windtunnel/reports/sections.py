@@ -14,12 +14,24 @@ import numpy as np
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.reports.charts import Part, draw_stacked_bar, escape
 from windtunnel.reports.colors import IDLE, KIND_COLORS, KIND_LABELS, PHASE_COLORS, PHASE_LABELS
+from windtunnel.reports.device_use import cause_of, device_lines, efficiency_of
 from windtunnel.reports.explanation import Explanation, Share
 from windtunnel.reports.packing import pack
 from windtunnel.simulate import Timeline
 from windtunnel.units import format_count, format_duration, format_ratio
+from windtunnel.whatifs.device_use import DeviceUse
 
-__all__ = ["Section", "critical_path", "edits", "facts", "render_table", "text_of", "timeline_view", "where_time_goes"]
+__all__ = [
+    "Section",
+    "critical_path",
+    "device_use",
+    "edits",
+    "facts",
+    "render_table",
+    "text_of",
+    "timeline_view",
+    "where_time_goes",
+]
 
 MAX_ROWS = 8
 MAX_DRAWN = 5_000_000  # about 35 MB of page; a browser unpacks that in seconds
@@ -109,6 +121,42 @@ def where_time_goes(explanation: Explanation) -> Section:
         "</div>",
     ]
     return Section("time", "where the time goes", _time_title(phases), "".join(body))
+
+
+def device_use(use: DeviceUse | None) -> Section | None:
+    """What a device waits for, what its kernels achieve, what to change first; None where nothing runs on one."""
+    if use is None:
+        return None
+    waits = [
+        (escape(cause_of(wait)), format_duration(wait.duration_ns), format_ratio(wait.ratio))
+        for wait in use.waits[:MAX_ROWS]
+    ]
+    kernels = [
+        (
+            escape(kernel.kernel_class),
+            format_duration(kernel.duration_ns),
+            format_ratio(kernel.ratio),
+            escape(efficiency_of(kernel)),
+        )
+        for kernel in use.kernels[:MAX_ROWS]
+    ]
+    changes = [
+        (f"<code>windtunnel whatif {escape(change.whatif)}</code>", f"{change.speedup:.2f}x",
+         format_duration(change.gain_ns))
+        for change in use.changes
+    ]  # fmt: skip
+    note = device_lines(use)[0] if use.host_ratio < 1.0 else ""
+    body = [
+        f'<p class="note">{escape(note)}</p>' if note else "",
+        "<h3>What to change first</h3>" if changes else "",
+        render_table(("what-if", "predicted", "saves"), changes, numbers=(1, 2)) if changes else "",
+        "<h3>What it waits for</h3>" if waits else "",
+        render_table(("cause", "per iteration", "share"), waits, numbers=(1, 2)) if waits else "",
+        "<h3>What it computes</h3>" if kernels else "",
+        render_table(("class", "per iteration", "share", "achieved"), kernels, numbers=(1, 2)) if kernels else "",
+    ]
+    title = f"The device waits {format_ratio(use.waiting_ratio)} of the iteration"
+    return Section("device", "device", title, "".join(body))
 
 
 def _part(share: Share, colors: dict[str, str]) -> Part:

@@ -17,6 +17,7 @@ from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import link as catalog_link
 from windtunnel.simulate.limits import of_kind, of_phase, other_order
+from windtunnel.whatifs.host_waits import is_own_wait
 from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls, rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 from windtunnel.whatifs.shared_cores import host_cores, host_threads, share_cores
@@ -275,5 +276,5 @@ def _unblock_calls(graph: Graph, copies: NDArray[np.bool_], call_ns: int) -> Gra
     edges = quick.edges
     waits = (edges["kind"] == EdgeKind.SYNC) & copies[edges["src"]] & is_on_host(quick)[edges["dst"]]
     # a later call that waits for everything still does: only the copying call itself, or what follows it, is freed
-    own = waits & (calling[edges["dst"]] | ~quick.select(kind=Kind.SYNC)[edges["dst"]])
+    own = waits & (calling[edges["dst"]] | ~quick.select(kind=Kind.SYNC)[edges["dst"]] | is_own_wait(quick))
     return quick.disconnect(own) if own.any() else quick
