@@ -7,7 +7,7 @@ import pytest
 
 from tests import word_scan
 
-LEFT = {"loop variables": 0, "names": 54, "prefixes": 32, "functions": 0, "errors": 0, "help": 0, "docs": 0}
+LEFT = {"loop variables": 0, "names": 0, "prefixes": 0, "functions": 0, "errors": 0, "help": 0, "docs": 0}
 """How many findings of each kind are left. Lower a number when you remove some; never raise one."""
 
 

@@ -68,16 +68,16 @@ def test_a_column_that_nobody_declared_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "group"),
+    ("members_text", "group"),
     [
         ("[0, 1]", ProcessGroup("g", (0, 1))),
         ("", ProcessGroup("g")),
         ("[]", ProcessGroup("g")),
-        ("[0, 1, ...]", ProcessGroup("g", told="[0, 1, ...]")),
+        ("[0, 1, ...]", ProcessGroup("g", members_text="[0, 1, ...]")),
     ],
 )
-def test_members_are_read_where_the_profiler_tells_them_all(told, group):
-    assert group == ProcessGroup.read("g", told)
+def test_members_are_read_where_the_profiler_tells_them_all(members_text, group):
+    assert group == ProcessGroup.read("g", members_text)
 
 
 def test_every_field_says_what_it_holds():

@@ -31,7 +31,7 @@ def test_a_description_of_ones_own_is_a_device(tmp_path):
     mine = device(written(tmp_path, {}))
 
     assert isinstance(mine, Accelerator)
-    assert (2 * 2 * 32 * 32 * 1e9, 64, 3 * 65536) == (mine.flops_per_s("int8"), mine.lanes, mine.buffer_bytes)
+    assert (2 * 2 * 32 * 32 * 1e9, 64, 3 * 65536) == (mine.flops_per_s("int8"), mine.num_lanes, mine.buffer_bytes)
     assert mine.template is None
 
 

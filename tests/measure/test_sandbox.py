@@ -94,7 +94,7 @@ def test_pairs_are_taken_in_turn_after_inputs_were_put_back():
         seen.append(name)
         sum(range(3000))
 
-    taken = take_pairs(lambda: slow("a"), lambda: slow("b"), lambda: seen.append("put"), 4, most_warmup=1)
+    taken = take_pairs(lambda: slow("a"), lambda: slow("b"), lambda: seen.append("put"), 4, max_warmup=1)
 
     assert (4, 2) == taken.shape
     assert ["put"] * 10 == seen[::2]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.measure.disturbance import MOST_WAITED, Stretch
+from windtunnel.measure.disturbance import MAX_WAITED_RATIO, Stretch
 from windtunnel.simulate import replay
 from windtunnel.sources.torch import disturbed_iterations
 from windtunnel.sources.torch.disturbed_iterations import disturbance_facts, quiet_iterations
@@ -23,7 +23,7 @@ def test_a_kept_iteration_waited_no_longer_than_a_dropped_one(lost):
 
 @given(LOST)
 def test_quiet_iterations_are_all_kept_where_there_are_enough(lost):
-    keep, is_quiet = quiet_iterations(lost), np.array(lost) <= MOST_WAITED
+    keep, is_quiet = quiet_iterations(lost), np.array(lost) <= MAX_WAITED_RATIO
 
     if is_quiet.sum() >= min(4, len(lost)):
         assert is_quiet.tolist() == keep.tolist()

@@ -29,7 +29,7 @@ __all__ = [
 
 _GZIP = b"\x1f\x8b"
 _PIECE_BYTES = 1 << 20
-_LEAST_BYTES = 256 << 20
+_MIN_LIMIT_BYTES = 256 << 20
 _RATIO = 256  # real traces unpack to less than 30 times their size, and take about 8 bytes of memory per byte of text
 _SHOWN = 60
 _AGAIN = "write or copy the file again"
@@ -69,14 +69,14 @@ class ReadLimit:
         """The limit."""
         if self.given_bytes is not None:
             return self.given_bytes
-        largest = max(_LEAST_BYTES, _RATIO * self.size_bytes)
+        largest = max(_MIN_LIMIT_BYTES, _RATIO * self.size_bytes)
         free = free_memory_bytes()
         return largest if free is None else min(largest, free)
 
     @property
     def text_bytes(self) -> int:
         """The most text that the file may unpack to."""
-        return max(self.given_bytes or _LEAST_BYTES // 4, _RATIO // 4 * self.size_bytes)
+        return max(self.given_bytes or _MIN_LIMIT_BYTES // 4, _RATIO // 4 * self.size_bytes)
 
     def check_text(self, num_bytes: int, *, error: type[InputError] = InputError) -> None:
         """Refuse text that unpacks to more than the limit.
@@ -111,7 +111,7 @@ class ReadLimit:
         )
 
     def _why(self, limit: int) -> str:
-        if limit == _LEAST_BYTES:
+        if limit == _MIN_LIMIT_BYTES:
             return "for a file of this size"
         return f"{_RATIO} times its size" if limit == _RATIO * self.size_bytes else "the memory that is free"
 

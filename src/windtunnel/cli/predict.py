@@ -236,8 +236,8 @@ def _require_one(on: str) -> None:
         )
 
 
-def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], asked: Path | None) -> None:
-    """``asked``: the graph that what-ifs can be asked about; what never ran has no times of its own."""
+def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], graph_to_ask: Path | None) -> None:
+    """``graph_to_ask``: the graph that what-ifs can be asked about; what never ran has no times of its own."""
     if on in HOST_NAMES and found.unsure_ratio > _UNSURE:
         advise("next: windtunnel calibrate --time-limit 5m")
         return
@@ -249,8 +249,8 @@ def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], 
         options = _dtype_option(best)
         options += f" --batch-size {best.batch_size}" if best.batch_size != found.batch_size else ""
         advise(f"next: windtunnel predict {graph} --on {on}{options}")
-    elif asked is not None:
-        advise(f"next: windtunnel whatif {asked} --all")
+    elif graph_to_ask is not None:
+        advise(f"next: windtunnel whatif {graph_to_ask} --all")
     else:
         kept = _dtype_option(found).split()
         suggest("windtunnel", "predict", graph, "--on", on, *kept, "--out", graph.with_suffix(".priced.wt"))

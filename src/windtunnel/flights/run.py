@@ -158,10 +158,10 @@ def fly(
     else:
         raise OutOfTimeError(f"{request} was not flown: the time was up", where=str(subject))
     deadline_s = time.monotonic() + time_limit_s
-    lanes = (
+    running = (
         _process_lanes(subject, request, flights, deadline_s) if is_apart else _step_lanes(subject, request, flights)
     )
-    with lanes as (baseline, changed):
+    with running as (baseline, changed):
         check = partial(_require_change, request, flights)
         return measure(baseline, changed, rule, progress, check, deadline_s=deadline_s)
 

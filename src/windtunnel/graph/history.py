@@ -188,7 +188,7 @@ def _encode(value: Any) -> Any:
     if isinstance(value, IntEnum):
         return int(value)
     if isinstance(value, ProcessGroup):
-        return _encode({"name": value.name, "ranks": value.ranks, "told": value.told})
+        return _encode({"name": value.name, "ranks": value.ranks, "told": value.members_text})
     if isinstance(value, Mapping):
         return {"mapping": {key: _encode(item) for key, item in value.items()}}
     if isinstance(value, list | tuple):

@@ -27,23 +27,23 @@ class ProcessGroup:
     name : str
     ranks : tuple of int
         Its members, in the order of the group; empty where the source does not tell, or cut the list.
-    told : str
+    members_text : str
         The members in the source's own words, where they could not be read.
     """
 
     name: str
     ranks: tuple[int, ...] = ()
-    told: str = ""
+    members_text: str = ""
 
     @classmethod
-    def read(cls, name: str, told: str) -> ProcessGroup:
+    def read(cls, name: str, members_text: str) -> ProcessGroup:
         """A group whose members are text, as profilers write them: ``"[0, 1]"``, or cut: ``"[0, 1, ...]"``."""
-        inner = told.strip().strip("[]").split(",") if told.strip("[] ") else []
+        inner = members_text.strip().strip("[]").split(",") if members_text.strip("[] ") else []
         is_whole = all(part.strip().isdecimal() for part in inner)
-        return cls(name, tuple(map(int, inner))) if is_whole else cls(name, told=told)
+        return cls(name, tuple(map(int, inner))) if is_whole else cls(name, members_text=members_text)
 
     def __str__(self) -> str:
-        return f"group {self.name!r} {list(self.ranks) if self.ranks else self.told}".rstrip()
+        return f"group {self.name!r} {list(self.ranks) if self.ranks else self.members_text}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +244,8 @@ def _cast_field(name: str, value: Any) -> Any:
 
 
 def _group_to_dict(group: ProcessGroup) -> dict[str, Any]:
-    return {"name": group.name, "ranks": list(group.ranks)} | ({"told": group.told} if group.told else {})
+    document = {"name": group.name, "ranks": list(group.ranks)}
+    return document | ({"told": group.members_text} if group.members_text else {})
 
 
 def _group_from_dict(document: Mapping[str, Any]) -> ProcessGroup:

@@ -193,7 +193,7 @@ class Accelerator(Device):
         return sum(array.rows * array.cols * array.count for array in self.arrays) * (self.clock_hz or 0.0)
 
     @property
-    def lanes(self) -> int:
+    def num_lanes(self) -> int:
         """Of all vector units."""
         return self.num_vector_units * self.vector_width
 
@@ -267,9 +267,9 @@ def parse_template(name: str) -> Accelerator:
     match = _NAME.fullmatch(name)
     if match is None:
         raise InputError(f"{name!r} is no template", where="device", fix=f"write it like {_EXAMPLE}")
-    cores, width, depth, vectors, lanes = (int(group) for group in match.groups()[:5])
+    cores, width, depth, vectors, num_lanes = (int(group) for group in match.groups()[:5])
     sram_bytes = parse_size(match[6])
-    Templates.of(cores, width, depth, vectors, lanes, sram_bytes)
+    Templates.of(cores, width, depth, vectors, num_lanes, sram_bytes)
     return Accelerator(
         name=name,
         memory_bytes=_PHAZE_MEMORY,
@@ -280,6 +280,6 @@ def parse_template(name: str) -> Accelerator:
         source="PHAZE, ICML 2024: template at 1.05 GHz; memory as of a TPU v4",
         arrays=(Arrays(depth, width, cores),),
         num_vector_units=vectors,
-        vector_width=lanes,
+        vector_width=num_lanes,
         sram_bytes={"global": sram_bytes},
     )

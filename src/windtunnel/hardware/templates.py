@@ -164,10 +164,10 @@ def area_um2(
     278826676.31
     """
     given = (num_tensor_cores, width, depth, num_vector_cores, vector_width, sram_bytes)
-    cores, wide, deep, vectors, lanes, sram = (np.asarray(item, dtype=np.int64) for item in given)
+    cores, wide, deep, vectors, num_lanes, sram = (np.asarray(item, dtype=np.int64) for item in given)
     per = _areas()
     tensor = per["tensor core"][1] * wide * deep + _of_buffer("local buffer", _local_bytes(wide * deep))
-    vector = per["vector core"][1] * lanes + _of_buffer("local buffer", _local_bytes(lanes))
+    vector = per["vector core"][1] * num_lanes + _of_buffer("local buffer", _local_bytes(num_lanes))
     area: Floats = cores * tensor + vectors * vector + _of_buffer("global buffer", sram)
     return area
 

@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = [
     "MAX_NEIGHBORS",
-    "MOST_WAITED",
+    "MAX_WAITED_RATIO",
     "DisturbanceClock",
     "Neighbors",
     "Stretch",
@@ -28,7 +28,7 @@ __all__ = [
     "watch_disturbance",
 ]
 
-MOST_WAITED = 0.03  # of a stretch; a quiet host stays below 0.01
+MAX_WAITED_RATIO = 0.03  # of a stretch; a quiet host stays below 0.01
 MAX_NEIGHBORS = 0.05  # of all cores; a flight on a busier machine is no evidence for other predictions
 _REACH = 0.4  # as a logarithm, per share that others took; the bar ``noise`` judges it
 _MIN_TICKS = 20  # of all cores together: counters of the kernel that tick every 10 ms say nothing of less
@@ -58,7 +58,7 @@ class Stretch:
     @property
     def is_disturbed(self) -> bool:
         """Whether times of this stretch say more of the neighbors than of the program."""
-        return self.lost_ratio > MOST_WAITED
+        return self.lost_ratio > MAX_WAITED_RATIO
 
 
 class DisturbanceClock:

@@ -35,7 +35,7 @@ def outlive(report_kill: Callable[[signal.Signals], int]) -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda asked, _: os.kill(child, asked))
+        signal.signal(number, lambda received, _: os.kill(child, received))
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))

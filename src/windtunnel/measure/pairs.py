@@ -40,7 +40,7 @@ def take_pairs(
     num_pairs: int,
     *,
     inner: int = 1,
-    most_warmup: int = 3,
+    max_warmup: int = 3,
     timed: Timed | None = None,
 ) -> NDArray[np.int64]:
     """Times of both in turn, [R, 2] ns of one run of ``inner`` calls.
@@ -53,7 +53,7 @@ def take_pairs(
     num_pairs : int
     inner : int
         Calls per timing.
-    most_warmup : int
+    max_warmup : int
         Pairs before those that count; they end early once the last five differ by less than 2 %.
     timed : callable, optional
         Nanoseconds of a given number of calls, by the clock of this host.
@@ -64,7 +64,7 @@ def take_pairs(
         Both take less than 2 µs and ``inner`` is 1.
     """
     functions, early, timed = (first, second), [], timed or _once
-    for _ in range(most_warmup):
+    for _ in range(max_warmup):
         for function in functions:
             prepare()
             early.append(timed(function, inner))

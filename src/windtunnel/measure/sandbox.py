@@ -99,7 +99,7 @@ def run_in_fork(action: Callable[[Lock], bytes], limits: Limits | None = None) -
     return _ending(answer, status, limits, is_late=is_late)
 
 
-def _be_child(action: Callable[[Lock], bytes], limits: Limits, told: int) -> None:
+def _be_child(action: Callable[[Lock], bytes], limits: Limits, answer_pipe: int) -> None:
     """Never returns."""
     faulthandler.disable()  # its last words are the parent's, which knows the signal
     code = 1
@@ -109,12 +109,12 @@ def _be_child(action: Callable[[Lock], bytes], limits: Limits, told: int) -> Non
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         _limit_memory(limits.memory_bytes)
         answer = action(_lock)
-        _tell(told, answer)
+        _tell(answer_pipe, answer)
         code = 0
     except MemoryError:
         code = 3
     except BaseException as error:
-        _tell(told, b"\0" + f"{type(error).__name__}: {error}".encode())
+        _tell(answer_pipe, b"\0" + f"{type(error).__name__}: {error}".encode())
         code = 2
     finally:
         os._exit(code)
@@ -127,10 +127,10 @@ def _limit_memory(more_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (now + more_bytes, now + more_bytes))
 
 
-def _tell(told: int, answer: bytes) -> None:
+def _tell(answer_pipe: int, answer: bytes) -> None:
     data = _HEADER.pack(_MAGIC, len(answer)) + answer
     while data:
-        data = data[os.write(told, data) :]
+        data = data[os.write(answer_pipe, data) :]
 
 
 def _hear(heard: int, wall_s: float) -> tuple[bytes, bool]:

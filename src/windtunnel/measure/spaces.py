@@ -39,8 +39,8 @@ INTERFACE = "eth0"
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE}
 _PREFIX = "windtunnel"
 _NUMBERS = itertools.count()
-_BURST_S, _LEAST_BURST_BYTES = 0.002, 16_000
-_QUEUE_S, _LEAST_QUEUE_BYTES = 0.5, 1 << 20
+_BURST_S, _MIN_BURST_BYTES = 0.002, 16_000
+_QUEUE_S, _MIN_QUEUE_BYTES = 0.5, 1 << 20
 
 
 @contextlib.contextmanager
@@ -147,6 +147,6 @@ def _namespace(name: str) -> None:
 
 
 def _tbf(bandwidth_bytes_per_s: float) -> list[str]:
-    queue = max(_LEAST_QUEUE_BYTES, round(_QUEUE_S * bandwidth_bytes_per_s))
-    burst = max(_LEAST_BURST_BYTES, round(_BURST_S * bandwidth_bytes_per_s))
+    queue = max(_MIN_QUEUE_BYTES, round(_QUEUE_S * bandwidth_bytes_per_s))
+    burst = max(_MIN_BURST_BYTES, round(_BURST_S * bandwidth_bytes_per_s))
     return ["tbf", "rate", f"{round(8 * bandwidth_bytes_per_s)}bit", "burst", f"{burst}", "limit", f"{queue}"]

@@ -156,11 +156,11 @@ def measure(
         numbers.
     """
     started_s, neighbors = clock(), Neighbors()
-    lanes = (baseline, changed)
-    warm = [_require(lane.turn(_whole(rule.warmup, lane)), lane, 0) for lane in lanes]
+    runners = (baseline, changed)
+    warm = [_require(lane.turn(_whole(rule.warmup, lane)), lane, 0) for lane in runners]
     if check is not None:
         check(*warm)
-    lengths = [_turn_length(turn, lane, rule.turn_ns) for turn, lane in zip(warm, lanes, strict=True)]
+    lengths = [_turn_length(turn, lane, rule.turn_ns) for turn, lane in zip(warm, runners, strict=True)]
     samples: tuple[list[float], list[float]] = ([], [])
     losses: tuple[list[float], list[float]] = (list(warm[0].losses), list(warm[1].losses))
     has_ended = is_late = False
@@ -169,20 +169,20 @@ def measure(
         for which in order:
             turn_started_s = clock()
             try:
-                turn = lanes[which].turn(lengths[which])
+                turn = runners[which].turn(lengths[which])
             except OutOfTimeError:
                 is_late = True
                 break
-            if turn is None or len(turn.durations_ns) < lanes[which].iterations_per_sample:
+            if turn is None or len(turn.durations_ns) < runners[which].iterations_per_sample:
                 has_ended = True
                 continue
-            samples[which].append(_per_iteration(turn, lanes[which]))
+            samples[which].append(_per_iteration(turn, runners[which]))
             losses[which].extend(turn.losses)
-            lengths[which] = _shorten_turn(lengths[which], lanes[which], rule, clock() - turn_started_s)
+            lengths[which] = _shorten_turn(lengths[which], runners[which], rule, clock() - turn_started_s)
         is_late = is_late or clock() > deadline_s
         if progress is not None:
             progress("flying", len(samples[0]), rule.rounds)
-    result = _conclude(lanes, samples, losses, rule, lengths, is_late=is_late)
+    result = _conclude(runners, samples, losses, rule, lengths, is_late=is_late)
     return result if neighbors.are_quiet else _beside(result, neighbors.cores_ratio or 0.0)
 
 
@@ -195,7 +195,7 @@ def _beside(measurement: Measurement, neighbors_ratio: float) -> Measurement:
 
 
 def _conclude(
-    lanes: tuple[Lane, Lane],
+    runners: tuple[Lane, Lane],
     samples: tuple[list[float], list[float]],
     losses: tuple[list[float], list[float]],
     rule: StopRule,
@@ -204,7 +204,7 @@ def _conclude(
     is_late: bool,
 ) -> Measurement:
     num_rounds = min(map(len, samples))
-    _check_losses(lanes, losses)
+    _check_losses(runners, losses)
     baseline_R, changed_R = (np.asarray(values[:num_rounds]) for values in samples)
     cut = min(max(warmup_length(baseline_R), warmup_length(changed_R)), max(0, num_rounds - _MIN_ROUNDS))
     if num_rounds < _MIN_ROUNDS and is_late:
@@ -215,7 +215,7 @@ def _conclude(
             f"the program ended after {num_rounds} rounds of {lengths[0]} iterations; {_MIN_ROUNDS} must count",
             where=("baseline", "changed program")[shortest],
             fix="let it train for more iterations, or ask for fewer with --rounds",
-            log_tail=lanes[shortest].log_tail(),
+            log_tail=runners[shortest].log_tail(),
         )
     baseline_R, changed_R = baseline_R[cut:], changed_R[cut:]
     notes = ("the speed-up was still drifting",) if has_trend(np.log(baseline_R / changed_R)) else ()
@@ -276,7 +276,7 @@ def _is_enough(samples: tuple[list[float], list[float]], rule: StopRule, elapsed
     return known.half_width_ratio <= rule.precision or elapsed_s > rule.time_limit_s
 
 
-def _check_losses(lanes: tuple[Lane, Lane], losses: tuple[list[float], list[float]]) -> None:
+def _check_losses(runners: tuple[Lane, Lane], losses: tuple[list[float], list[float]]) -> None:
     baseline, changed = losses
     bad = next((index for index, loss in enumerate(changed) if not math.isfinite(loss)), None)
     if bad is not None and all(map(math.isfinite, baseline)):
@@ -284,5 +284,5 @@ def _check_losses(lanes: tuple[Lane, Lane], losses: tuple[list[float], list[floa
             f"the changed program's loss is {changed[bad]} where the baseline's is a number",
             where=f"loss {bad + 1} of {len(changed)} looked at",
             fix="this change does not train here; its time means nothing",
-            log_tail=lanes[1].log_tail(),
+            log_tail=runners[1].log_tail(),
         )

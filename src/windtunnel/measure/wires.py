@@ -30,7 +30,7 @@ __all__ = ["SHAPED", "WIRE_PORT", "ShapedWires", "shape_wires"]
 SHAPED = "network namespaces with tc htb"
 WIRE_PORT = 47_114
 _MIN_RATE_BYTES_PER_S = 1.0
-_LEAST_PACKET_BYTES, _MOST_PACKET_BYTES, _PACKET_S = 1_514, 65_536, 0.0005
+_MIN_PACKET_BYTES, _MAX_PACKET_BYTES, _PACKET_S = 1_514, 65_536, 0.0005
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def shape_wires(
             machine(name, node, middle, f"port{node}")
             for space, device in ((name, INTERFACE), (middle, f"port{node}")):
                 do("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb")
-            size = f"{min(map(_packet_bytes, rates_bytes_per_s), default=_MOST_PACKET_BYTES)}"
+            size = f"{min(map(_packet_bytes, rates_bytes_per_s), default=_MAX_PACKET_BYTES)}"
             do("ip", "-n", name, "link", "set", INTERFACE, "gso_max_size", size)
         ends: dict[int, tuple[str, str]] = {}
         for (source, target), route in sorted(routes.items()):
@@ -114,7 +114,7 @@ def _hold(verb: str, space: str, device: str, wire: int, bandwidth_bytes_per_s: 
 
 def _packet_bytes(bandwidth_bytes_per_s: float) -> int:
     """What may go at once: the first packet of a message does not wait, so that it is early by as much."""
-    return int(min(max(_LEAST_PACKET_BYTES, _PACKET_S * bandwidth_bytes_per_s), _MOST_PACKET_BYTES))
+    return int(min(max(_MIN_PACKET_BYTES, _PACKET_S * bandwidth_bytes_per_s), _MAX_PACKET_BYTES))
 
 
 def _lead(space: str, device: str, wire: int, way: str, other: str) -> None:

@@ -84,19 +84,19 @@ def _tracks_of_resource(graph: Graph, rows: NDArray[np.int64], start_ns: Times, 
     name = "no resource" if resource == UNPLACED else graph.resources.strings("name").decode(resource)
     ranks = graph.tasks.get("rank")
     rank = 0 if ranks is None or resource == UNPLACED else int(ranks[rows[0]])
-    lanes = _lanes(start_ns[rows], finish_ns[rows])
+    lane_of_task = _assign_lanes(start_ns[rows], finish_ns[rows])
     result = []
-    for lane in range(int(lanes.max()) + 1):
+    for lane in range(int(lane_of_task.max()) + 1):
         label = shorten(name, 80) + (f" ({lane + 1})" if lane else "")
-        result.append(Track(label, rows[lanes == lane], rank, resource))
+        result.append(Track(label, rows[lane_of_task == lane], rank, resource))
     return result
 
 
-def _lanes(start_ns: Times, finish_ns: Times) -> NDArray[np.int64]:
+def _assign_lanes(start_ns: Times, finish_ns: Times) -> NDArray[np.int64]:
     """First free line for each task, in order of start; all 0 where none overlap."""
-    lanes = np.zeros(len(start_ns), dtype=np.int64)
+    lane_of_task = np.zeros(len(start_ns), dtype=np.int64)
     if (start_ns[1:] >= finish_ns[:-1]).all():
-        return lanes
+        return lane_of_task
     free: list[int] = []
     busy: list[tuple[int, int]] = []
     used = 0
@@ -107,9 +107,9 @@ def _lanes(start_ns: Times, finish_ns: Times) -> NDArray[np.int64]:
             lane = heapq.heappop(free)
         else:
             lane, used = used, used + 1
-        lanes[row] = lane
+        lane_of_task[row] = lane
         heapq.heappush(busy, (finish, lane))
-    return np.minimum(lanes, MAX_LANES - 1)
+    return np.minimum(lane_of_task, MAX_LANES - 1)
 
 
 def pack(

@@ -22,7 +22,7 @@ __all__ = ["EventClock", "FairFlows"]
 Handler = Callable[[], object]
 
 _LATEST_NS = 1 << 62
-_MOST_EVENTS = 100_000_000
+_MAX_EVENTS = 100_000_000
 
 
 class EventClock:
@@ -59,7 +59,7 @@ class EventClock:
     [('timer', 50), ('a', 200), ('b', 200)]
     """
 
-    def __init__(self, links_bytes_per_s: ArrayLike = (), *, max_events: int = _MOST_EVENTS) -> None:
+    def __init__(self, links_bytes_per_s: ArrayLike = (), *, max_events: int = _MAX_EVENTS) -> None:
         self.now_ns = 0
         self.flows = FairFlows(self, np.array(links_bytes_per_s, dtype=np.float64))
         self._max_events = max_events

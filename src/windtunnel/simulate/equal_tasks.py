@@ -58,7 +58,7 @@ def fold_pass(
     label: Ints,  # [T] tasks of different labels are never alike
     order: Ints,  # [T] row of each position
     durations_TK: Ints,  # [T, K] by row
-    most_classes: int,  # give up beyond
+    max_classes: int,  # give up beyond
     member: Ints,  # [T] out: class of each position
     first: Ints,  # [T] out: first position of each class
     set_indptr: Ints,  # [T+1] out: set of each class
@@ -69,10 +69,10 @@ def fold_pass(
     num_tasks = order.size
     num_variants = durations_TK.shape[1]
     bits = 10
-    while (1 << bits) < 2 * min(num_tasks, most_classes + 1):
+    while (1 << bits) < 2 * min(num_tasks, max_classes + 1):
         bits += 1
     table = np.full(1 << bits, NONE)
-    hashes = np.empty(min(num_tasks, most_classes + 1), dtype=np.uint64)
+    hashes = np.empty(min(num_tasks, max_classes + 1), dtype=np.uint64)
     mask = np.uint64((1 << bits) - 1)
     most = 0
     for p in range(num_tasks):
@@ -110,7 +110,7 @@ def fold_pass(
             slot = (slot + np.uint64(1)) & mask
             result = table[slot]
         if result < 0:
-            if num_classes == most_classes:
+            if num_classes == max_classes:
                 return -1
             result = np.int32(num_classes)
             table[slot] = result

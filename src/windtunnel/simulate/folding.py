@@ -139,7 +139,7 @@ def can_fold(graph: Graph) -> bool:
     return not join_mask(graph).any()
 
 
-def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, most_classes: int) -> Fold | None:
+def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, max_classes: int) -> Fold | None:
     """As ``fold``, of a graph without joins; None if there are more classes than that."""
     num_tasks = graph.num_tasks
     crowds = _Crowds.of(graph, program)
@@ -151,7 +151,7 @@ def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, most_clas
         label = crowds.labels(number, num_tasks)
         num_classes = fold_pass(
             program.indptr, program.source, program.lag, program.earliest, label, program.order, durations_TK,
-            most_classes, member, first, *sets,
+            max_classes, member, first, *sets,
         )  # fmt: skip
         if num_classes < 0:
             return None

@@ -121,12 +121,12 @@ def _tracks(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     graph = timeline.graph
     rank = graph.tasks.get("rank")
     process = np.zeros(graph.num_tasks, np.int64) if rank is None else rank.astype(np.int64)
-    lane = _lanes(graph.tasks["resource"].astype(np.int64), process, timeline.start_ns, timeline.finish_ns)
+    lane = _assign_lines(graph.tasks["resource"].astype(np.int64), process, timeline.start_ns, timeline.finish_ns)
     _, thread = np.unique(np.stack([graph.tasks["resource"], lane]), axis=1, return_inverse=True)
     return process, thread.reshape(-1).astype(np.int64) + 1
 
 
-def _lanes(
+def _assign_lines(
     resource: NDArray[np.int64], process: NDArray[np.int64], start_ns: NDArray[np.int64], finish_ns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """The first line of each resource that is free when the task starts: a track cannot show overlapping events."""

@@ -220,13 +220,13 @@ def _replay_forecast(
     timeline = replay(priced)
     path = timeline.critical_path()
     computes = np.flatnonzero(~np.isnan(priced.tasks["efficiency"])).astype(np.int32)
-    least_T = np.zeros(priced.num_tasks, dtype=np.int64)
-    least_T[computes] = np.floor(priced.duration_ns[computes] * priced.tasks["efficiency"][computes])
-    bound_ns = _bound(priced, computes, least_T)
+    floor_T = np.zeros(priced.num_tasks, dtype=np.int64)
+    floor_T[computes] = np.floor(priced.duration_ns[computes] * priced.tasks["efficiency"][computes])
+    bound_ns = _bound(priced, computes, floor_T)
     # streams of one device share it, whatever their graph says
     makespan_ns = max(timeline.makespan_ns, bound_ns)
     num_draws = int(np.clip(_MAX_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
-    drawn_KT = np.maximum(draw_durations(priced, num_draws), least_T)
+    drawn_KT = np.maximum(draw_durations(priced, num_draws), floor_T)
     low, high = _interval(replay_many(priced, drawn_KT).makespan_ns, makespan_ns)
     whole_ns = int(priced.duration_ns[computes].sum())
     device_ns, local = _busiest(priced, computes)
@@ -270,9 +270,9 @@ def _of_host(graph: Graph) -> NDArray[np.bool_]:
     return result
 
 
-def _bound(priced: Graph, computes: NDArray[np.int32], least_T: Ints) -> int:
+def _bound(priced: Graph, computes: NDArray[np.int32], floor_T: Ints) -> int:
     """Least time of the step: on its busiest rank, all that is priced one after the other."""
-    return int(np.bincount(_ranks(priced)[computes], least_T[computes]).max(initial=0.0))
+    return int(np.bincount(_ranks(priced)[computes], floor_T[computes]).max(initial=0.0))
 
 
 def _busiest(priced: Graph, tasks: NDArray[Any]) -> tuple[int, NDArray[Any]]:

@@ -167,7 +167,7 @@ def test_operators_at_the_same_time_overlap():
     ],
 )
 def test_padding_of_products(operator, shapes, threads, expected):
-    assert math.isclose(expected, product_ratio(operator, shapes, lanes=16, num_threads=threads))
+    assert math.isclose(expected, product_ratio(operator, shapes, num_lanes=16, num_threads=threads))
 
 
 @given(st.integers(1, 10_000), st.integers(1, 512))
@@ -187,8 +187,8 @@ def test_bandwidth_lies_between_the_sizes_that_were_measured():
 @pytest.mark.parametrize(
     ("isa", "dtype", "lanes"), [("avx2", "float32", 8), ("amx_bf16", "bfloat16", 32), ("?", "float32", 1)]
 )
-def test_lanes_follow_the_instruction_set(isa, dtype, lanes):
-    assert lanes == lanes_of(Peak(1.0, 0.0, (1, 1, 1), isa, dtype, 1))
+def test_lanes_follow_the_instruction_set(isa, dtype, num_lanes):
+    assert num_lanes == lanes_of(Peak(1.0, 0.0, (1, 1, 1), isa, dtype, 1))
 
 
 @pytest.mark.slow

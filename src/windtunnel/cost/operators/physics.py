@@ -23,7 +23,7 @@ __all__ = ["ITEM_BYTES", "Chips", "bytes_of", "chips_of", "flops_of", "grid_of",
 Floats = NDArray[np.float64]
 
 ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-_LANES = 64  # of one unit as the published sheets count units
+_LANES_PER_UNIT = 64  # of one unit as the published sheets count units
 _TWO_INPUTS = ("add", "div", "mul", "pow")
 _OPERATIONS = {"ln": 6.0, "softmax": 5.0}  # per element, NeuSight's count
 
@@ -72,7 +72,7 @@ def _numbers(name: str, sheet: Mapping[str, Device], dtype: str) -> tuple[float,
     cache = device.last_cache_bytes
     if cache is None:
         raise InputError(f"{name} does not say l2_bytes", where=device.source or "sheet", fix="add the missing field")
-    units = device.num_units * (device.lanes_per_unit or _LANES) / _LANES
+    units = device.num_units * (device.lanes_per_unit or _LANES_PER_UNIT) / _LANES_PER_UNIT
     return units, device.flops_per_s(dtype), device.bandwidth_bytes_per_s, device.memory_bytes, cache
 
 

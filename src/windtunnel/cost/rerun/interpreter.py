@@ -32,7 +32,7 @@ from windtunnel.measure.threads import threads
 __all__ = ["CANNOT_RUN", "Interpreter", "Lap"]
 
 _LOW_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_LEAST_HOLD_NS, _HOLD_MARGIN = 1e6, 1.5  # of what the host took to launch a window, without events
+_MIN_HOLD_NS, _HOLD_MARGIN = 1e6, 1.5  # of what the host took to launch a window, without events
 # what an operator raises that does not like its drawn arguments
 CANNOT_RUN = (
     RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, KeyError, AttributeError, ArithmeticError
@@ -136,7 +136,7 @@ class Interpreter:
         assert clock is not None
         on_host = Stopwatch(HostClock(), paused_by=clock)
         host = self._run(detail=True, learn=False, stopwatch=on_host)
-        hold_ns = max(_LEAST_HOLD_NS, _HOLD_MARGIN * on_host.slowest_window_ns)
+        hold_ns = max(_MIN_HOLD_NS, _HOLD_MARGIN * on_host.slowest_window_ns)
         on_device = Stopwatch(clock, paused_by=clock, hold_ns=hold_ns)
         return host, self._run(detail=True, learn=False, stopwatch=on_device)
 

@@ -228,10 +228,10 @@ def _time_steps(steps: list[Callable[[], Any]], num_threads: int, clock: StreamC
     if clock is not None:
         clock.finish()
         clock.hold(_HOLD_MARGIN * times[0])
-        begun = clock.stamp()
+        started = clock.stamp()
         for step in steps:
             step()
-        times.append(clock.between_ns(begun, clock.stamp()))
+        times.append(clock.between_ns(started, clock.stamp()))
     if num_threads != current:
         torch.set_num_threads(current)
     return times

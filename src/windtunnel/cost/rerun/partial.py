@@ -25,7 +25,7 @@ from windtunnel.errors import NotApplicableError, PriceError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.devices import HostClock, StreamClock, stream_clock
-from windtunnel.measure.disturbance import MOST_WAITED, watch_disturbance
+from windtunnel.measure.disturbance import MAX_WAITED_RATIO, watch_disturbance
 from windtunnel.measure.fingerprint import libraries, machine, package_versions
 from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_of_quiet, spread_ratio
 
@@ -171,13 +171,13 @@ class _Rounds:
     @property
     def is_disturbed(self) -> bool:
         """Whether too few rounds were left alone."""
-        return sum(share <= MOST_WAITED for share in self.waited) < _MIN_ROUNDS
+        return sum(share <= MAX_WAITED_RATIO for share in self.waited) < _MIN_ROUNDS
 
     def quiet_rounds(self) -> _Rounds:
         """The rounds that were left alone; all where these are too few."""
         if self.is_disturbed:
             return self
-        left = [index for index, share in enumerate(self.waited) if share <= MOST_WAITED]
+        left = [index for index, share in enumerate(self.waited) if share <= MAX_WAITED_RATIO]
         return _Rounds(
             is_on_device=self.is_on_device,
             old=[self.old[index] for index in left],

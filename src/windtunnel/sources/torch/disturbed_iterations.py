@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.measure.disturbance import MOST_WAITED, DisturbanceClock, Neighbors
+from windtunnel.measure.disturbance import MAX_WAITED_RATIO, DisturbanceClock, Neighbors
 from windtunnel.sources.torch.messages import is_distributed
 
 __all__ = ["QuietWatch", "disturbance_facts", "quiet_iterations"]
@@ -48,7 +48,7 @@ class QuietWatch:
 
     def wants_again(self, lost_ratio: float) -> bool:
         """Whether to measure the iteration again; ranks of one job must not disagree about it, so they never do."""
-        if lost_ratio <= MOST_WAITED or not self._repeats_left or is_distributed():
+        if lost_ratio <= MAX_WAITED_RATIO or not self._repeats_left or is_distributed():
             return False
         self._repeats_left -= 1
         self.num_repeated += 1
@@ -68,7 +68,7 @@ def quiet_iterations(lost_ratios: Sequence[float]) -> NDArray[np.bool_]:
     [True, True, False, False]
     """
     missing = np.asarray(lost_ratios, dtype=np.float64)
-    quiet: NDArray[np.bool_] = missing <= MOST_WAITED
+    quiet: NDArray[np.bool_] = missing <= MAX_WAITED_RATIO
     if quiet.sum() >= min(_FEWEST, len(missing)):
         return quiet
     least: NDArray[np.bool_] = missing <= np.median(missing)
@@ -78,5 +78,5 @@ def quiet_iterations(lost_ratios: Sequence[float]) -> NDArray[np.bool_]:
 def disturbance_facts(bare: Sequence[float], light: Sequence[float], num_repeated: int) -> dict[str, Any]:
     """What ``meta`` says of the iterations that were kept: ``lost_ratio`` is 0 where they were quiet."""
     median = max((float(np.median(missing)) for missing in (bare, light) if len(missing)), default=0.0)
-    result: dict[str, Any] = {"lost_ratio": median} if median > MOST_WAITED else {}
+    result: dict[str, Any] = {"lost_ratio": median} if median > MAX_WAITED_RATIO else {}
     return result | ({"num_repeated": num_repeated} if num_repeated else {})

@@ -180,10 +180,10 @@ def chip_name(templates: Templates, row: int) -> str:
     >>> chip_name(Templates.of(8, 128, 128, 2, 128, 2**27), 0)
     'phaze:8x128x128+2x128+128MiB'
     """
-    cores, width, depth, vectors, lanes, sram = (
+    cores, width, depth, vectors, num_lanes, sram = (
         int(getattr(templates, field_.name)[row]) for field_ in fields(templates)
     )
-    return f"phaze:{cores}x{width}x{depth}+{vectors}x{lanes}+{sram >> 20}MiB"
+    return f"phaze:{cores}x{width}x{depth}+{vectors}x{num_lanes}+{sram >> 20}MiB"
 
 
 def choice_dict(choice: Choice, templates: Templates) -> dict[str, Any]:

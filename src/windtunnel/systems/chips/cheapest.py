@@ -58,7 +58,7 @@ def cheapest(search: Search, samples_per_s: float, goal: Goal = "area") -> Cheap
         raise InputError(f"{samples_per_s} samples per s", where="goal", fix="above 0")
     least = samples_per_s * (1 - _ROUNDING)
     bounds = [np.minimum(item.upper_P, _busy_bound(search, item)) for item in search.cases]
-    costs = [search.space.area_um2 if goal == "area" else _least_j(item) for item in search.cases]
+    costs = [search.space.area_um2 if goal == "area" else _min_energy_j(item) for item in search.cases]
     best, best_cost, planned = None, np.inf, 0
     for index in np.argsort(np.concatenate(costs), kind="stable").tolist():
         number, chip = divmod(index, len(search.space))
@@ -94,7 +94,7 @@ def _busy_bound(search: Search, case: Case) -> Floats:
     return result
 
 
-def _least_j(case: Case) -> Floats:
+def _min_energy_j(case: Case) -> Floats:
     """Joules of a sample that no plan is below [P]."""
     forward, backward = case.joules
     return _over_layers(case, forward + backward) / case.setting.microbatch

@@ -109,9 +109,9 @@ class ChipSpace:
         rows = np.flatnonzero(work.operations.kind_N != TENSOR)
         if rows.size:
             chips, alike = self._vectors
-            lanes = chips.templates.vector_width * (1 if is_single else chips.templates.num_vector_cores)
+            num_elements = chips.templates.vector_width * (1 if is_single else chips.templates.num_vector_cores)
             elements, cycles_each = work.vector_N2[rows].T
-            cycles[:, rows] = (-(-elements // lanes[:, None]) * cycles_each)[alike]
+            cycles[:, rows] = (-(-elements // num_elements[:, None]) * cycles_each)[alike]
         return cycles
 
     def energy_j(self, work: PhaseWork) -> Floats:
@@ -125,10 +125,12 @@ class ChipSpace:
             result += product_energy_j(Gemms.of(m, n, k, count), products.machines(is_single=True)).sum(axis=0)
         rows = np.flatnonzero(work.operations.kind_N != TENSOR)
         if rows.size:
-            lanes = work.vector_N2[rows].prod(axis=1)  # "add" takes a cycle per element, so that these are its elements
+            num_elements = work.vector_N2[rows].prod(
+                axis=1
+            )  # "add" takes a cycle per element, so that these are its elements
             moved = work.moved_bytes_N[rows]
             machines = products.machines(is_single=True)
-            result += vector_energy_j(["add"] * len(rows), lanes, moved, machines).sum(axis=0)
+            result += vector_energy_j(["add"] * len(rows), num_elements, moved, machines).sum(axis=0)
         return result[alike]
 
 

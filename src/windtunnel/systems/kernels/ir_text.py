@@ -237,15 +237,15 @@ def _same_type(opcode: str, head: str, rest: str, flags: tuple[str, ...]) -> Par
     return opcode, result, [f"{head}{kind} ", (kind, first, False), ", ", (kind, second, False)], (), flags
 
 
-Made = tuple[str, list[Piece], tuple[str, ...]]
+ParsedInstruction = tuple[str, list[Piece], tuple[str, ...]]
 
 
-def _select(rest: str) -> Made:
+def _select(rest: str) -> ParsedInstruction:
     pieces, _ = _several(rest, 3)
     return str(pieces[3][0]), pieces, ()
 
 
-def _load(rest: str) -> Made:
+def _load(rest: str) -> ParsedInstruction:
     if rest.startswith(("volatile", "atomic")):
         raise UnknownTextError(f"a load that is {rest.split(' ', 1)[0]}")
     kind, rest = take_type(rest)
@@ -253,14 +253,14 @@ def _load(rest: str) -> Made:
     return kind, [f"{kind}, ", *pieces, rest], ()
 
 
-def _store(rest: str) -> Made:
+def _store(rest: str) -> ParsedInstruction:
     if rest.startswith(("volatile", "atomic")):
         raise UnknownTextError(f"a store that is {rest.split(' ', 1)[0]}")
     pieces, rest = _several(rest, 2)
     return "", [*pieces, rest], ()
 
 
-def _address(rest: str) -> Made:
+def _address(rest: str) -> ParsedInstruction:
     element, rest = take_type(rest)
     parts = split_top(rest.lstrip(", "))
     pieces: list[Piece] = [f"{element}"]
@@ -271,7 +271,7 @@ def _address(rest: str) -> Made:
     return str(pieces[2][0]), pieces, ()
 
 
-def _phi(rest: str) -> Made:
+def _phi(rest: str) -> ParsedInstruction:
     kind, rest = take_type(rest)
     pieces: list[Piece] = [f"{kind} "]
     incoming = []
@@ -283,37 +283,37 @@ def _phi(rest: str) -> Made:
     return kind, pieces, tuple(incoming)
 
 
-def _branch(rest: str) -> Made:
+def _branch(rest: str) -> ParsedInstruction:
     if rest.startswith("label"):
         return "", [rest], ()
     pieces, rest = _several(rest, 1)
     return "", [*pieces, rest], ()
 
 
-def _return(rest: str) -> Made:
+def _return(rest: str) -> ParsedInstruction:
     if rest.strip() == "void" or not rest:
         return "", [rest], ()
     pieces, rest = _several(rest, 1)
     return "", [*pieces, rest], ()
 
 
-def _extract(rest: str) -> Made:
+def _extract(rest: str) -> ParsedInstruction:
     pieces, _ = _several(rest, 2)
     return str(pieces[1][0]).split(" x ", 1)[1][:-1], pieces, ()
 
 
-def _insert(rest: str) -> Made:
+def _insert(rest: str) -> ParsedInstruction:
     pieces, _ = _several(rest, 3)
     return str(pieces[1][0]), pieces, ()
 
 
-def _shuffle(rest: str) -> Made:
+def _shuffle(rest: str) -> ParsedInstruction:
     pieces, _ = _several(rest, 3, fixed=(2,))
     length = str(pieces[5][0]).split(" x ", 1)[0]
     return f"{length} x {str(pieces[1][0]).split(' x ', 1)[1]}", pieces, ()
 
 
-def _field(rest: str) -> Made:
+def _field(rest: str) -> ParsedInstruction:
     pieces, rest = _several(rest, 1)
     kind = str(pieces[1][0])
     for index in rest.strip(" ,").split(","):
@@ -323,15 +323,15 @@ def _field(rest: str) -> Made:
     return kind, [*pieces, rest], ()
 
 
-def _local(rest: str) -> Made:
+def _local(rest: str) -> ParsedInstruction:
     return "ptr", [rest], ()
 
 
-def _nowhere(rest: str) -> Made:
+def _nowhere(rest: str) -> ParsedInstruction:
     return "", [rest], ()
 
 
-_MAKERS: dict[str, Callable[[str], Made]] = {
+_MAKERS: dict[str, Callable[[str], ParsedInstruction]] = {
     "select": _select, "load": _load, "store": _store, "getelementptr": _address, "phi": _phi, "br": _branch,
     "switch": _branch, "ret": _return, "extractelement": _extract, "insertelement": _insert, "shufflevector": _shuffle,
     "extractvalue": _field, "alloca": _local, "unreachable": _nowhere,

@@ -20,7 +20,7 @@ from windtunnel.sources.torch.live import LiveProgram, Undo, swap, together
 if TYPE_CHECKING:
     import torch
 
-_MADE = "layers of circulant blocks"
+_LAYERS_KEY = "layers of circulant blocks"
 
 
 @registry.flight("block-circulant", source="Ding et al., CirCNN, MICRO 2017")
@@ -28,7 +28,9 @@ _MADE = "layers of circulant blocks"
 @contextmanager
 def block_circulant(program: LiveProgram, *, k: int = 64, layer: str = "") -> Iterator[None]:
     """Multiply with circulant blocks in the linear layers and convolutions that match."""
-    created: dict[int, tuple[Any, Any]] = program.kept.setdefault((_MADE, k, layer), {})  # weight, layer by old weight
+    created: dict[int, tuple[Any, Any]] = program.kept.setdefault(
+        (_LAYERS_KEY, k, layer), {}
+    )  # weight, layer by old weight
 
     def change_model(model: torch.nn.Module) -> Undo:
         result = _layers(program, model, k, layer)

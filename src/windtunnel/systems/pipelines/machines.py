@@ -151,7 +151,7 @@ def _plan_offer(offer: Offer, profiles: Mapping[int, Blocks], batch: int, max_ns
     if not table.feasible:
         short = [row.missing_bytes for row in table.rows if row.missing_bytes]
         return _without(offer, "no plan fits into memory" if short else "no plan is possible")
-    rows = [row for row in table.feasible if _least_ns(row, profiles[row.microbatch]) <= max_ns]
+    rows = [row for row in table.feasible if _min_step_ns(row, profiles[row.microbatch]) <= max_ns]
     result = [
         Played(row, batch_ns(row, stage_times(row, profiles[row.microbatch], links))) for row in rows[:num_replayed]
     ]
@@ -172,7 +172,7 @@ def _pass_ns(blocks: Blocks) -> float:
     return float(blocks.forward_ns.sum() + blocks.backward_ns.sum())
 
 
-def _least_ns(row: PlanRow, blocks: Blocks) -> float:
+def _min_step_ns(row: PlanRow, blocks: Blocks) -> float:
     """Return a lower bound on all schedules: all microbatches through the busiest stage."""
     taken_U = blocks.forward_ns + blocks.backward_ns + (blocks.again_ns if row.recomputes else 0.0)
     stages = cut_evenly(blocks.num_blocks, row.depth)

@@ -19,8 +19,8 @@ from windtunnel.units import format_duration, format_ratio
 __all__ = ["pipeline_lines", "pipeline_page", "pipeline_sections"]
 
 _LEFT, _HIGH, _GAP = 62.0, 24.0, 4.0
-_MOST_DRAWN = 20_000
-_MOST_COLUMNS = 400
+_MAX_DRAWN = 20_000
+_MAX_COLUMNS = 400
 _DARK = "BI"
 
 
@@ -70,7 +70,7 @@ def pipeline_lines(played: PlayedSchedule, columns: int) -> list[str]:
 def _unit_ns(played: PlayedSchedule) -> int:
     """The time of a column: the shortest pass, unless that makes too many columns."""
     shortest = min((end - begin for row in played.passes for _, begin, end in row if end > begin), default=1)
-    return max(shortest, -(-played.makespan_ns // _MOST_COLUMNS), 1)
+    return max(shortest, -(-played.makespan_ns // _MAX_COLUMNS), 1)
 
 
 def _cells(row: list[Pass], labels: dict[object, str], unit: int, num_cells: int, width: int) -> list[str]:
@@ -88,7 +88,7 @@ def _cells(row: list[Pass], labels: dict[object, str], unit: int, num_cells: int
 def _diagram(played: PlayedSchedule) -> Section:
     title = f"Ranks are idle {format_ratio(played.idle_ratio)} of the time"
     num = sum(map(len, played.passes))
-    if num > _MOST_DRAWN:
+    if num > _MAX_DRAWN:
         return Section("schedule", "schedule", title, f"<p>{num:,} passes are too many for a drawing.</p>")
     scale = (WIDTH - _LEFT - 4) / max(played.makespan_ns, 1)
     first_stage = [min((item.stage for item, *_ in row), default=0) for row in played.passes]

@@ -34,7 +34,7 @@ from windtunnel.units import format_size
 __all__ = ["CAP", "PiperPlan", "PiperStage", "equal_stages", "plan_piper", "require_memory", "stage_of"]
 
 CAP = 40_000
-_MOST_TABLE_BYTES = 8 * 2**30
+_MAX_TABLE_BYTES = 8 * 2**30
 _SLACK = 1e-9  # relative: what sums of floats differ by
 Masks = list[NDArray[np.bool_]]
 
@@ -122,7 +122,7 @@ def _along_orders(problem: PiperProblem) -> Iterator[PiperPlan | None]:
 def _best(problem: PiperProblem, lattice: Lattice, upper_s: float, progress: Progress | None) -> PiperPlan | None:
     """The best plan of a lattice that is faster than a bound."""
     num = problem.num_devices + 1
-    if 16 * lattice.num_downsets * num * num > _MOST_TABLE_BYTES:
+    if 16 * lattice.num_downsets * num * num > _MAX_TABLE_BYTES:
         raise InputError(
             f"the tables of {lattice.num_downsets:,} downsets on {problem.num_devices} devices would not fit",
             where="devices", fix="plan for fewer devices, or merge layers",

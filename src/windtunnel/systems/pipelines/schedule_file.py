@@ -27,7 +27,7 @@ __all__ = ["read_schedule", "schedule_csv", "schedule_of_csv", "write_schedule"]
 _ACTION = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 _BOTH = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 _MESSAGES = re.compile(r"\d+(SEND|RECV|UNSHARD|RESHARD|REDUCE)")
-_MOST_BYTES = 1 << 28
+_MAX_BYTES = 1 << 28
 
 
 def schedule_csv(schedule: Schedule) -> str:
@@ -70,7 +70,7 @@ def read_schedule(
         The file cannot be read, or something is missing or wrong in it; says line or rank, and slot.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"{path} is larger than 256 MiB", where="schedule")
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -34,7 +34,7 @@ _AGAIN = {"auto": (False, True), "yes": (True,), "no": (False,)}
 _SCHEDULES = {"auto": ("2bw", "1f1b"), "2bw": ("2bw",), "1f1b": ("1f1b",), "flush": ("1f1b",)}
 
 
-class _Asked(NamedTuple):
+class _SearchOptions(NamedTuple):
     """What of the search was asked for."""
 
     batch: int
@@ -123,7 +123,7 @@ def plan(
     ] = 0,
     replay: Annotated[int, typer.Option(min=1, metavar="K", help="Number of best plans to rank by replay.")] = 16,
     time_unit: Annotated[str, typer.Option(metavar="UNIT", help="Unit of times in Piper's format: s, ms or us.")] = "s",
-    most_downsets: MaxDownsets = 40_000,
+    max_downsets: MaxDownsets = 40_000,
     shows_all: Annotated[bool, typer.Option("--all", help="Show all combinations.")] = False,
     output: Annotated[
         Path | None,
@@ -153,7 +153,7 @@ def plan(
     for item in filter(None, (output, report)):
         require_free(item, force=force)
     if is_piper(path):
-        _plan_piper(path, devices, memory, bandwidth, time_unit, most_downsets, as_json=as_json)
+        _plan_piper(path, devices, memory, bandwidth, time_unit, max_downsets, as_json=as_json)
         return
     if batch < 1:
         raise InputError("the batch size is missing", where="--batch-size", fix="--batch-size 64")
@@ -161,7 +161,7 @@ def plan(
         whole_numbers(text, option, least=1)
         for text, option in ((microbatches, "--microbatches"), (width, "--width"), (depth, "--depth"))
     )
-    requested = _Asked(
+    requested = _SearchOptions(
         batch, samples_of, memory, _one_of(schedule, _SCHEDULES, "--schedule"), widths, depths,
         _one_of(recompute, _AGAIN, "--recompute"), precision, base, replay,
     )  # fmt: skip
@@ -212,7 +212,9 @@ class _Found(NamedTuple):
         return self.played[0].row.depth
 
 
-def _of_graph(path: Path, devices: str, samples: int, links: Fabric, asked: _Asked, progress: Progress) -> _Found:
+def _of_graph(
+    path: Path, devices: str, samples: int, links: Fabric, options: _SearchOptions, progress: Progress
+) -> _Found:
     """A graph on devices of its own."""
     from windtunnel.search.placement.fleet import fleet_of
     from windtunnel.systems.pipelines.profiles import profiles_of, sizes_of
@@ -224,16 +226,16 @@ def _of_graph(path: Path, devices: str, samples: int, links: Fabric, asked: _Ask
     if len(types) != 1:
         raise InputError(f"{len(types)} kinds of devices in one pipeline", where="--on", fix="one kind: 8xh100")
     profiles = profiles_of(
-        graph, samples or batch_of(graph), sizes_of(asked.batch, asked.microbatches), chips[0], progress=progress
+        graph, samples or batch_of(graph), sizes_of(options.batch, options.microbatches), chips[0], progress=progress
     )
-    job = _job(types[0].count, types[0].memory_bytes, links, asked)
-    table = _table(profiles, job, asked)
-    played = rank_by_replay(table.feasible[: asked.num_replayed], profiles, job, progress=progress)
+    job = _job(types[0].count, types[0].memory_bytes, links, options)
+    table = _table(profiles, job, options)
+    played = rank_by_replay(table.feasible[: options.num_replayed], profiles, job, progress=progress)
     note = "times of other microbatch sizes are scaled linearly" if chips[0] is None else ""
     return _Found(table, played, next(iter(profiles.values())), note, {})
 
 
-def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -> _Found:
+def _of_workload(target: str, devices: str, options: _SearchOptions, progress: Progress) -> _Found:
     """A workload on processes of this host, which share its cores."""
     import math
 
@@ -247,39 +249,39 @@ def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -
         raise InputError(f"--on {devices!r} is no number of processes", where=target, fix="--on 2")
     selected = parse_step(target, kind="workload")
     number = int(devices)
-    sizes = sizes_of(asked.batch, asked.microbatches)
-    profiles = profiled.capture_blocks(selected.name, selected.parameters, asked.batch, sizes, progress=progress)
-    conditions = profiled.conditions_for(selected.name, selected.parameters, profiles, number, asked.batch)
-    job = _job(number, math.inf, profiled.links_of(conditions, number), asked)
-    table = _table(profiles, job, asked)
-    played = profiled.rank_on_host(table.feasible[: asked.num_replayed], profiles, conditions, progress=progress)
+    sizes = sizes_of(options.batch, options.microbatches)
+    profiles = profiled.capture_blocks(selected.name, selected.parameters, options.batch, sizes, progress=progress)
+    conditions = profiled.conditions_for(selected.name, selected.parameters, profiles, number, options.batch)
+    job = _job(number, math.inf, profiled.links_of(conditions, number), options)
+    table = _table(profiles, job, options)
+    played = profiled.rank_on_host(table.feasible[: options.num_replayed], profiles, conditions, progress=progress)
     note = (
         f"processes share the cores of this host: message latency "
         f"{format_duration(round(conditions.latency_ns))}, bandwidth "
         f"{format_rate(conditions.bandwidth_bytes_per_s)}, slowdown {conditions.slowdown[-1]:.2f}x with all processes"
     )
-    runs = plan_fields(profiled.pipeline_of(played[0], profiles, selected.name, selected.parameters, asked.batch))
+    runs = plan_fields(profiled.pipeline_of(played[0], profiles, selected.name, selected.parameters, options.batch))
     return _Found(table, played, next(iter(profiles.values())), note, runs)
 
 
-def _job(number: int, own_bytes: float, links: Fabric, asked: _Asked) -> Job:
+def _job(number: int, own_bytes: float, links: Fabric, options: _SearchOptions) -> Job:
     from windtunnel.systems.pipelines.two_bw import Job
     from windtunnel.units import parse_size
 
-    if asked.precision not in ("fp32", "mixed"):
-        raise InputError(f"no precision is called {asked.precision!r}", where="--precision", fix="fp32 or mixed")
-    limit = float(parse_size(asked.memory)) if asked.memory else own_bytes
-    base = float(parse_size(asked.base))
-    return Job(number, limit, asked.batch, links, asked.precision, base)  # type: ignore[arg-type]
+    if options.precision not in ("fp32", "mixed"):
+        raise InputError(f"no precision is called {options.precision!r}", where="--precision", fix="fp32 or mixed")
+    limit = float(parse_size(options.memory)) if options.memory else own_bytes
+    base = float(parse_size(options.base))
+    return Job(number, limit, options.batch, links, options.precision, base)  # type: ignore[arg-type]
 
 
-def _table(profiles: dict[int, Blocks], job: Job, asked: _Asked) -> PlanTable:
+def _table(profiles: dict[int, Blocks], job: Job, options: _SearchOptions) -> PlanTable:
     """Every combination; an error where none fits."""
     from windtunnel.systems.pipelines.two_bw import plan_2bw
 
     table = plan_2bw(
-        profiles, job, schedules=asked.schedules,  # type: ignore[arg-type]
-        widths=asked.widths, depths=asked.depths, recomputes=asked.again,
+        profiles, job, schedules=options.schedules,  # type: ignore[arg-type]
+        widths=options.widths, depths=options.depths, recomputes=options.again,
     )  # fmt: skip
     _ = table.best
     return table
@@ -302,7 +304,7 @@ def _one_of(text: str, known: dict[str, Any], where: str) -> Any:
 
 
 def _plan_piper(
-    path: Path, devices: str, memory: str, bandwidth: str, time_unit: str, most_downsets: int, *, as_json: bool
+    path: Path, devices: str, memory: str, bandwidth: str, time_unit: str, max_downsets: int, *, as_json: bool
 ) -> None:
     from windtunnel.systems.pipelines.piper import equal_stages, plan_piper, require_memory
     from windtunnel.systems.pipelines.piper_format import read_piper
@@ -319,7 +321,7 @@ def _plan_piper(
             bandwidth_bytes_per_s=parse_rate(bandwidth) if bandwidth else None,
             seconds_per_unit=_one_of(time_unit, seconds, "--time-unit"),
         )
-        result = plan_piper(problem, cap=most_downsets, progress=progress)
+        result = plan_piper(problem, cap=max_downsets, progress=progress)
         equal = equal_stages(problem)
     if result is None:
         require_memory(problem)

@@ -28,7 +28,7 @@ __all__ = ["graph_sections", "placement_page", "placement_sections"]
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#332288", "#999933", "#882255",
             "#44aa99", "#ddcc77", "#aa4499")  # fmt: skip
 _ROW, _LEAST, _MOST = 22.0, 3.0, 12.0
-_MOST_DRAWN = 4000
+_MAX_DRAWN = 4000
 
 
 @registry.page("placement", source="optimal device placement")
@@ -90,7 +90,7 @@ def _places(problem: Problem) -> tuple[np.ndarray, np.ndarray, float]:
 
 def _graph(plan: Plan) -> Section:
     problem = plan.problem
-    if problem.num_nodes > _MOST_DRAWN:
+    if problem.num_nodes > _MAX_DRAWN:
         body = f"<p>{problem.num_nodes:,} nodes are too many to draw; the table below has every device.</p>"
         return Section("placement", "placement", "The graph is too large for a picture", body)
     x, y, height = _places(problem)

@@ -71,7 +71,7 @@ def split(
     pieces: Annotated[
         int, typer.Option("--max-pieces", min=1, help="Latency: maximum number of contiguous pieces per accelerator.")
     ] = 1,
-    most_downsets: MaxDownsets = 60_000,
+    max_downsets: MaxDownsets = 60_000,
     time_limit: Annotated[
         str, typer.Option("--time-limit", metavar="TIME", help="Time limit for integer programming.")
     ] = "2m",
@@ -108,7 +108,7 @@ def split(
             combine=combine,  # type: ignore[arg-type]
             num_pieces=pieces,
             time_limit_s=parse_duration(time_limit) / 1e9,
-            max_downsets=most_downsets,
+            max_downsets=max_downsets,
             progress=progress,
         )
     even = _even_split(plan, objective, combine) if compare else None

@@ -23,7 +23,7 @@ from windtunnel.systems.tensor_programs.run.build import Target
 from windtunnel.systems.tensor_programs.run.description import describe_device
 from windtunnel.systems.tensor_programs.run.measure import MIN_QUIET, Band, Canary, Look, Timing, select_undisturbed_s
 from windtunnel.systems.tensor_programs.run.tasks import Task
-from windtunnel.systems.tensor_programs.run.worker import Drawn, Worker
+from windtunnel.systems.tensor_programs.run.worker import SampledProgram, Worker
 
 __all__ = [
     "Candidate",
@@ -57,7 +57,7 @@ class Candidate:
     ----------
     key : int
         Its number; a worker knows it by that.
-    sampled : Drawn
+    sampled : SampledProgram
         Its steps and what the model sees of it.
     predicted_s : float
     timing : Timing or None
@@ -65,7 +65,7 @@ class Candidate:
     """
 
     key: int
-    sampled: Drawn
+    sampled: SampledProgram
     predicted_s: float = float("nan")
     timing: Timing | None = None
 
@@ -97,7 +97,7 @@ def draw_candidates(worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, 
     return list(result.values())
 
 
-def make_unmeasured_set(tasks: Sequence[Task], programs: Sequence[tuple[int, Drawn]]) -> ProgramSet:
+def make_unmeasured_set(tasks: Sequence[Task], programs: Sequence[tuple[int, SampledProgram]]) -> ProgramSet:
     """Programs (row of their task, what was drawn) as a set without times, for one device that is to be named."""
     members = [(Member(key, task, 0), sampled) for key, (task, sampled) in enumerate(programs)]
     return Measured(members, [[None] for _ in members]).to_set(tasks, [], {})

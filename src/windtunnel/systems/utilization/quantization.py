@@ -52,44 +52,44 @@ def quantization_ratios(graph: Graph, products: NDArray[np.bool_], ceilings: Cei
     """Return the padding of every product of a captured graph, float [P]; 1 if its shapes are unknown."""
     if "input_shapes" not in graph.tasks:
         return np.ones(int(products.sum()))
-    lanes = lanes_of(ceilings.peaks[ceilings.dtype])
+    num_lanes = lanes_of(ceilings.peaks[ceilings.dtype])
     names = graph.tasks.strings("op").take(np.flatnonzero(products))
     shapes = graph.tasks.strings("input_shapes").take(np.flatnonzero(products))
     known: dict[tuple[str, str], float] = {}
     for row in range(int(products.sum())):
         key = names.decode(row), shapes.decode(row)
         if key not in known:
-            known[key] = product_ratio(key[0], json.loads(key[1]), lanes, ceilings.num_threads)
+            known[key] = product_ratio(key[0], json.loads(key[1]), num_lanes, ceilings.num_threads)
     return np.array([known[names.decode(row), shapes.decode(row)] for row in range(int(products.sum()))])
 
 
-def product_ratio(operator: str, shapes: Sequence[Any], lanes: int, num_threads: int) -> float:
+def product_ratio(operator: str, shapes: Sequence[Any], num_lanes: int, num_threads: int) -> float:
     """Return the padding of one convolution or matrix product; 1 for other operators."""
     name = operator.rpartition("::")[2].partition(".")[0]
     try:
         if "conv" in name and not name.endswith("backward"):
-            return _convolution_ratio(shapes[0], shapes[1], lanes, num_threads)
+            return _convolution_ratio(shapes[0], shapes[1], num_lanes, num_threads)
         if name in PRODUCT_OPERANDS:
             first, second = PRODUCT_OPERANDS[name]
-            return _matmul_ratio(shapes[first], shapes[second], lanes, num_threads)
+            return _matmul_ratio(shapes[first], shapes[second], num_lanes, num_threads)
     except (IndexError, TypeError, ValueError):
         return 1.0  # an overload with other arguments
     return 1.0
 
 
-def _convolution_ratio(images: Sequence[int], weight: Sequence[int], lanes: int, num_threads: int) -> float:
+def _convolution_ratio(images: Sequence[int], weight: Sequence[int], num_lanes: int, num_threads: int) -> float:
     outputs, inputs_per_group = int(weight[0]), int(weight[1])
     groups = max(1, int(images[1]) // inputs_per_group)
     is_depthwise = inputs_per_group == 1
     per_group = outputs if is_depthwise else outputs // groups
-    ratio = padding_ratio(per_group, lanes)
+    ratio = padding_ratio(per_group, num_lanes)
     if not is_depthwise and inputs_per_group > _FEW_INPUTS:
-        ratio *= padding_ratio(inputs_per_group, lanes)
-    shares = int(images[0]) * math.ceil(outputs / lanes) * max(1, math.prod(images[2:-1]))
+        ratio *= padding_ratio(inputs_per_group, num_lanes)
+    shares = int(images[0]) * math.ceil(outputs / num_lanes) * max(1, math.prod(images[2:-1]))
     return ratio * wave_ratio(shares, num_threads)
 
 
-def _matmul_ratio(first: Sequence[int], second: Sequence[int], lanes: int, num_threads: int) -> float:
+def _matmul_ratio(first: Sequence[int], second: Sequence[int], num_lanes: int, num_threads: int) -> float:
     rows, columns = math.prod(first[:-1]), int(second[-1])
-    shares = math.ceil(rows / _ROWS_PER_TILE) * math.ceil(columns / lanes)
-    return padding_ratio(columns, lanes) * wave_ratio(shares, num_threads)
+    shares = math.ceil(rows / _ROWS_PER_TILE) * math.ceil(columns / num_lanes)
+    return padding_ratio(columns, num_lanes) * wave_ratio(shares, num_threads)

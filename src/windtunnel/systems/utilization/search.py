@@ -115,8 +115,8 @@ def advise(graph: Graph, ceilings: Ceilings) -> list[Advice]:
     """
     whole = utilization(graph, ceilings)
     products = [product for product in _products(graph) if product.duration_ns >= _MIN_SHARE * whole.duration_ns]
-    lanes = lanes_of(ceilings.peaks[ceilings.dtype])
-    result = [*_padding(products, lanes, whole.duration_ns), *_merging(graph, products, whole.duration_ns)]
+    num_lanes = lanes_of(ceilings.peaks[ceilings.dtype])
+    result = [*_padding(products, num_lanes, whole.duration_ns), *_merging(graph, products, whole.duration_ns)]
     missing = next(loss for loss in whole.waterfall if loss.name == "framework")
     gain = whole.duration_ns / (whole.duration_ns - missing.duration_ns * (1 - 1 / _BATCH_FACTOR))
     if gain >= _MIN_GAIN:
@@ -167,7 +167,7 @@ def _settings(operator: str, values: list[Any], num_dims: int) -> tuple[Any, ...
     return (*spread, 1 if groups is None else int(values[groups]))
 
 
-def _padding(products: Sequence[_Product], lanes: int, whole_ns: float) -> Iterator[Advice]:
+def _padding(products: Sequence[_Product], num_lanes: int, whole_ns: float) -> Iterator[Advice]:
     """Advise output channels in whole vectors, which the kernel computes anyway."""
     by_shape: dict[tuple[Any, ...], list[_Product]] = defaultdict(list)
     for product in products:
@@ -175,8 +175,8 @@ def _padding(products: Sequence[_Product], lanes: int, whole_ns: float) -> Itera
     for (images, weight, settings), rows in by_shape.items():
         side = 0 if settings else 1
         size = weight[side]
-        requested = math.ceil(size / lanes) * lanes
-        if requested == size or (settings and settings[3] != 1) or size < lanes // 2:
+        requested = math.ceil(size / num_lanes) * num_lanes
+        if requested == size or (settings and settings[3] != 1) or size < num_lanes // 2:
             continue
         padded = tuple(requested if index == side else item for index, item in enumerate(weight))
         share = sum(row.duration_ns for row in rows) / whole_ns

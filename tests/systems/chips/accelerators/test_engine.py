@@ -18,9 +18,9 @@ SIZES = st.integers(1, 40)
 
 
 def machine(**changes):
-    numbers = {"rows": 8, "cols": 8, "count": 1, "lanes": 16, "buffer_bytes": 4096} | changes
+    numbers = {"rows": 8, "cols": 8, "count": 1, "num_lanes": 16, "buffer_bytes": 4096} | changes
     whole = {name: np.array([value]) for name, value in numbers.items() if name in {
-        "rows", "cols", "count", "lanes", "buffer_bytes"}}  # fmt: skip
+        "rows", "cols", "count", "num_lanes", "buffer_bytes"}}  # fmt: skip
     others = {name: value for name, value in numbers.items() if name not in whole}
     rate = others.pop("bytes_per_cycle", 8.0)
     return Machines(**whole, bytes_per_cycle=np.array([rate]), **others)

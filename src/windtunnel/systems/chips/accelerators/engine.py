@@ -30,7 +30,7 @@ MODES = ("tiled", "compute", "peak", "stream")
 """Tiles, fill and memory; the same with a memory that never waits; multiplications over multipliers; as SCALE-Sim does
 where operands have buffers of their own: what does not fit is streamed anew for every pass."""
 _ACTIVE = 0.9  # share of a buffer that holds what is in use while one streams
-_COLUMNS = ("rows", "cols", "count", "lanes", "buffer_bytes", "bytes_per_cycle")
+_COLUMNS = ("rows", "cols", "count", "num_lanes", "buffer_bytes", "bytes_per_cycle")
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _PARTIAL_BYTES = 4  # of a sum
 _MAX_PAIRS = 1 << 18  # at once: columns that stay in the caches
@@ -44,7 +44,7 @@ class Machines:
     ----------
     rows, cols, count : int64 [D]
         Rows, columns and number of the arrays of multipliers.
-    lanes : int64 [D]
+    num_lanes : int64 [D]
         Vector lanes of all units together.
     buffer_bytes : int64 [D]
         On the chip, shared by the operands.
@@ -72,7 +72,7 @@ class Machines:
     rows: Ints
     cols: Ints
     count: Ints
-    lanes: Ints
+    num_lanes: Ints
     buffer_bytes: Ints
     bytes_per_cycle: Floats
     dataflow: str = "ws"
@@ -122,7 +122,7 @@ class Machines:
             rows=templates.depth,
             cols=templates.width,
             count=templates.num_tensor_cores,
-            lanes=templates.num_vector_cores * templates.vector_width,
+            num_lanes=templates.num_vector_cores * templates.vector_width,
             buffer_bytes=templates.sram_bytes,
             bytes_per_cycle=np.full(len(templates), bandwidth_bytes_per_s / clock_hz),
             dataflow=dataflow,
@@ -135,10 +135,10 @@ class Machines:
         """Return a chip with one of its kinds of arrays."""
         assert chip.clock_hz is not None  # an accelerator without a clock cannot be made
         sram, rate = chip.sram_bytes, chip.bandwidth_bytes_per_s * chip.memory_ratio / chip.clock_hz
-        numbers = (arrays.rows, arrays.cols, arrays.count, chip.lanes, chip.buffer_bytes)
-        rows, cols, count, lanes, buffer_bytes = (np.array([number], dtype=np.int64) for number in numbers)
+        numbers = (arrays.rows, arrays.cols, arrays.count, chip.num_lanes, chip.buffer_bytes)
+        rows, cols, count, num_lanes, buffer_bytes = (np.array([number], dtype=np.int64) for number in numbers)
         return cls(
-            rows, cols, count, lanes, buffer_bytes,
+            rows, cols, count, num_lanes, buffer_bytes,
             bytes_per_cycle=np.array([rate]),
             dataflow=arrays.dataflow,
             is_overlapped=arrays.is_overlapped,

@@ -157,7 +157,7 @@ def _array_cycles(work: Work, parts: Parts, device: Accelerator) -> Floats:
 def _vector_cycles(work: Work, parts: Parts, device: Accelerator) -> Floats:
     names = np.where(parts.is_product, "softmax", work.operator).tolist()
     per_element = cycles_per_element(names)
-    return np.asarray(-(-parts.elements // device.lanes) * per_element, dtype=np.float64)
+    return np.asarray(-(-parts.elements // device.num_lanes) * per_element, dtype=np.float64)
 
 
 def _row_bytes(work: Work) -> Floats:

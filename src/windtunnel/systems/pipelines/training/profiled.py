@@ -35,7 +35,7 @@ from windtunnel.systems.pipelines.two_bw import PlanRow
 
 __all__ = ["capture_blocks", "conditions_for", "links_of", "pipeline_of", "rank_on_host"]
 
-_LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16
+_MIN_MESSAGE_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16
 
 
 def capture_blocks(
@@ -77,7 +77,7 @@ def conditions_for(
     parts = next((batch // profile for profile in sorted(profiles, reverse=True) if batch // profile >= number), batch)
     given = {**parameters, "batch_size": batch}
     table = generate("1f1b", number, parts)
-    return conditions_of(workload, given, table, (_LEAST_BYTES, max(usual, _USUAL_BYTES)))
+    return conditions_of(workload, given, table, (_MIN_MESSAGE_BYTES, max(usual, _USUAL_BYTES)))
 
 
 def links_of(conditions: HostConditions, num_ranks: int) -> Fabric:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 __all__ = ["Gradients", "Reduction"]
 
-_LEAST_NORM = 1e-6
+_EPSILON = 1e-6
 Gradients = Sequence[torch.Tensor | None]
 
 
@@ -87,7 +87,7 @@ class Reduction:
         norm = _norm(known)
         if norm > self._max_norm:
             for item in there:
-                item.mul_(self._max_norm / (norm + _LEAST_NORM))
+                item.mul_(self._max_norm / (norm + _EPSILON))
 
     def state(self) -> float:
         """The norm that a delayed clip goes on with."""

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cut", "PipelineRun", "capture_microbatch", "conditions_of", "job_of", "run_pipelines"]
 
-_LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16  # of messages; the second where a job sends less
+_MIN_MESSAGE_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16  # of messages; the second where a job sends less
 _CAPTURED = 12
 _CONDITIONS_ROUNDS = 24  # from six of them, one outlier among twelve times decided between plans
 
@@ -253,9 +253,9 @@ def _usual_messages(problem: Problem) -> tuple[int, int]:
 
     Not larger ones: a message of 8 MB has twice the bandwidth of one of 1 MB.
     """
-    sent = problem.cost_ns[~problem.is_backward & (problem.cost_ns > _LEAST_BYTES)]
+    sent = problem.cost_ns[~problem.is_backward & (problem.cost_ns > _MIN_MESSAGE_BYTES)]
     usual = int(np.median(sent)) // 4 * 4 if len(sent) else 0
-    return _LEAST_BYTES, max(usual, _USUAL_BYTES)
+    return _MIN_MESSAGE_BYTES, max(usual, _USUAL_BYTES)
 
 
 def _with_loss(layers: Layers, paths: set[str]) -> Layers:

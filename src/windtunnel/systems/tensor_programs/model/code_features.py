@@ -99,7 +99,7 @@ class _Body:
     """
 
     statement: Statement
-    lanes: int
+    num_lanes: int
     loops: list[Loop]
     extents: list[int]
     first: int
@@ -127,7 +127,7 @@ class _Body:
     @cached_property
     def registers(self) -> int:
         """Registers of one vector."""
-        return _registers(self.length, self.lanes)
+        return _registers(self.length, self.num_lanes)
 
     @property
     def is_automatic(self) -> bool:
@@ -146,7 +146,7 @@ class _Body:
     def is_odd(self) -> bool:
         """Whether the vector becomes scalars where it outlives a block, because it has no registers of its own."""
         padded = _next_power(self.length)
-        return padded != self.length and padded > self.lanes
+        return padded != self.length and padded > self.num_lanes
 
     def copies(self, variables: frozenset[str]) -> int:
         """Return how many distinct values of some variables the copied code has."""
@@ -203,14 +203,14 @@ def _row(statement: Statement, bits: int, moved: list[float]) -> list[float]:
     return [*body.cycles.values(), *moved, total, math.log2(body.num_copies), float(body.live), *map(float, flags)]
 
 
-def _body(statement: Statement, lanes: int) -> _Body:
+def _body(statement: Statement, num_lanes: int) -> _Body:
     """Decide what is copied out and what is a vector."""
     vector, loops, length = statement.vector, statement.outer_loops, 1
     patterns = [Pattern.SAME] * len(statement.accesses)
     if vector is not None and not statement.is_scalarized:
         length, patterns = vector.extent, _patterns(statement, vector.variable, vector.extent)
-    first = _first_unrolled_loop(statement, patterns, length, lanes)
-    body = _Body(statement, lanes, loops, [loop.extent for loop in loops], first, length, patterns)
+    first = _first_unrolled_loop(statement, patterns, length, num_lanes)
+    body = _Body(statement, num_lanes, loops, [loop.extent for loop in loops], first, length, patterns)
     if length == 1 and not statement.operations["call"]:
         _vectorize(body)
     return body
@@ -222,14 +222,14 @@ def _vectorize(body: _Body) -> None:
     if index >= 0:
         loop = body.loops[index]
         if loop.variable in statement.accesses[0].variables:
-            if loop.extent >= body.lanes and loop.variable not in variables_of(statement.conditions):
-                _try_vector(body, index, body.lanes, min(loop.extent, 16))
+            if loop.extent >= body.num_lanes and loop.variable not in variables_of(statement.conditions):
+                _try_vector(body, index, body.num_lanes, min(loop.extent, 16))
             return
     for index in range(len(body.loops) - 1, body.first - 1, -1):
         extent = body.loops[index].extent
         if body.loops[index].variable in statement.accesses[0].variables:
             if not statement.conditions and _next_power(extent) == extent:
-                _try_vector(body, index, min(body.lanes, extent), extent)
+                _try_vector(body, index, min(body.num_lanes, extent), extent)
             return
 
 
@@ -274,8 +274,8 @@ def _count_places(body: _Body) -> None:
         if not variables & left:  # a constant in each copy
             continue
         # the divisions of a row are those of its first element
-        lanes = body.length if body.lane in variables and max(body.patterns) > Pattern.NEXT else 1
-        body.cycles["index"] += of_division * lanes * body.times(variables)
+        num_lanes = body.length if body.lane in variables and max(body.patterns) > Pattern.NEXT else 1
+        body.cycles["index"] += of_division * num_lanes * body.times(variables)
 
 
 def _count_accesses(body: _Body, bits: int) -> None:
@@ -304,7 +304,7 @@ def _count_store(body: _Body) -> None:
                 cycles["odd_sum"] += 2.0 * body.length * copies * body.num_runs
         if kept == 1 and body.first > 1 and body.loops[body.first - 2].variable not in target.variables:
             cycles["memory_chain"] = (MEMORY_LATENCY + 1) * body.num_runs / body.trip
-    lanes_at_once = _pieces(body.length, body.lanes) if pattern is Pattern.NEXT else 1
+    lanes_at_once = _pieces(body.length, body.num_lanes) if pattern is Pattern.NEXT else 1
     if pattern <= Pattern.NEXT:
         cycles["store"] += times * lanes_at_once
         cycles["load"] += times * lanes_at_once / 2 if body.statement.is_update else 0.0
@@ -327,7 +327,7 @@ def _count_load(body: _Body, access: Access, pattern: Pattern) -> None:
         elif body.is_odd and pattern > Pattern.NEXT:
             cycles["odd_gather"] += 2.0 * body.length * times
     if pattern <= Pattern.NEXT:
-        cycles["load"] += times * (_pieces(body.length, body.lanes) if pattern is Pattern.NEXT else 1) / 2
+        cycles["load"] += times * (_pieces(body.length, body.num_lanes) if pattern is Pattern.NEXT else 1) / 2
         return
     elements = times * body.length
     cycles["shuffle"] += elements
@@ -355,12 +355,12 @@ def _total(body: _Body) -> float:
     return busiest + alone + 0.3 * (cycles["memory_chain"] + cycles["iterations"] + cycles["entries"])
 
 
-def _first_unrolled_loop(statement: Statement, patterns: list[Pattern], length: int, lanes: int) -> int:
+def _first_unrolled_loop(statement: Statement, patterns: list[Pattern], length: int, num_lanes: int) -> int:
     """From which loop on steps are copied out, innermost first.
 
     What does not change has left the loop by then, so only what varies with it counts as its body.
     """
-    registers = _registers(length, lanes)
+    registers = _registers(length, num_lanes)
     of_pattern = {Pattern.SAME: 3 if length > 1 else 1, Pattern.NEXT: registers}
     of_pattern |= {Pattern.APART: 2 * length, Pattern.MIXED: 4 * length}
     sizes = [of_pattern[pattern] for pattern in patterns]
@@ -384,15 +384,15 @@ def _patterns(statement: Statement, variable: str, count: int) -> list[Pattern]:
     return [statement.pattern(access, variable, count) for access in statement.accesses]
 
 
-def _registers(length: int, lanes: int) -> int:
+def _registers(length: int, num_lanes: int) -> int:
     """Registers that a vector takes, padded to a power of two."""
-    return max(1, _next_power(length) // lanes)
+    return max(1, _next_power(length) // num_lanes)
 
 
 def _next_power(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def _pieces(length: int, lanes: int) -> int:
+def _pieces(length: int, num_lanes: int) -> int:
     """Moves of memory that a row of ``length`` elements takes: whole registers, then powers of two."""
-    return length // lanes + (length % lanes).bit_count()
+    return length // num_lanes + (length % num_lanes).bit_count()

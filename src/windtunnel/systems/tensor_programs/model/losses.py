@@ -17,7 +17,7 @@ LossKind = Literal["hybrid", "mse", "mape", "mspe", "mae", "huber", "ratio"]
 DomainTerm = Literal["none", "cmd"]
 GUARD = 1e-2
 HYBRID_WEIGHT = 1000.0
-MOST_LOG_RATIO = 2.0  # far off, at the start, an exponential is all that a step would see
+MAX_LOG_RATIO = 2.0  # far off, at the start, an exponential is all that a step would see
 
 
 def _relative(predicted: Any, label: Any) -> Any:
@@ -28,7 +28,7 @@ def _ratio(off: Any, scale: float) -> Any:
     """Squares of small differences, and by which share the time itself is off: what MAPE counts."""
     size = off.abs()
     near = size.clamp(max=1.0)
-    return near * (size - near / 2) + ((off * scale).clamp(max=MOST_LOG_RATIO).exp() - 1).abs()
+    return near * (size - near / 2) + ((off * scale).clamp(max=MAX_LOG_RATIO).exp() - 1).abs()
 
 
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {

@@ -45,7 +45,7 @@ else:
 __all__ = ["RECIPES", "Predictor", "Recipe", "build", "going_on", "shrinkage", "train", "with_intervals"]
 
 PREDICTION_BATCH = 512
-LEAST_CHOICE = 8  # programs of a task among which one is chosen
+MIN_CHOICES = 8  # programs of a task among which one is chosen
 TUNING_RATE = 0.2  # of the rate from scratch
 ADDITIVE_TRAINING = TrainingConfig(
     learning_rate=2e-3,
@@ -219,7 +219,7 @@ def shrinkage(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> fl
     predicted, truth : float [M]
         Logarithms of times.
     group : int [M]
-        Programs of one task on one device; those of fewer than ``LEAST_CHOICE`` say nothing.
+        Programs of one task on one device; those of fewer than ``MIN_CHOICES`` say nothing.
 
     Returns
     -------
@@ -228,7 +228,7 @@ def shrinkage(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> fl
     """
     order = np.argsort(group, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
-    selected = [(rows, rows[predicted[rows].argmin()]) for rows in parts if len(rows) >= LEAST_CHOICE]
+    selected = [(rows, rows[predicted[rows].argmin()]) for rows in parts if len(rows) >= MIN_CHOICES]
     gain = np.array([predicted[rows].mean() - predicted[least] for rows, least in selected])
     turned_out = np.array([truth[rows].mean() - truth[least] for rows, least in selected])
     total = float((gain**2).sum())

@@ -22,10 +22,10 @@ __all__ = ["FeatureScale", "LabelKind", "LabelTransform", "check_labels"]
 
 LabelKind = Literal["box-cox", "yeo-johnson", "quantile-normal", "quantile-uniform", "min-max", "std", "log", "none"]
 NUM_QUANTILES = 500
-LEAST_PROBABILITY = 1e-7
+MIN_PROBABILITY = 1e-7
 TINY = float(np.finfo(np.float64).tiny)
 FALLBACK_SECONDS = 1e-6  # of a prediction that is not a number
-MOST_SECONDS = 1e6
+MAX_SECONDS = 1e6
 STANDARDISED = ("box-cox", "yeo-johnson", "log", "std")
 
 
@@ -119,9 +119,9 @@ class LabelTransform:
         bent = np.asarray(values, dtype=np.float64) * self.scale + self.shift
         with np.errstate(over="ignore", invalid="ignore"):
             seconds, is_clamped = self._unbend(bent)
-        is_clamped |= ~np.isfinite(seconds) | (seconds <= 0) | (seconds > MOST_SECONDS)
-        seconds = np.nan_to_num(seconds, nan=FALLBACK_SECONDS, posinf=MOST_SECONDS, neginf=FALLBACK_SECONDS)
-        seconds = np.where(seconds <= 0, FALLBACK_SECONDS, np.minimum(seconds, MOST_SECONDS))
+        is_clamped |= ~np.isfinite(seconds) | (seconds <= 0) | (seconds > MAX_SECONDS)
+        seconds = np.nan_to_num(seconds, nan=FALLBACK_SECONDS, posinf=MAX_SECONDS, neginf=FALLBACK_SECONDS)
+        seconds = np.where(seconds <= 0, FALLBACK_SECONDS, np.minimum(seconds, MAX_SECONDS))
         return seconds, int(is_clamped.sum())
 
     def to_json(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _likeliest_power(kind: LabelKind, values: np.ndarray) -> float:
 
 
 def _knots(values: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    shares = np.linspace(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY, min(NUM_QUANTILES, values.size))
+    shares = np.linspace(MIN_PROBABILITY, 1 - MIN_PROBABILITY, min(NUM_QUANTILES, values.size))
     positions = np.linspace(0, 1, shares.size)
     quantiles, first = np.unique(np.quantile(values, positions), return_index=True)
     return tuple(map(float, quantiles)), tuple(map(float, shares[first]))

@@ -30,11 +30,11 @@ from windtunnel.systems.tensor_programs.run.measure import (
     select_undisturbed_s,
 )
 from windtunnel.systems.tensor_programs.run.tasks import Task
-from windtunnel.systems.tensor_programs.run.worker import Drawn, Worker
+from windtunnel.systems.tensor_programs.run.worker import SampledProgram, Worker
 
 __all__ = ["Bench", "Measured", "Member"]
 
-LEAST_KNOWN = 0.3  # of all times; where fewer are known, the machine was not quiet
+MIN_TIMED_RATIO = 0.3  # of all times; where fewer are known, the machine was not quiet
 NUM_WATCHED = 20_000
 
 Pair = tuple[int, Target]
@@ -55,7 +55,7 @@ class Member:
 class Measured:
     """Programs of a batch with the time of each on each target, in seconds."""
 
-    programs: list[tuple[Member, Drawn]] = field(default_factory=list)
+    programs: list[tuple[Member, SampledProgram]] = field(default_factory=list)
     timings: list[list[Timing | None]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     canary: dict[str, float] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Bench:
         result.programs.sort(key=lambda program: program[0].key)
         looks = self._time_all(result, seed)
         known = [self._is_known(pair, values) for pair, values in looks.items() if values]
-        if known and sum(known) < LEAST_KNOWN * len(known):
+        if known and sum(known) < MIN_TIMED_RATIO * len(known):
             self._forget(members, result.programs)
             return None
         result.canary = dict(self._canary.usual_s)
@@ -149,9 +149,11 @@ class Bench:
         """Programs of one task are all drawn by one process, so that twins meet."""
         return self._workers[task % len(self._workers)]
 
-    def _build_part(self, index: int, members: Sequence[Member]) -> tuple[list[tuple[Member, Drawn]], Counter[str]]:
+    def _build_part(
+        self, index: int, members: Sequence[Member]
+    ) -> tuple[list[tuple[Member, SampledProgram]], Counter[str]]:
         worker, dropped = self._workers[index], Counter[str]()
-        kept: list[tuple[Member, Drawn]] = []
+        kept: list[tuple[Member, SampledProgram]] = []
         for member in members:
             if self._owner(member.task) is not worker:
                 continue
@@ -175,8 +177,8 @@ class Bench:
         return kept, dropped
 
     def _revive(
-        self, worker: Worker, programs: Sequence[tuple[Member, Drawn]], dropped: Counter[str]
-    ) -> list[tuple[Member, Drawn]]:
+        self, worker: Worker, programs: Sequence[tuple[Member, SampledProgram]], dropped: Counter[str]
+    ) -> list[tuple[Member, SampledProgram]]:
         """A new process that holds the same code as the one that died; gives what could be built again.
 
         Where it dies once more, its programs are given up.
@@ -265,7 +267,7 @@ class Bench:
                 measured.dropped["never steady"] += 1
         measured.programs = kept
 
-    def _forget(self, members: Sequence[Member], given_up: Sequence[tuple[Member, Drawn]]) -> None:
+    def _forget(self, members: Sequence[Member], given_up: Sequence[tuple[Member, SampledProgram]]) -> None:
         """Free the code; programs that were given up may be sampled again."""
         self.known -= {(member.task, sampled.sched.tobytes()) for member, sampled in given_up}
         for worker in self._workers:

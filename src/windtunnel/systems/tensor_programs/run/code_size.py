@@ -10,7 +10,7 @@ from windtunnel.systems.tensor_programs.model.nest import UNROLL_KEY, Attribute,
 
 __all__ = ["code_operations"]
 
-_LANES = 8  # floats of a register; of the middle one of the instruction sets
+_FLOATS_PER_REGISTER = 8  # floats of a register; of the middle one of the instruction sets
 _MIN_COST = 2
 
 
@@ -35,7 +35,7 @@ def _copies(loops: tuple[For, ...], limit: int) -> float:
     copies, registers = 1, 1.0
     for loop in reversed(loops):
         if loop.kind == "vectorized":
-            registers *= max(1.0, loop.extent / _LANES)
+            registers *= max(1.0, loop.extent / _FLOATS_PER_REGISTER)
         elif loop.kind == "unrolled" or (loop.kind == "serial" and copies * loop.extent <= limit):
             copies *= loop.extent
         else:

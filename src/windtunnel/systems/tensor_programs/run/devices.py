@@ -22,7 +22,7 @@ __all__ = ["rates"]
 TILES = ((4, 16), (6, 16), (12, 16), (4, 32), (6, 32), (8, 32), (12, 32))
 """Rows and columns of the tile in registers."""
 BLOCKS, DEPTH = 64, 256
-LEAST_TRIAD_ELEMENTS = 2**25
+MIN_TRIAD_ELEMENTS = 2**25
 SHARED_CACHE_ELEMENTS = 2**20  # of one array of three: 12 MB in all, more than a core has of its own
 RUNS, REPEATS = 20, 10
 TRIAD_REPEATS = 5
@@ -62,7 +62,7 @@ def _product_rate(isa: str, num_threads: int, rows: int, columns: int) -> float:
         Step("init", "main", (2,)),
         Step("vectorize", "main_init", (3,)),
     )
-    return task.flops / _least_s(task, steps, isa, num_threads, RUNS, REPEATS)
+    return task.flops / _min_s(task, steps, isa, num_threads, RUNS, REPEATS)
 
 
 def _triad_rate(isa: str, num_threads: int, num_elements: int) -> float:
@@ -74,16 +74,16 @@ def _triad_rate(isa: str, num_threads: int, num_elements: int) -> float:
         Step("parallel", "op1", (0,)),
         Step("vectorize", "op1", (2,)),
     )
-    return task.size_bytes / _least_s(task, steps, isa, num_threads, 1, TRIAD_REPEATS)
+    return task.size_bytes / _min_s(task, steps, isa, num_threads, 1, TRIAD_REPEATS)
 
 
 def _triad_elements() -> int:
     """Return the elements of one array, a power of two: three arrays are twice the largest cache or more."""
     largest = max(hardware.machine().cache_bytes.values(), default=0)
-    return max(LEAST_TRIAD_ELEMENTS, 1 << math.ceil(math.log2(max(2 * largest / 12, 1))))
+    return max(MIN_TRIAD_ELEMENTS, 1 << math.ceil(math.log2(max(2 * largest / 12, 1))))
 
 
-def _least_s(task: Task, steps: tuple[Step, ...], isa: str, num_threads: int, runs: int, repeats: int) -> float:
+def _min_s(task: Task, steps: tuple[Step, ...], isa: str, num_threads: int, runs: int, repeats: int) -> float:
     values, expected = arguments_of(task)
     use_threads(num_threads)
     built = build(replay(task, to_rows(steps)).module, isa, values, expected)

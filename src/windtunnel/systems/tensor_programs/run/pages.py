@@ -23,7 +23,7 @@ from windtunnel.systems.tensor_programs.run.build import build, use_threads
 __all__ = ["OTHERS", "RATES", "others_rate", "page_rates", "reader", "resident_bytes"]
 
 PAGE_ELEMENTS = 1024  # 4 KiB: how much a processor fetches ahead, and the least that memory is mapped by
-LANES = 16
+NUM_LANES = 16
 OWN_BYTES = 2**19  # of each thread: these stay in a core's own cache, be it of 1 MiB
 SHARED_BYTES = tuple(mib * 2**20 for mib in (8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192))
 FAR_BYTES = 2**28
@@ -160,7 +160,7 @@ def reader(num_pages: int, order_shape: tuple[int, ...]) -> Any:
     schedule = require("tvm.s_tir", extra="tvm").Schedule(te.create_prim_func([data, order, result]))
     block = schedule.get_sblock("main")
     thread, index, pages = schedule.get_loops(block)
-    outer, lane = schedule.split(index, [None, LANES])
+    outer, lane = schedule.split(index, [None, NUM_LANES])
     schedule.reorder(thread, pages, outer, lane)
     schedule.vectorize(lane)
     if order_shape[0] > 1:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from windtunnel.systems.tensor_programs.run.build import Built
     from windtunnel.systems.tensor_programs.run.measure import Band, Look
 
-__all__ = ["Drawn", "Worker", "main"]
+__all__ = ["SampledProgram", "Worker", "main"]
 
 MAX_LEAVES = 16
 MAX_TEMPORARY_BYTES = 64 * 2**20
@@ -47,7 +47,7 @@ _CANARY = (-1, "sse4.2")  # its key, and the instruction set that every host has
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledProgram:
     """A sampled program: its schedule's rows and its encoded nest."""
 
     sched: Any
@@ -143,7 +143,7 @@ def main(process: Place) -> None:
             process.tell(answer)
 
 
-def _draw(state: _State, key: int, task: Task, seed: int) -> Drawn:
+def _draw(state: _State, key: int, task: Task, seed: int) -> SampledProgram:
     """Draw until a program keeps all limits."""
     from windtunnel.systems.tensor_programs.run.sampling import sample
 
@@ -157,7 +157,7 @@ def _draw(state: _State, key: int, task: Task, seed: int) -> Drawn:
     raise FlightError(f"no schedule out of {MAX_DRAWS} keeps the limits: {reason}", where=task.name)
 
 
-def _replay(state: _State, key: int, task: Task, rows: Any) -> Drawn:
+def _replay(state: _State, key: int, task: Task, rows: Any) -> SampledProgram:
     from windtunnel.systems.tensor_programs.run.schedules import replay
 
     scheduled = replay(task, rows)
@@ -168,7 +168,7 @@ def _replay(state: _State, key: int, task: Task, rows: Any) -> Drawn:
     return sampled
 
 
-def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
+def _within_limits(scheduled: Any) -> tuple[str, SampledProgram | None]:
     from windtunnel.systems.tensor_programs.model.encoding import encode
     from windtunnel.systems.tensor_programs.run.code_size import code_operations
     from windtunnel.systems.tensor_programs.run.nests import is_sound, nest_of, temporary_bytes
@@ -188,7 +188,7 @@ def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
     if len(tree.positions) > MAX_LEAVES:
         return f"{len(tree.positions)} statements", None
     rows = to_rows(scheduled.steps)
-    return "", Drawn(
+    return "", SampledProgram(
         rows, tree.features.astype(np.float16), tree.code.astype(np.float16), tree.positions, tree.serialized
     )
 

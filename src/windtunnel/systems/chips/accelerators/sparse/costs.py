@@ -1,7 +1,7 @@
 """Cycles of single outputs: how long a lane group takes for one dot product.
 
 In: bits of operands, tables of taps. Out: cycles and multiplications of each output, dense and without zeros. The
-operands of an output are a stream, tap after tap, cut into chunks; a chunk takes a cycle for each ``lanes`` of its
+operands of an output are a stream, tap after tap, cut into chunks; a chunk takes a cycle for each ``num_lanes`` of its
 non-zero operands, none where it has none. Not here: which elements work on which outputs (``tiles``).
 """
 
@@ -42,7 +42,7 @@ class Costs:
 
 
 def patch_costs(
-    words_QW: Words, taps_PT: NDArray[np.int64], num_images: int, channels: int, groups: int, lanes: int
+    words_QW: Words, taps_PT: NDArray[np.int64], num_images: int, channels: int, groups: int, num_lanes: int
 ) -> Costs:
     """Of outputs that are sums over a patch of operand pixels, a row per output pixel of all images.
 
@@ -52,7 +52,7 @@ def patch_costs(
         Operand pixels of all images.
     taps_PT : int64 [P, T]
         Pixel that each tap reads, within one image.
-    num_images, channels, groups, lanes : int
+    num_images, channels, groups, num_lanes : int
         Channels are those of the operand.
     """
     group_channels = channels // groups
@@ -60,16 +60,16 @@ def patch_costs(
     result = np.zeros((4, num_images * pixels, groups), dtype=np.int32)
     if group_channels % CHUNK == 0:
         of_pixel = np.zeros((2, len(words_QW), groups), dtype=np.int32)
-        _whole_chunks(words_QW, group_channels // CHUNK, lanes, of_pixel)
-        full = (group_channels // CHUNK) * -(-CHUNK // lanes)
+        _whole_chunks(words_QW, group_channels // CHUNK, num_lanes, of_pixel)
+        full = (group_channels // CHUNK) * -(-CHUNK // num_lanes)
         _sum_patches(of_pixel, taps_PT, num_images, num_operands, full, group_channels, result)
     else:
-        _stream_patches(words_QW, taps_PT, num_images, num_operands, group_channels, lanes, result)
+        _stream_patches(words_QW, taps_PT, num_images, num_operands, group_channels, num_lanes, result)
     return Costs(*result)
 
 
 @njit(cache=True)
-def _whole_chunks(words_QW: Any, chunks: int, lanes: int, sums_2QG: Any) -> None:
+def _whole_chunks(words_QW: Any, chunks: int, num_lanes: int, sums_2QG: Any) -> None:
     """Count cycles and non-zero operands of each pixel and group, where groups are whole words."""
     # words_QW: a bit per channel of pixel Q, CHUNK bits per word; sums_2QG: rows (cycles, operands).
     # A chunk takes ceil(ones / lanes) cycles, so pixels are summed once here and then shared by all patches.
@@ -78,7 +78,7 @@ def _whole_chunks(words_QW: Any, chunks: int, lanes: int, sums_2QG: Any) -> None
             cycles = operands = 0
             for index in range(group * chunks, (group + 1) * chunks):
                 ones = int(ones_of(words_QW[pixel, index]))
-                cycles += (ones + lanes - 1) // lanes
+                cycles += (ones + num_lanes - 1) // num_lanes
                 operands += ones
             sums_2QG[0, pixel, group] = cycles
             sums_2QG[1, pixel, group] = operands
@@ -108,7 +108,7 @@ def _sum_patches(
 
 @njit(cache=True)
 def _stream_patches(
-    words_QW: Any, taps_PT: Any, images: int, operands: int, group_channels: int, lanes: int, sums_4RG: Any
+    words_QW: Any, taps_PT: Any, images: int, operands: int, group_channels: int, num_lanes: int, sums_4RG: Any
 ) -> None:
     """Sum the costs of each patch where groups are no whole words, so that chunks continue from tap to tap."""
     # tap 0      tap 1      tap 2           channels of one group, tap by tap
@@ -133,19 +133,24 @@ def _stream_patches(
                         index += used
                         left -= used
                         if filled == CHUNK:
-                            dense += (CHUNK + lanes - 1) // lanes
-                            sparse += (ones + lanes - 1) // lanes
+                            dense += (CHUNK + num_lanes - 1) // num_lanes
+                            sparse += (ones + num_lanes - 1) // num_lanes
                             total += CHUNK
                             nonzero += ones
                             filled = ones = 0
-                sums_4RG[0, row, group] = dense + (filled + lanes - 1) // lanes
-                sums_4RG[1, row, group] = sparse + (ones + lanes - 1) // lanes
+                sums_4RG[0, row, group] = dense + (filled + num_lanes - 1) // num_lanes
+                sums_4RG[1, row, group] = sparse + (ones + num_lanes - 1) // num_lanes
                 sums_4RG[2, row, group] = total + filled
                 sums_4RG[3, row, group] = nonzero + ones
 
 
 def correlation_costs(
-    inputs_ATW: Words, inside_TW: Words, gradients_FW: Words, channels_of_group: int, filters_of_group: int, lanes: int
+    inputs_ATW: Words,
+    inside_TW: Words,
+    gradients_FW: Words,
+    channels_of_group: int,
+    filters_of_group: int,
+    num_lanes: int,
 ) -> Costs:
     """Of gradients of weights: outputs that are sums over pixels of what one channel and one filter have there.
 
@@ -156,7 +161,7 @@ def correlation_costs(
     inside_TW : uint32 [T, W]
         Whether it lies in the image.
     gradients_FW : uint32 [F, W]
-    channels_of_group, filters_of_group, lanes : int
+    channels_of_group, filters_of_group, num_lanes : int
 
     Returns
     -------
@@ -165,12 +170,12 @@ def correlation_costs(
     """
     taps = len(inside_TW)
     result = np.zeros((4, channels_of_group * taps, len(gradients_FW)), dtype=np.int32)
-    _correlate(inputs_ATW, inside_TW, gradients_FW, channels_of_group, filters_of_group, lanes, result)
+    _correlate(inputs_ATW, inside_TW, gradients_FW, channels_of_group, filters_of_group, num_lanes, result)
     return Costs(*result)
 
 
 @njit(cache=True)
-def _correlate(inputs_ATW: Any, inside_TW: Any, gradients_FW: Any, channels: int, filters: int, lanes: int,
+def _correlate(inputs_ATW: Any, inside_TW: Any, gradients_FW: Any, channels: int, filters: int, num_lanes: int,
                sums_4RC: Any) -> None:  # fmt: skip
     """Count the products of each channel, tap and filter, a word of output pixels at a time."""
     # sums_4RC: rows as in ``_sum_patches``; R = channel of a group x tap, C = filter. The dense cost depends on the
@@ -179,7 +184,7 @@ def _correlate(inputs_ATW: Any, inside_TW: Any, gradients_FW: Any, channels: int
         dense = total = 0
         for word in range(inside_TW.shape[1]):
             ones = int(ones_of(inside_TW[tap, word]))
-            dense += (ones + lanes - 1) // lanes
+            dense += (ones + num_lanes - 1) // num_lanes
             total += ones
         for channel in range(channels):
             row = channel * len(inside_TW) + tap
@@ -189,7 +194,7 @@ def _correlate(inputs_ATW: Any, inside_TW: Any, gradients_FW: Any, channels: int
                 sparse = nonzero = 0
                 for word in range(len(other)):
                     ones = int(ones_of(input_words[word] & other[word]))
-                    sparse += (ones + lanes - 1) // lanes
+                    sparse += (ones + num_lanes - 1) // num_lanes
                     nonzero += ones
                 sums_4RC[0, row, column] = dense
                 sums_4RC[1, row, column] = sparse

@@ -154,19 +154,19 @@ def _largest(num: int) -> float:
     return NormalDist().inv_cdf((num - 0.375) / (num + 0.25)) if num > 1 else 0.0
 
 
-def _chunks(num: float, density: float, lanes: int, *, is_variance: bool = False) -> float:
+def _chunks(num: float, density: float, num_lanes: int, *, is_variance: bool = False) -> float:
     """Return the cycles of some operands, or their variance."""
     whole, rest = divmod(num, CHUNK)
     index = int(is_variance)
-    last = _chunk_mean_and_variance(max(round(rest), 1), density, lanes)[index] if rest > 0 else 0.0
-    return whole * _chunk_mean_and_variance(CHUNK, density, lanes)[index] + last
+    last = _chunk_mean_and_variance(max(round(rest), 1), density, num_lanes)[index] if rest > 0 else 0.0
+    return whole * _chunk_mean_and_variance(CHUNK, density, num_lanes)[index] + last
 
 
 @cache
-def _chunk_mean_and_variance(num: int, density: float, lanes: int) -> tuple[float, float]:
+def _chunk_mean_and_variance(num: int, density: float, num_lanes: int) -> tuple[float, float]:
     """Cycles of a chunk whose operands are zero by chance, and their variance."""
     chances = [math.comb(num, index) * density**index * (1 - density) ** (num - index) for index in range(num + 1)]
     mean, square = (
-        sum(chance * (-(-index // lanes)) ** power for index, chance in enumerate(chances)) for power in (1, 2)
+        sum(chance * (-(-index // num_lanes)) ** power for index, chance in enumerate(chances)) for power in (1, 2)
     )
     return mean, max(square - mean**2, 0.0)
