@@ -57,6 +57,7 @@ def count(words: Words) -> int:
 @njit(cache=True, inline="always")
 def ones_of(word: Any) -> Any:
     """Bits that are set in a word of 32: adds neighbors, then pairs of them, then all by one product."""
+    #      32 x 1 bit -> 16 sums of 2 bits -> 8 sums of 4 bits -> 4 sums of 8 bits -> the top byte of a product
     word = word - ((word >> np.uint32(1)) & np.uint32(0x55555555))
     word = (word & np.uint32(0x33333333)) + ((word >> np.uint32(2)) & np.uint32(0x33333333))
     word = (word + (word >> np.uint32(4))) & np.uint32(0x0F0F0F0F)
@@ -66,6 +67,8 @@ def ones_of(word: Any) -> Any:
 @njit(cache=True, inline="always")
 def bits_at(words_W: Any, begin: int, num: int) -> Any:
     """So many bits (at most 32) from a place on, as a word."""
+    # The bits may straddle two words: both are joined to 64 bits, shifted and masked. The second word is
+    # only read where it is needed, as there may be none behind the last.
     index, shift = begin >> 5, begin & 31
     low = np.uint64(words_W[index])
     if shift + num > 32:

@@ -70,11 +70,14 @@ def _table(points: ArrayLike) -> Floats:
 @numba.njit(cache=True)
 def _chains(sorted_points: Any) -> Any:
     """Longest chain to each point; who beats a point lies before it."""
+    # The front of a point is one more than the highest front of those that beat it. Points are sorted
+    # lexicographically, so that whoever beats a point was visited before it.
     count, goals = sorted_points.shape
     length = np.zeros(count, dtype=np.int64)
     for index in range(count):
         longest = 0
         for other in range(index - 1, -1, -1):
+            # A point in a front that is not higher cannot lengthen the chain: skip comparing its goals.
             if length[other] + 1 <= longest:
                 continue
             beats, differs = True, False

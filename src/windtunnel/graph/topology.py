@@ -19,6 +19,9 @@ Ints = NDArray[Any]
 @njit(cache=True)
 def adjacency(key: Ints, num_tasks: int) -> tuple[Ints, Ints]:
     """Group edge rows by ``key`` (their src or dst): indptr int64 [T+1], edge rows int32 [E], stable."""
+    # Counting sort into compressed sparse rows: count per key, sum up, fill. Stable, so that the edges
+    # of a task keep their row order, on which arrival joins rely.
+    #      edges of task v are rows[indptr[v] : indptr[v + 1]]
     indptr = np.zeros(num_tasks + 1, dtype=np.int64)
     for e in range(key.size):
         indptr[key[e] + 1] += 1
@@ -35,6 +38,8 @@ def adjacency(key: Ints, num_tasks: int) -> tuple[Ints, Ints]:
 @njit(cache=True)
 def kahn_order(indptr: Ints, edge_rows: Ints, dst: Ints, num_tasks: int) -> Ints:
     """Topological order int32; shorter than T if there is a cycle. Sources come in row order (queue, not stack)."""
+    # ``order`` is the queue as well: what is between head and tail has no predecessor left. A queue
+    # (first in, first out) keeps tasks that are independent in row order, which is roughly time order.
     indegree = np.zeros(num_tasks, dtype=np.int32)
     for e in range(dst.size):
         indegree[dst[e]] += 1
@@ -60,6 +65,8 @@ def kahn_order(indptr: Ints, edge_rows: Ints, dst: Ints, num_tasks: int) -> Ints
 @njit(cache=True)
 def shortest_cycle_through(start: int, indptr: Ints, edge_rows: Ints, dst: Ints, limit: int) -> Ints:
     """Breadth-first search for the shortest cycle through ``start`` of fewer than ``limit`` tasks; empty if none."""
+    # Breadth-first, so that the first way back to ``start`` is a shortest one. ``limit`` is the length of
+    # the best cycle so far: a search that cannot beat it ends early.
     num_tasks = indptr.size - 1
     parent = np.full(num_tasks, -1, dtype=np.int32)
     depth = np.zeros(num_tasks, dtype=np.int32)
@@ -74,6 +81,7 @@ def shortest_cycle_through(start: int, indptr: Ints, edge_rows: Ints, dst: Ints,
         for i in range(indptr[u], indptr[u + 1]):
             v = dst[edge_rows[i]]
             if v == start:
+                # Walk back along parents; the depth says at which index each task belongs.
                 cycle = np.empty(depth[u] + 1, dtype=np.int32)
                 for k in range(depth[u], -1, -1):
                     cycle[k] = u
@@ -98,6 +106,9 @@ def _grow_array(array: Ints, size: int) -> Ints:
 @njit(cache=True)
 def _join_kinds(first: int, second: int, order_kind: int, data_kind: int, control_kind: int) -> int:
     """Return the kind of a path of two edges: data passes only where both edges pass it."""
+    # Along a path     ORDER + ORDER = ORDER     DATA + DATA = DATA     all other pairs = CONTROL
+    # A kept task that was only ordered before the removed reader hands it no data, and what the
+    # removed task read is not read by what merely followed it: both paths still have to be waited for.
     if first != second and (first == data_kind or (first == order_kind and second == data_kind)):
         return control_kind
     return second if first == order_kind else first
@@ -135,6 +146,14 @@ def bridge(
     src, dst, lag_ns, from_start, kind of the new edges; a path of ORDER edges alone stays ORDER, one of DATA edges
     alone DATA: what was read by a removed task is not read by all that waited for it.
     """
+    #         a --lag 3--> (x) --lag 2--> (y) --lag 1--> b        x and y are removed
+    #      becomes
+    #         a ---------------- lag 6 ----------------> b
+    # Each removed task keeps a linked list of (origin, delay, starts, kind): the kept tasks whose paths
+    # reach it, all ends in one pool:
+    #      first[v] -> entry -> link[entry] -> ... -> -1
+    # Lists are short where few tasks are removed in a row; duplicates of one origin merge, else parallel
+    # paths through a chain of diamonds would double at each of them.
     num_tasks = removed.size
     first = np.full(num_tasks, -1, dtype=np.int64)
     size = 1024
@@ -156,6 +175,7 @@ def bridge(
     in_indptr, in_rows = adjacency(dst, num_tasks)
     for position in range(order.size):
         v = order[position]
+        # Only removed tasks and kept ones right behind them have anything to do.
         touched = removed[v]
         if not touched:
             for i in range(in_indptr[v], in_indptr[v + 1]):
@@ -170,6 +190,7 @@ def bridge(
             if not removed[u]:
                 if not removed[v]:
                     continue
+                # -2 stands for the edge itself, from a kept task; else the list of the removed predecessor is walked.
                 entry = -2
             else:
                 entry = first[u]
@@ -181,6 +202,8 @@ def bridge(
                     a, w, s = origin[entry], delay[entry] + lag_ns[e], starts[entry]
                     k = _join_kinds(label[entry], kind[e], order_kind, data_kind, control_kind)
                     entry = link[entry]
+                # ``stamp[key] == position`` says that this origin is in the list of this task already; comparing with
+                # the position saves clearing the array for every task.
                 key = 2 * a + (1 if s else 0)
                 if removed[v]:
                     if stamp[key] == position:

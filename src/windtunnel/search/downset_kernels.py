@@ -42,6 +42,7 @@ OWN, FREE, LEFT = range(3)  # what an entry says: the sender leaves S; a receive
 @numba.njit(cache=True)
 def has(words: Any, node: int) -> Any:
     """Whether a downset holds a node."""
+    # Node n is bit n % 64 of word n // 64.
     return (words[node >> 6] >> np.uint64(node & 63)) & np.uint64(1) == np.uint64(1)
 
 
@@ -62,6 +63,11 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
     ``before_NW`` holds each node's predecessors. Every downset appears once, with the first parent that reaches it.
     Returns as soon as there are more than ``limit``.
     """
+    # A downset is a set of nodes that holds all predecessors of its members: what can be finished while
+    # the rest is not begun. The lattice of all downsets is enumerated level by level, by size:
+    #      {}  ->  {a} {b}  ->  {a,b} {a,c}  ->  ...  ->  all nodes
+    # A node may be added if its predecessors are all inside. Two parents often reach the same downset;
+    # an open-addressing hash table (power of two, at most half full) tells those apart that are new.
     num_nodes, num_words = before_NW.shape
     capacity = 64
     result = np.empty((capacity, num_words), np.uint64)
@@ -74,6 +80,7 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
         for node in range(num_nodes):
             if has(words, node):
                 continue
+            # Predecessors outside of the set: any bit of before & ~words.
             is_open = True
             for word in range(num_words):
                 if before_NW[node, word] & ~words[word]:
@@ -98,6 +105,8 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
                 capacity *= 2
                 result = _longer(result, capacity)
                 parent, added = longer(parent, capacity), longer(added, capacity)
+            # Each downset remembers one parent and the node that was added: sums over its nodes then take one
+            # addition (``Lattice.sums``), and membership is inherited (``fill_inside``).
             result[count], parent[count], added[count] = new, index, node
             table[position] = count
             count += 1
@@ -138,6 +147,8 @@ def _rehash(downsets: Any, count: int, size: int) -> Any:
 @numba.njit(cache=True)
 def fill_inside(i: int, words_IW: Any, parent_I: Any, added_I: Any, inside_I: Any) -> None:
     """Which downsets before ``i`` lie within it: those whose parent does, and whose further node it has."""
+    # Testing J within I would compare W words for each J. J is its parent plus one node, and parents come
+    # before their children, so that one bit and the parent's answer are enough.
     words = words_IW[i]
     inside_I[0] = True
     for j in range(1, i):
@@ -147,6 +158,8 @@ def fill_inside(i: int, words_IW: Any, parent_I: Any, added_I: Any, inside_I: An
 @numba.njit(cache=True, parallel=True)
 def count_pairs(words_IW: Any, parent_I: Any, added_I: Any, num_threads: int) -> int:
     """Pairs J within I, I itself not counted."""
+    # Larger downsets have more below them: threads take every n-th one instead of consecutive blocks, so
+    # that each gets large and small ones.
     total = 0
     num = words_IW.shape[0]
     for thread in numba.prange(num_threads):
@@ -164,6 +177,7 @@ def count_pairs(words_IW: Any, parent_I: Any, added_I: Any, num_threads: int) ->
 @numba.njit(cache=True)
 def nesting(words_IW: Any, parent_I: Any, added_I: Any) -> Any:
     """Whether the first is a proper part of the second, bool [I, I]."""
+    # The same induction as in ``fill_inside``, for all I at once. A square table: only for small lattices.
     num = parent_I.size
     inside_II = np.zeros((num, num), np.bool_)
     for i in range(1, num):
@@ -177,6 +191,10 @@ def nesting(words_IW: Any, parent_I: Any, added_I: Any) -> Any:
 def entries_of(words_IW: Any, parent_I: Any, added_I: Any, ptr_N: Any, group_X: Any, is_own_X: Any, own_G: Any,
             target_ptr: Any, targets: Any) -> Any:  # fmt: skip
     """What ``row`` needs of every downset: the groups of its last node, with their targets in its parent."""
+    # What changes in the communication of S = I \ J when J grows by one node depends on I only through
+    # counts; everything else is prepared here once per J, so that ``row`` touches a few groups per pair.
+    #      entry = one group that the added node sends to (OWN) or receives from (FREE, LEFT)
+    #      count = its targets that J's parent holds
     num = parent_I.size
     entry_ptr = np.zeros(num + 1, np.int64)
     for j in range(1, num):
@@ -204,6 +222,10 @@ def row(i: int, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries
     Every J costs what its parent costs, changed by the few groups that its one further node is part of: it has left S.
     ``inside_I`` and ``comm_IC`` are filled up to ``i``; the last two are scratch.
     """
+    #      all nodes:  |---- J ----|------- S = I \ J -------|---- outside of I ----|
+    # A group costs once if data leaves S (its sender is inside, some target is not) and once if data
+    # enters S (its sender is outside, some target is inside), whatever the number of targets.
+    # J = {} first: S is all of I, and each group is counted from the bits.
     own_G, num_targets_G, target_ptr, targets, cost_G, out_channel_G, in_channel_G = groups
     entry_ptr, entry_group, entry_count, entry_kind = entries
     words = words_IW[i]
@@ -223,6 +245,10 @@ def row(i: int, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries
                     comm_IC[0, out_channel_G[g]] += cost_G[g]
             elif reached > 0:
                 comm_IC[0, in_channel_G[g]] += cost_G[g]
+    # J grows by one node at a time along parents, and that node leaves S. Three cases change a cost:
+    #      OWN   the node was the sender: nothing leaves S for this group any more, something may enter
+    #      FREE  the node was a target and the sender stays in S: from now on data leaves S
+    #      LEFT  the node was the last target in S of a sender outside of it: nothing enters any more
     for j in range(1, i):
         above = parent_I[j]
         if not (inside_I[above] and has(words, added_I[j])):
@@ -252,6 +278,8 @@ def row(i: int, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries
 @numba.njit(cache=True)
 def _load(compute: float, comm_C: Any, scale_C: Any, combine: int) -> Any:
     """Of one device: ``scale_C`` is what a unit of each channel takes there, 0 where data is already at hand."""
+    #      sum      compute + everything              overlap          max(compute, sent + received)
+    #      duplex   compute + max(sent, received)     overlap-duplex   max(compute, max(sent, received))
     if combine == SUM:
         total = 0.0
         for channel in range(comm_C.size):
@@ -273,6 +301,10 @@ def level_part(thread: int, num_threads: int, first: int, last: int, best_IV: An
     For every vector of device counts; ``best_IV`` is final for smaller downsets. A pair whose load is above ``upper``
     cannot be part of a better answer.
     """
+    # The inner loops of the recurrence in ``minmax``:
+    #      best[I, V] = min over J within I, option o of max(load(I \ J, o), best[J, V - devices(o)])
+    # ``move_to`` and ``move_from`` list, per option, the vectors V and V - devices(o) that exist.
+    # Cheap tests (memory, compute alone against the bound) come before the communication is combined.
     num_groups, num_options = groups[0].size, option_type.size
     inside_I = np.zeros(last, np.bool_)
     comm_IC = np.zeros((last, scale_OC.shape[1]))
@@ -290,6 +322,7 @@ def level_part(thread: int, num_threads: int, first: int, last: int, best_IV: An
                 load = compute_IT[i, kind] - compute_IT[j, kind]
                 if load > upper * replicas or memory > limit_T[kind]:
                     continue
+                # Counts of nodes that this type cannot run: a difference means that one of them is in I \ J.
                 if barred_IT[i, kind] != barred_IT[j, kind]:
                     continue
                 load = _load(load, comm_IC[j], scale_OC[option], combine) / replicas
@@ -308,6 +341,8 @@ def level(num_threads: int, first: int, last: int, best_IV: Any, words_IW: Any, 
           option_type: Any, option_replicas: Any, option_sync: Any, scale_OC: Any, move_ptr: Any, move_to: Any,
           move_from: Any, combine: int, upper: float) -> None:  # fmt: skip
     """``level_part`` on several threads."""
+    # Downsets of one size never depend on each other, so that a level is split without locks: each
+    # thread writes the rows of its own downsets only.
     for thread in numba.prange(num_threads):
         level_part(thread, num_threads, first, last, best_IV, words_IW, parent_I, added_I, groups, entries, compute_IT,
                    memory_I, weights_I, barred_IT, limit_T, option_type, option_replicas, option_sync, scale_OC,

@@ -108,6 +108,8 @@ class Table:
 
     def _step(self, downset: int, vector: int) -> tuple[int, int, int]:
         """The smaller downset, option and vector that this value comes from."""
+        # The table stores values only; the choice behind a value is found again by evaluating all candidates
+        # of this one state. That costs one row per stage, instead of an array as large as the table.
         inside_J, loads_JO = self.loads(downset)
         options = self.options
         best: tuple[float, int, int, int] = (math.inf, 0, 0, 0)
@@ -199,6 +201,7 @@ def solve(
         raise InputError(f"loads cannot be combined by {combine!r}", where="combine", fix=", ".join(_COMBINES))
     if not sum(type_.count for type_ in work.types):
         raise InputError("there are no devices", where="devices", fix="one accelerator or CPU at least")
+    # Levels are solved by size: everything within a downset is smaller, hence final when it is read.
     options = options_of(work.types, work.link_scale, is_summed=combine == "sum")
     entries = _entries(lattice, work.groups)
     groups = _pack_groups(work.groups, is_merged=options.num_channels == 1)

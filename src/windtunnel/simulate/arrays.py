@@ -107,6 +107,12 @@ def _permute_edges(
     lag_out: Ints,
 ) -> Ints:
     """Adjacency by position: ``other`` end of each edge as a position, complemented for from_start, and its lag."""
+    # From rows to positions. Neighbors in time become neighbors in memory, which is what makes a pass
+    # fast: a replay reads edges and tasks almost sequentially.
+    #      rows:       tasks in the order in which a source wrote them
+    #      positions:  the same tasks topologically sorted; order[position] = row
+    # An edge that waits for a start has its end complemented (~u < 0): the sign bit is free, and a
+    # separate column would cost another stream of memory.
     num_tasks = order.size
     position = np.empty(num_tasks, dtype=np.int32)
     for p in range(num_tasks):
@@ -128,6 +134,9 @@ def _permute_edges(
 @njit(cache=True, nogil=True)
 def _break_chains(indptr: Ints, source: Ints, resource: Ints, is_free: Ints) -> None:
     """Set ``is_free`` [R] where some task does not wait, by an edge of its own, for the end of the one before it."""
+    # A resource has nothing to decide if its tasks form a chain of edges: each waits for the end of the
+    # one before it in the topological order. Then the fixed-order engine gives what the event engine
+    # would, many times faster. One task without such an edge is enough to need the other.
     latest = np.full(is_free.size, -1, dtype=np.int64)
     for p in range(resource.size):
         r = resource[p]
@@ -180,6 +189,7 @@ def find_contended_resources(graph: Graph, program: FixedOrder) -> Ints:
 
 def event_input(graph: Graph) -> EventInput:
     """Lay out outgoing edges, priorities and resources for the event-driven engine."""
+    # The event engine would take tasks in any order; the topological one makes it stream.
     order = graph.topological_order().astype(np.int32)
     from_start = edge_column(graph, "from_start", np.bool_)
     lag = edge_column(graph, "lag_ns", np.int64)

@@ -23,6 +23,7 @@ NONE = np.int32(-1)
 
 @njit(inline="always")
 def _mix_hash(seed: np.uint64, value: Any) -> np.uint64:
+    # Multiply and shift, as in Fibonacci hashing: enough, as equal hashes are always compared in full.
     mixed = (seed ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(29))
 
@@ -30,6 +31,9 @@ def _mix_hash(seed: np.uint64, value: Any) -> np.uint64:
 @njit(cache=True, nogil=True)
 def _gather(first: int, stop: int, source: Ints, lag: Ints, member: Ints, tokens: Ints, lags: Ints) -> int:
     """The set of what a task waits for, sorted, as (2 * class + sense, lag); returns its size."""
+    # Insertion sort with removal of duplicates. Sets are small (a task has few predecessors), and two
+    # tasks wait for the same set exactly if these sorted lists are equal.
+    #      token = 2 * class of the predecessor + (1 if its start is waited for)
     size = 0
     for e in range(first, stop):
         u = source[e]
@@ -129,6 +133,8 @@ def fold_pass(
 @njit(cache=True, nogil=True)
 def alike_lists(indptr: Ints, values: Ints, kind: Ints) -> tuple[Ints, int]:
     """Number lists so that equal ones of one kind have equal numbers, int64 [R]; returns how many numbers there are."""
+    # Hash table with linear probing over list numbers, at most half full, so that probes stay short.
+    # A list gets the number of the first equal one, so that numbers follow the order of the input.
     num_lists = kind.size
     bits = 4
     while (1 << bits) < 2 * num_lists:

@@ -68,6 +68,7 @@ NEVER = np.iinfo(np.int64).max
 @njit(inline="always")
 def _place_event(keys: Ints, codes: Ints | None, hole: np.uint64, key: int, code: Any) -> None:
     """Let an event rise from the hole ``hole``."""
+    # Move parents down into the hole instead of swapping: one write per level instead of three.
     while hole > U0:
         parent = (hole - U1) >> U2
         if keys[parent] <= key:
@@ -83,6 +84,9 @@ def _place_event(keys: Ints, codes: Ints | None, hole: np.uint64, key: int, code
 
 @njit(inline="always")
 def _push_event(keys: Ints, codes: Ints | None, bits: int, size: np.uint64, time: int, code: Any) -> np.uint64:
+    # The heap has four children per node because a cache line holds eight keys: the children of a
+    # node are read with one or two misses, and the tree is half as deep as a binary one.
+    #      node i:  children 4i+1, 4i+2, 4i+3, 4i+4;  parent (i-1) >> 2
     keys[size + U4] = NEVER  # so that the four children of any event can be read
     key = time << bits
     if codes is None:
@@ -109,6 +113,7 @@ def _pop_event(keys: Ints, codes: Ints | None, size: np.uint64) -> np.uint64:
         a, b, c, d = keys[child], keys[child + U1], keys[child + U2], keys[child + U3]
         left, right = min(a, b), min(c, d)
         keys[index] = min(left, right)
+        # Which of the four is smallest, as arithmetic: 2 or 3 where the right pair wins, else 0 or 1.
         child += np.uint64(d < c) + U2 if right < left else np.uint64(b < a)
         if codes is not None:
             codes[index] = codes[child]
@@ -123,6 +128,8 @@ def _pop_event(keys: Ints, codes: Ints | None, size: np.uint64) -> np.uint64:
 
 @njit(inline="always")
 def _is_before(a: np.uint64, b: np.uint64, priority: Ints | None, tasks: Ints, order: Ints) -> bool:
+    # A total order: priority, then the time at which the task became ready, then its row. Without the
+    # row, ties would be broken by the shape of the heap, hence by the history of unrelated tasks.
     if priority is not None:
         if priority[a] != priority[b]:
             return bool(priority[a] < priority[b])
@@ -133,6 +140,10 @@ def _is_before(a: np.uint64, b: np.uint64, priority: Ints | None, tasks: Ints, o
 
 @njit(inline="always")
 def _push_task(queue: Ints, resource: Any, v: np.uint64, priority: Ints | None, tasks: Ints, order: Ints) -> None:
+    # All queues share one array. A resource owns as many entries as it has tasks, because each task
+    # waits at most once, so that no queue grows and none needs a capacity check:
+    #      queue   | resource 0 ......... | resource 1 .... | resource 2 ....... |
+    #                ^ first, ^ waiting used, as a binary heap
     first = np.uint64(resource.first)
     index = np.uint64(resource.waiting)
     resource.waiting += 1
@@ -176,6 +187,7 @@ def _pop_task(queue: Ints, resource: Any, priority: Ints | None, tasks: Ints, or
 
 @kernel
 def _ends_before(a: int, b: int, end: Ints) -> bool:
+    # ``end`` is a fixed-point number in two words: whole ns of work, and the fraction in 2**-30.
     if end[a, 0] != end[b, 0]:
         return bool(end[a, 0] < end[b, 0])
     return bool(end[a, 1] < end[b, 1])
@@ -183,6 +195,8 @@ def _ends_before(a: int, b: int, end: Ints) -> bool:
 
 @kernel
 def _push_user(queue: Ints, base: int, size: int, task: int, end: Ints) -> None:
+    # The same array as that of waiting tasks: a SHARED resource has users, a FIFO one has waiters,
+    # and none has both.
     index = size
     while index > 0:
         parent = (index - 1) >> 1
@@ -217,6 +231,8 @@ def _rate_of_user(slowdown_S: Ints, slots: int, users: int) -> int:
     """Work received per ns by each of ``users`` tasks, in units of 2**-30."""
     if users == 0:
         return 0
+    # Up to the last measured number of users the curve counts; beyond, the slow-down grows in
+    # proportion to the users, as on a device that is saturated.
     measured = slowdown_S.size
     if measured == 0:
         slow = users / slots if users > slots else 1.0
@@ -231,6 +247,10 @@ def _rate_of_user(slowdown_S: Ints, slots: int, users: int) -> int:
 @kernel
 def _settle(share: Any, time: int) -> None:
     """Bring the virtual work of a resource up to ``time``; the product is split so that 64 bits hold it."""
+    # elapsed * rate would need up to 61 + 30 bits, so that elapsed is split at 30 bits:
+    #      (high * 2**30 + low) * rate / 2**30 = high * rate + low * rate / 2**30
+    # Both products fit into 64 bits, and the remainder of the second one is carried over, so that
+    # settling often or rarely gives the same work to the last bit.
     elapsed = time - share.since
     share.since = time
     part = (elapsed & FRACTION) * share.rate + share.fraction
@@ -241,6 +261,8 @@ def _settle(share: Any, time: int) -> None:
 @kernel
 def _time_until(missing: int, missing_fraction: int, rate: int) -> int:
     """Smallest whole number of ns in which work grows by ``missing + missing_fraction / 2**30``; rounds up."""
+    # The inverse of ``_settle``: the smallest t with t * rate >= missing * 2**30 + fraction. It is
+    # divided in two steps for the same reason, and rounded up, as a task ends at a whole ns.
     if missing_fraction < 0:
         missing -= 1
         missing_fraction += ONE
@@ -254,6 +276,7 @@ def _time_until(missing: int, missing_fraction: int, rate: int) -> int:
 
 @njit(inline="always")
 def _list_dirty(dirty: Ints, num_dirty: np.uint64, r: np.uint64, resource: Any, is_dirty: bool) -> np.uint64:
+    # Writes always, and counts only if the resource was not listed: no branch that is hard to predict.
     dirty[num_dirty] = r
     num_dirty += np.uint64(is_dirty > resource.is_dirty)
     resource.is_dirty |= is_dirty
@@ -300,11 +323,20 @@ def event_pass(
 
     A plain graph has no from_start edge, join, shared resource, priority or flow; numba leaves their branches out.
     """
+    # What an event means is encoded by the range of its code, so that a key is one word:
+    #      0 ........ T        T ........ 2T       2T ........ 2T+R+1     2T+R+1 ......
+    #      task ends           timer: task v       tick of resource:      edge e arrives
+    #      (v)                 may begin           a user may be done     at its join
+    #                          ^ timer             ^ tick                 ^ arrive
+    # The order of events at one time does not matter, because nothing begins before all of them
+    # were taken.
     num_tasks = duration.size
     timer = num_tasks
     tick = 2 * num_tasks
     arrive = tick + resources.size
     last_edge = np.uint64(max(edges.size, 1) - 1)
+    # Life of a task:   missing > 0  --last predecessor-->  released  --earliest start is over-->
+    #      waiting in its resource's heap  --slot is free-->  running  --event-->  fired: its edges follow
     queue, released, fired, joining = tasks_room
     num_fired = U0  # fired: ended, or ~began: outgoing edges still to follow
     num_joining = U0  # joining: tasks that become users of a shared resource in this round
@@ -322,6 +354,9 @@ def event_pass(
         events = _push_event(keys, codes, bits, events, tasks[v].start, timer + roots[i])
 
     while True:
+        # Nothing is left to do at ``now``: the instant is over, and the next one is the earlier of the
+        # next event and the next end of a flow. Rates of flows may only be filled here, since flows that
+        # begin or end within one instant have to be seen together.
         if num_dirty == U0 and num_joining == U0 and num_fired == U0:
             upcoming = NEVER
             if flows is not None:
@@ -333,6 +368,7 @@ def event_pass(
                 break
             now = upcoming
             if flows is not None:
+                # All flows that end now end before anything begins, as completions of plain tasks do.
                 while flows.counts[0] > 0 and flows.finish[flows.queue[0]] == now:
                     f = flows.queue[0]
                     end_flow(flows, f)
@@ -355,6 +391,7 @@ def event_pass(
             is_join = False
             if num_fired > U0:
                 num_fired -= U1
+                # A task that ended (or began, complemented) earlier in this instant: its edges are still to follow.
                 code = np.int64(fired[num_fired])
                 if code < 0:
                     at_start = True
@@ -370,12 +407,14 @@ def event_pass(
                 if code < timer:
                     u = np.uint64(code)
                     if flows is not None:
+                        # The latency is over: the bytes flow now, and the task keeps its slot.
                         if flow[u] >= 0:
                             begin_flow(flows, flow[u], now)
                             continue
                     done += 1
                     first = np.uint64(indptr[u])
                     stop = np.uint64(indptr[u + U1])
+                    # Tasks near in time are near in memory: what is needed soon lies a short way ahead.
                     prefetch(indptr, u + AHEAD)
                     prefetch(duration, u + AHEAD)
                     r = np.uint64(tasks[u].resource)
@@ -383,6 +422,7 @@ def event_pass(
                     resource.unused += 1
                     num_dirty = _list_dirty(dirty, num_dirty, r, resource, resource.waiting > 0)
                 elif code < tick:
+                    # Its last predecessor was done long ago; now its lag or earliest start is over, too.
                     released[U0] = code - timer
                     num_released = U1
                     first = U0
@@ -392,6 +432,8 @@ def event_pass(
                     stop = U0
                     if shares is not None:
                         if code < arrive:
+                            # Ticks are never taken back when the number of users changes; one that comes
+                            # too early finds no user whose work is done, and does nothing.
                             r = np.uint64(code - tick)
                             resource = resources[r]
                             share = shares[r]
@@ -414,6 +456,8 @@ def event_pass(
                     if arrived is not None:
                         if code >= arrive:
                             is_join = True
+                            # The i-th arrival at a join releases the i-th outgoing edge of the join; the last arrival
+                            # releases all that are left. Which arrival comes i-th is only known now.
                             target = edges[np.uint64(code - arrive)].target
                             u = np.uint64(target if target >= 0 else ~target)
                             first = np.uint64(indptr[u] + arrived[u])
@@ -432,6 +476,7 @@ def event_pass(
                 prefetch(tasks, np.uint64(edges[min(e + AHEAD, last_edge)].target))
                 target = edge.target
                 if releases_at_start is not None:
+                    # A task's edges are followed twice if some wait for its start: once for those, once for the rest.
                     if (target < 0) != at_start and not is_join:
                         continue
                     target = target if target >= 0 else ~target
@@ -442,6 +487,7 @@ def event_pass(
                         time = now + edge.lag
                         events = _push_event(keys, codes, bits, events, time, arrive + np.int64(e))
                         continue
+                # ``start`` serves as the time at which the task is ready until it begins.
                 task.start = max(task.start, now + edge.lag)
                 task.missing -= 1
                 released[num_released] = v
@@ -449,6 +495,7 @@ def event_pass(
             for i in range(num_released):
                 v = np.uint64(released[i])
                 task = tasks[v]
+                # Not ready yet: a timer brings it back at that time.
                 if task.start > now:
                     events = _push_event(keys, codes, bits, events, task.start, timer + np.int64(v))
                     continue
@@ -492,6 +539,8 @@ def event_pass(
                 r = np.uint64(tasks[v].resource)
                 resource = resources[r]
                 share = shares[r]
+                # The task ends when the virtual work has grown by its duration. What the others receive
+                # meanwhile needs no update: their ends are stated in virtual work, too.
                 _settle(share, now)
                 end[v, 0] = share.work + duration[v]
                 end[v, 1] = share.fraction
@@ -499,6 +548,8 @@ def event_pass(
                 resource.waiting += 1
                 num_changed = _list_changed_resource(changed, num_changed, r, share)
             num_joining = U0
+            # Once per resource and round, not once per user that came or went: the rate depends only on how
+            # many users are left, and each tick that is pushed stays in the heap until its time.
             for i in range(num_changed):
                 r = np.uint64(changed[i])
                 resource = resources[r]

@@ -98,12 +98,16 @@ def pad_routes(routes: Sequence[Sequence[int]], width: int = 1) -> Array:
 
 @njit(inline="always")
 def _comes_before(a: int, b: int, key: Array) -> bool:
+    # Ties are broken by number, so that the order of equal keys is not that of their insertion.
     return bool(key[a] < key[b] or (key[a] == key[b] and a < b))
 
 
 @kernel
 def _settle_place(queue: Array, position_of: Array, key: Array, size: int, hole: int, entry: int) -> None:
     """Put an entry where it belongs, beginning from the hole ``hole``."""
+    # The key may have become smaller or larger: the entry rises first, and sinks if it did not rise.
+    # ``position_of`` is updated with each move, so that any entry can be found in constant time when its
+    # key changes or it leaves.
     while hole > 0:
         parent = (hole - 1) >> 1
         other = queue[parent]
@@ -131,6 +135,7 @@ def _settle_place(queue: Array, position_of: Array, key: Array, size: int, hole:
 @kernel
 def _drop(queue: Array, position_of: Array, key: Array, size: int, entry: int) -> None:
     """Take an entry out of a heap of ``size``."""
+    # The last entry fills the gap, wherever that is; it may have to move up or down from there.
     index = position_of[entry]
     position_of[entry] = -1
     last = queue[size - 1]
@@ -144,6 +149,7 @@ def _drop(queue: Array, position_of: Array, key: Array, size: int, entry: int) -
 @kernel
 def touch_link(flows: Flows, link: int) -> None:
     """Let the rates of a link's flows be filled anew once the instant is over."""
+    # ``touched`` is the work list of ``_reach`` as well: links that it touches are appended behind.
     if not flows.is_touched[link]:
         flows.is_touched[link] = True
         flows.touched[flows.counts[1]] = link
@@ -153,6 +159,9 @@ def touch_link(flows: Flows, link: int) -> None:
 @kernel
 def begin_flow(flows: Flows, f: int, now: int) -> None:
     """Let flow ``f`` use its links; its rate is filled when the instant is over."""
+    # Flows over a link are a doubly linked list through the array of (flow, number of the link in its
+    # route), so that a flow leaves in constant time per link and nothing is allocated:
+    #      first[link] -> entry f*W+k -> next[entry] -> ... -> -1        entry // W is the flow
     flows.remaining[f] = flows.size[f]
     flows.rate[f] = 0.0
     flows.since[f] = now
@@ -180,6 +189,7 @@ def end_flow(flows: Flows, f: int) -> None:
     """Let flow ``f`` leave its links, ended or not."""
     _drop(flows.queue, flows.place, flows.finish, flows.counts[0], f)
     flows.counts[0] -= 1
+    # Unlink the flow from the list of each link; a flow that was first passes that on.
     width = flows.route.shape[1]
     for k in range(width):
         link = flows.route[f, k]
@@ -203,6 +213,8 @@ def end_flow(flows: Flows, f: int) -> None:
 @kernel
 def _reach(flows: Flows) -> int:
     """List all flows that share links, over others or not, with the touched ones; returns how many."""
+    # Breadth-first over the graph whose nodes are links and whose edges are flows: only the component
+    # that the change is in gets new rates. Flows elsewhere keep theirs exactly, without rounding anew.
     width = flows.route.shape[1]
     num_members = 0
     index = 0
@@ -227,6 +239,9 @@ def _reach(flows: Flows) -> int:
 @kernel
 def _leave(flows: Flows, f: int, share: float, size: int) -> int:
     """Take a flow's rate from the links that have not decided; returns how many these are."""
+    # The flow takes its share on each link of its route. What is left is divided anew among those that
+    # have no rate yet; the share of a link never falls by this, as the flow took no more than the
+    # smallest share of all.
     for k in range(flows.route.shape[1]):
         link = flows.route[f, k]
         if link < 0:
@@ -247,6 +262,11 @@ def _leave(flows: Flows, f: int, share: float, size: int) -> int:
 @kernel
 def _fill(flows: Flows) -> None:
     """Give every listed flow its fair rate."""
+    # Progressive filling (water filling), with links in a heap by the share that they can offer:
+    #      share[link] = capacity that is not assigned / flows without a rate
+    #   1. Take the links with the smallest share: they are bottlenecks.
+    #   2. Their flows get exactly this share, and leave all links of their routes.
+    #   3. Repeat with the links that are left. Shares only grow, so that each link decides once.
     width = flows.route.shape[1]
     size = 0
     for i in range(flows.counts[1]):
@@ -261,6 +281,8 @@ def _fill(flows: Flows) -> None:
     while size > 0:
         share = flows.share[flows.link_queue[0]]
         num_tightest = 0
+        # All links of exactly this share decide together; taking one after the other would let rounding in
+        # ``_leave`` make the second slightly different from the first.
         while size > 0 and flows.share[flows.link_queue[0]] == share:
             link = flows.link_queue[0]
             _drop(flows.link_queue, flows.link_place, flows.share, size, link)
@@ -284,6 +306,8 @@ def fill_rates(flows: Flows, now: int) -> int:
 
     To be called once an instant is over.
     """
+    # Bytes are only brought up to date for flows whose rate changes. A flow that keeps its rate keeps
+    # its end, too, however often others come and go.
     if flows.counts[1] > 0:
         num_members = _reach(flows)
         _fill(flows)
@@ -299,6 +323,7 @@ def fill_rates(flows: Flows, now: int) -> int:
                 flows.remaining[f] = max(flows.remaining[f] - gone, 0.0)
                 flows.rate[f] = fair
                 flows.since[f] = now
+                # SURE takes off one part in 2**40, so that rounding does not add a whole ns to an exact end.
                 wait = np.ceil(flows.remaining[f] * NS_PER_S / fair * SURE)
                 flows.finish[f] = now + max(1, int(wait))
                 _settle_place(flows.queue, flows.place, flows.finish, flows.counts[0], flows.place[f], f)

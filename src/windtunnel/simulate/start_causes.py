@@ -24,6 +24,9 @@ def previous_on_slot(sequence: Ints, finish: Ints, resource: Ints, slots: Ints, 
 
     ``contends`` [R] says where there is an order to speak of: more tasks than slots, one at a time per slot.
     """
+    # Replays the assignment of slots: per resource, a heap of the last task on each slot that was used.
+    # A task takes an unused slot while there is one, and else the slot that fell free first.
+    #      heap | resource 0: slots .. | resource 1: slots .. |        base[r] .. base[r + 1]
     num_resources = slots.size
     base = np.zeros(num_resources + 1, dtype=np.int64)
     for r in range(num_resources):
@@ -49,6 +52,7 @@ def previous_on_slot(sequence: Ints, finish: Ints, resource: Ints, slots: Ints, 
                 index = parent
             heap[first + index] = v
             continue
+        # The root is the slot that fell free first; the new task replaces it there and sinks.
         previous[v] = heap[first]
         size = used[r]
         index = 0
@@ -88,6 +92,10 @@ def resolve_joins(
 
     Of arrivals at one time that of the task that began first counts first, so that nothing waits for what began later.
     """
+    # An arrival join passes its i-th arrival on through its i-th outgoing edge. With times known, each
+    # pair becomes one direct edge, and the join is no task that anything waits for any more:
+    #      a --\            /--> x                 first arrival  ----> x
+    #      b ---> [ join ] ---> y       becomes    second arrival ----> y
     for i in range(order.size):
         v = order[i]
         if not is_join[v]:
@@ -97,6 +105,7 @@ def resolve_joins(
         for k in range(rows.size):
             e = rows[k]
             arrival[k] = lag[e] + (start[src[e]] if from_start[e] else finish[src[e]])
+        # Two stable sorts: by time of arrival, and among equal times by the order in which tasks began.
         started = np.argsort(place[src[rows]], kind="mergesort")
         ranked = started[np.argsort(arrival[started], kind="mergesort")]
         for k in range(min(rows.size, out_indptr[v + 1] - out_indptr[v])):
@@ -123,6 +132,8 @@ def bind(
     binding_edge: Ints,  # [T] out: the edge, -1 if none
 ) -> None:
     """What each task's start waited for last; of several the task with the smallest row, an edge before a slot."""
+    # A constraint binds if it holds exactly: its arrival equals the start. Several may; the smallest row
+    # is taken, so that the critical path does not depend on the order of edges.
     for v in range(start.size):
         best = -1
         edge = -1
@@ -148,6 +159,7 @@ def bind(
 @njit(cache=True, nogil=True)
 def walk_back(last: int, binding_task: Ints, binding_edge: Ints, from_start: Ints) -> tuple[Ints, Ints]:
     """Follow the binding constraints from ``last`` back: tasks in time order, and which were left at their start."""
+    # Two walks over the same chain: the first counts, so that the arrays can be filled from their end.
     size = 1
     v = last
     while binding_task[v] >= 0:
@@ -179,6 +191,11 @@ def latest_starts(
     makespan: int,
 ) -> Ints:
     """The latest start of each task that leaves the makespan as it is, the realized order kept, int64 [T]."""
+    # The backward half of the critical path method. In reverse of the realized sequence every successor
+    # is final before its predecessors are visited:
+    #      latest[u] = min over what waits for u of latest[v] - lag - (duration of u, unless from_start)
+    # The slack of a task is latest - start. The realized order on each slot counts as an edge, so that
+    # the slack says what is possible without changing who runs before whom.
     latest = makespan - (finish - start)
     for i in range(sequence.size - 1, -1, -1):
         v = sequence[i]

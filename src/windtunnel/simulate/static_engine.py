@@ -28,6 +28,9 @@ kernel: Callable[[Any], Any] = njit(cache=True, nogil=True, _nrt=False)  # type:
 @kernel
 def static_pass(indptr: Ints, source: Ints, lag: Ints, duration: Ints, earliest: Ints, finish: Ints) -> None:
     """Fill ``finish`` [T]: the latest of ``earliest`` and each predecessor's end (or start) plus lag, plus duration."""
+    # Positions are topological, so that one sweep is enough: every predecessor is final when it is read.
+    #      finish[v] = max(earliest[v], max over edges of end(u) + lag, or start(u) + lag) + duration[v]
+    # Starts are not stored: a start is finish - duration, which saves an array in each pass.
     for v in range(duration.size):
         start = earliest[v]
         for e in range(indptr[v], indptr[v + 1]):
@@ -44,6 +47,11 @@ def static_pass(indptr: Ints, source: Ints, lag: Ints, duration: Ints, earliest:
 @njit(cache=True, nogil=True)
 def assign_live_slots(indptr: Ints, source: Ints, slot: Ints, source_slot: Ints) -> int:
     """Give each position a row of a small buffer, reused after its last successor; returns the rows needed, L."""
+    # Register allocation for the sweep: a finish time is only needed until the task's last successor
+    # was visited, so that rows of the buffer are reused as registers are.
+    #      chain of tasks     0 -> 1 -> 2 -> 3 -> 4
+    #      row of each        0    1    0    1    0      two rows of K variants instead of five
+    # A batch of K variants then works in L*K words, which stay in the cache, instead of T*K.
     num_tasks = slot.size
     last_use = np.arange(num_tasks)
     for v in range(num_tasks):
@@ -60,6 +68,8 @@ def assign_live_slots(indptr: Ints, source: Ints, slot: Ints, source_slot: Ints)
         else:
             slot[v] = num_slots
             num_slots += 1
+        # The task has its own row before the rows of its predecessors are released: a kernel writes its
+        # result while it still reads theirs, so that they must not be the same.
         for e in range(indptr[v], indptr[v + 1]):
             u = source[e]
             position = u if u >= 0 else ~u
@@ -68,6 +78,7 @@ def assign_live_slots(indptr: Ints, source: Ints, slot: Ints, source_slot: Ints)
                 last_use[position] = -1
                 unused[num_unused] = slot[position]
                 num_unused += 1
+        # Nothing waits for this task; its finish only counts for the makespan.
         if last_use[v] == v:
             unused[num_unused] = slot[v]
             num_unused += 1
@@ -136,6 +147,8 @@ def batch_finishes(
     finish_TK: Ints,
 ) -> int:
     """As ``batch_makespans``, keeping every finish: ``finish_TK`` is in row order, not in position order."""
+    # K is the last axis of each array, so that the inner loops are vectorized; ``seen`` collects the
+    # bits of all durations, whose sign bit shows a negative one without a branch in the loop.
     seen = np.int64(0)
     for v in range(order.size):
         row = order[v]
