@@ -141,6 +141,8 @@ def relative_error(down: int, across: int, block: int, word_bits: int, *, seed: 
 @njit(cache=True)
 def _round_shift(value: int, bits: int) -> int:
     """Shift down, halves to the even neighbor."""
+    # Adding half a unit rounds half up; adding one less, plus the bit that becomes the lowest, rounds half
+    # to even:  value + (2**(bits-1) - 1) + (lowest bit of the result)
     if bits == 0:
         return value
     return (value + (1 << (bits - 1)) - 1 + ((value >> bits) & 1)) >> bits
@@ -149,6 +151,13 @@ def _round_shift(value: int, bits: int) -> int:
 @njit(cache=True)
 def _transform(real_k: Any, imag_k: Any, twiddles_k2: Any, fraction_bits: int) -> None:
     """In place, decimated in time; every level halves."""
+    # Cooley-Tukey: bit-reversed order first, then log2(k) levels of butterflies on spans of 1, 2, 4, ...
+    #      low   o----(+)--o   (low + w*high) / 2
+    #             \  /
+    #             /  \
+    #      high  o-w--(-)--o   (low - w*high) / 2
+    # Halving at each level keeps words within their width whatever the input. It scales by 1/k: for the
+    # inverse transform that is its definition, for the forward one ``output_bits`` takes it into account.
     block = len(real_k)
     other = 0
     for index in range(1, block):  # reverse the bits of places
@@ -178,6 +187,9 @@ def _transform(real_k: Any, imag_k: Any, twiddles_k2: Any, fraction_bits: int) -
 def multiply_words(inputs_Bqk: Any, spectra_pqk2: Any, twiddles_k2: Any, fraction_bits: int, shift: int, limit: int,
                    words_Bpk: Any) -> None:  # fmt: skip
     """Words [B, p, k] of words [B, q, k] and spectra: sums are shifted once, and saturate at ``limit``."""
+    #      x --transform--> X;  sum over columns of W * X;  conjugate --transform--> y
+    # The conjugate turns the forward transform into the inverse one: the engine needs one circuit only.
+    # Products of a row add up in 64 bits and are shifted once, so that only one rounding is seen per sum.
     samples, across, block = inputs_Bqk.shape
     down = len(spectra_pqk2)
     real_qk, imag_qk = np.zeros((across, block), np.int64), np.zeros((across, block), np.int64)

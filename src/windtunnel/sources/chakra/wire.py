@@ -45,6 +45,8 @@ class Scan:
 @njit(cache=True)
 def _varint(data: Ints, at: int, end: int) -> tuple[int, int]:
     """One varint as a signed 64-bit number and the offset behind it, -1 if it does not end."""
+    # Seven bits per byte, the lowest first; the top bit says that another byte follows. Ten bytes hold 64
+    # bits, so that a longer one is broken, and bits beyond the 64th are dropped as protobuf does.
     value = np.uint64(0)
     shift = np.uint64(0)
     while at < end and shift < 70:
@@ -61,6 +63,8 @@ def _varint(data: Ints, at: int, end: int) -> tuple[int, int]:
 @njit(cache=True)
 def _field(data: Ints, at: int, end: int) -> tuple[int, int, int, int]:
     """One field: (number, value or offset, length or -1, offset behind it); a negative offset is a problem."""
+    #      key = field number << 3 | wire type
+    #      0 varint    1 eight bytes    2 length, then that many bytes (text, message, packed)    5 four bytes
     key, at = _varint(data, at, end)
     if at < 0:
         return 0, 0, 0, -OVERRUN
@@ -92,6 +96,10 @@ def _scan(
     data: Ints, node: Ints, node_at: Ints, data_deps: Ints, ctrl_deps: Ints, attrs: Ints, fill: bool
 ) -> tuple[int, int, int, int, int, int, int]:
     """Count (``fill`` False) or store everything; returns the counts N, D, C, A, texts, then problem and its offset."""
+    # A file is a sequence of (length, message): metadata first, then a node each. The same code runs
+    # twice, first to count, then to fill arrays of exactly the right size: no array grows in compiled code.
+    #      1 id   2 name   3 type   4 control dependencies   5 data dependencies   6 start   7 duration
+    #      8, 9 tensor descriptions (counted only)   10 attributes: {1 name, 3.. value by its type}
     size = data.size
     n, d, c, a, strings = 0, 0, 0, 0, 0
     index = 0
@@ -115,6 +123,7 @@ def _scan(
             if behind < 0:
                 return n, d, c, a, strings, -behind, index
             if number == 4 or number == 5:
+                # Dependencies are either packed (one field with all) or one field each; both are legal protobuf.
                 inner = value
                 while True:
                     if extent >= 0:
@@ -145,6 +154,7 @@ def _scan(
                     if inner_behind < 0:
                         return n, d, c, a, strings, -inner_behind, inner
                     if fill and part == 1:
+                        # Names of attributes repeat in each node: they are compared by hash, not decoded.
                         code = np.uint64(_HASH_START)
                         for i in range(part_value, part_value + part_extent):
                             code = (code ^ np.uint64(data[i])) * np.uint64(_HASH_PRIME)
@@ -245,6 +255,7 @@ def unpack_varints(data: bytes | bytearray) -> list[int]:
 
 @njit(cache=True)
 def _encode(values: Ints, indptr: Ints, out: Ints, offsets: Ints) -> None:
+    # The inverse of ``_varint``, for all lists of a column in one call: Python would need a call per number.
     index = 0
     for n in range(indptr.size - 1):
         for i in range(indptr[n], indptr[n + 1]):

@@ -41,6 +41,7 @@ _VALUE, _FIRST_VALUE, _KEY, _FIRST_KEY, _MORE = range(5)
 @njit(cache=True, nogil=True)
 def space(text: Ints, pos: Int) -> Int:
     """The first position from `pos` that is not white space."""
+    # The text ends in zeros, which are no white space: no comparison with the end is needed.
     while text[pos] == 32 or text[pos] == 10 or text[pos] == 13 or text[pos] == 9:
         pos += 1
     return pos
@@ -90,6 +91,8 @@ def _skip_string(text: Ints, pos: Int, end: Int) -> tuple[Int, bool]:
 @njit(cache=True, nogil=True)
 def hash_string(text: Ints, pos: Int, end: Int) -> tuple[Int, Int, bool]:
     """As `_skip_string`, with the FNV-1a hash of the raw bytes: (position or negative, hash, has escapes)."""
+    # One pass hashes and finds the end. Escapes are hashed as they are written: keys that we look for have
+    # none, and equal names are written equally by one writer.
     digest = OFFSET
     has_escape = False
     while True:
@@ -111,6 +114,7 @@ def hash_string(text: Ints, pos: Int, end: Int) -> tuple[Int, Int, bool]:
 @njit(cache=True, nogil=True)
 def _skip_word(text: Ints, pos: Int, end: Int) -> Int:
     """Position after a number, true, false or null; NaN and Infinity pass too, as Python's `json` writes them."""
+    # Words are told apart by their hash, which is computed while their end is looked for.
     begin = pos
     is_negative = text[pos] == 45
     pos += is_negative
@@ -119,6 +123,7 @@ def _skip_word(text: Ints, pos: Int, end: Int) -> Int:
         first = pos
         while 48 <= text[pos] <= 57:
             pos += 1
+        # Only a fraction or an exponent needs the full reader: most numbers of a trace are plain integers.
         if (text[pos] == 46 or (text[pos] | 32) == 101) and pos < end:
             pos, _, _, is_number = read_number(text, begin, end)
         else:
@@ -142,6 +147,11 @@ def skip_value(text: Ints, pos: Int, end: Int, stack: Ints) -> Int:
 
     `stack` has room for as many brackets as may be open at once.
     """
+    # A machine with one state, what may come next, and a stack of open brackets instead of recursion, so
+    # that a hostile file cannot overflow the stack of the process:
+    #      _VALUE        after ':' or ','        _KEY         after ',' in an object
+    #      _FIRST_VALUE  after '[', or ']'       _FIRST_KEY   after '{', or '}'
+    #      _MORE         after a value: ',' or the bracket that closes
     depth = 0
     expected = _VALUE
     while True:
@@ -206,6 +216,8 @@ def read_number(text: Ints, pos: Int, end: Int) -> tuple[Int, Int, Int, bool]:
 
     Digits that do not fit are dropped into the exponent, so no value overflows.
     """
+    # A float would lose digits of a time in ns since 1970. The number stays exact as an integer and a power
+    # of ten:   -12.5e3   ->   mantissa -125, exponent 2
     negative = text[pos] == 45
     if negative:
         pos += 1
@@ -250,6 +262,7 @@ def read_number(text: Ints, pos: Int, end: Int) -> tuple[Int, Int, Int, bool]:
 @njit(cache=True, nogil=True)
 def scale_by_power_of_ten(mantissa: Int, exponent: Int) -> Int:
     """Mantissa * 10**exponent, rounded half to even; MISSING when it does not fit."""
+    # Multiplied step by step, as 10**exponent alone may overflow where the product is caught in time.
     while exponent > 0 and mantissa != 0:
         if abs(mantissa) > MAX_TIME_NS // 10:
             return np.int64(MISSING)
@@ -261,6 +274,7 @@ def scale_by_power_of_ten(mantissa: Int, exponent: Int) -> Int:
         unit = np.int64(10) ** np.int64(-exponent)
         negative = mantissa < 0
         whole, rest = divmod(abs(mantissa), unit)
+        # Half to even, as Python rounds.
         if 2 * rest > unit or (2 * rest == unit and whole % 2 == 1):
             whole += 1
         mantissa = -whole if negative else whole

@@ -114,6 +114,9 @@ def intern(
     state: Ints,
 ) -> Int:
     """Code of the string text[begin : begin + length]; -1 if the tables must grow first."""
+    # Strings live one behind the other in ``pool``; a code is an index into ``offsets`` and ``lengths``.
+    #      table (open addressing) -> code -> pool[offsets[code] : offsets[code] + lengths[code]]
+    # Hashes are compared first, bytes always: two strings with one hash stay two strings.
     mask = len(table) - 1
     index = np.int64(digest & np.uint64(mask))
     while table[index] >= 0:
@@ -143,6 +146,7 @@ def intern(
 @njit(cache=True, nogil=True)
 def rehash(table: Ints, hashes: Ints, num_strings: Int) -> None:
     """Fill an empty hash table with the strings so far."""
+    # Stored hashes spare reading the strings again.
     mask = len(table) - 1
     for code in range(num_strings):
         index = np.int64(hashes[code] & np.uint64(mask))
@@ -154,6 +158,7 @@ def rehash(table: Ints, hashes: Ints, num_strings: Int) -> None:
 @njit(cache=True, nogil=True)
 def _time(number: bool, mantissa: Int, exponent: Int) -> Int:
     """A time in µs as whole ns; MISSING when it is no number, beyond the largest time when it does not fit."""
+    # Kineto writes µs with three digits behind the point; shifting the exponent by three gives exact ns.
     if not number:
         return np.int64(MISSING)
     time = scale_by_power_of_ten(mantissa, exponent + 3)

@@ -37,6 +37,11 @@ def cut_slices(thread: Ints, start: Ints, end: Ints, is_task: Ints, returns: Int
     slice event, start, end, is_return [S]; first slice, last slice, parent [H]; number of events cut at their
     parent's end by more than the tolerance, and the first of them.
     """
+    #      events    A |-----------------------------|       slices   A |  B  | A | C |   A   |
+    #                    B |-----|    C |---|
+    # The stack holds the open events, outermost first. ``cursor`` is how far the thread is cut: a slice of
+    # the enclosing task ends where a child begins, and goes on where the child ended. Annotations are on
+    # the stack, as they enclose, but get no slices; ``owner`` skips them.
     num = len(start)
     room = 2 * num + np.int64(returns.sum())
     slice_event = np.empty(room, np.int32)
@@ -118,6 +123,7 @@ def cut_slices(thread: Ints, start: Ints, end: Ints, is_task: Ints, returns: Int
 @njit(cache=True)
 def inherit(parent: Ints, own: Ints) -> Ints:
     """Give every event without a value (-1) that of its nearest ancestor that has one [H]; parents come first."""
+    # Events are sorted by start and longest first, so that parents come before their children: one pass.
     value = own.copy()
     for event in range(len(parent)):
         if value[event] < 0 and parent[event] >= 0:
@@ -176,6 +182,10 @@ def assign_lanes(stream: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints
     lane within the stream [D] (0 is the stream itself), start [D] moved behind the previous task where both overlap
     by no more than the tolerance, previous task of the lane [D] or -1.
     """
+    # First fit: the lowest lane that is free. Kernels of one stream overlap only by rounding, which is cut,
+    # or where a stream runs several at once, which needs lanes.
+    #      lane 0  |---a---|     |--c--|
+    #      lane 1       |---b---|
     num = len(start)
     lane = np.zeros(num, np.int32)
     begin = start.copy()
@@ -245,6 +255,8 @@ def thread_order(
     from_start: Ints,
 ) -> int:
     """Write the edges of every thread's chain of slices; returns their number. Explained gaps get no lag."""
+    # Slices are sorted by thread and time. A gap that something else explains (a wait, a launch) must not
+    # be a lag as well, else a faster cause would not make the task start earlier.
     count = 0
     for after in range(1, len(thread)):
         if thread[after] == thread[after - 1]:
@@ -262,6 +274,9 @@ def make_consistent(
 
     What is kept leads forward in (start, task number), so it has no cycle. ``dropped`` counts the others by kind.
     """
+    # Clocks of hosts and devices differ slightly, so that some inferred edges would lead backwards in
+    # time. They are dropped. An edge that stays may not delay its target beyond the measured start; so a
+    # replay with unchanged durations gives the recorded times back.
     kept = 0
     for e in range(count):
         u, v = src[e], dst[e]
@@ -278,6 +293,7 @@ def make_consistent(
 @njit(cache=True)
 def latest_arrival(src: Ints, dst: Ints, lag: Ints, from_start: Ints, start: Ints, end: Ints) -> Ints:
     """When the last predecessor lets each task begin [T], at measured times; -2**62 without predecessors."""
+    # Far below any time, but not the smallest integer, so that adding a lag cannot overflow.
     arrival = np.full(len(start), -(2**62), np.int64)
     for e in range(len(src)):
         source = start[src[e]] if from_start[e] else end[src[e]]

@@ -37,6 +37,7 @@ def _core(kind: int, free_t: Any, free_v: Any) -> Any:
 
 @numba.njit(cache=True)
 def _take(kind: int, core: int, is_free: bool, free_t: Any, free_v: Any) -> None:
+    # A fused operator occupies a tensor core and a vector core of the same number.
     if kind != VECTOR:
         free_t[core] = is_free
     if kind != TENSOR:

@@ -68,6 +68,10 @@ _WAKE_NS = 60_000_000_000  # as published: without a pending event, look again a
 @entry
 def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
     """Run until all jobs have finished, something is missing, or no event is left until a time; see the module."""
+    # The loop can return at any point and be called again: all of its progress is in ``state``.
+    #      decide, if something changed  ->  advance to the next time  ->  take all its arrivals and events
+    # NEED_SPEED and NEED_ROOM ask the caller, in Python, for what compiled code cannot do: look up the
+    # speed of a placement that was never seen, or enlarge arrays.
     scalars = state.scalars
     while True:
         if scalars[IS_DUE]:
@@ -83,12 +87,14 @@ def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
             return NEED_ROOM
         if scalars[POPPED] >= max_events:
             return STUCK
+        # Arrivals are sorted and never in the heap, which so holds a few events per running job at most.
         next_arrival = state.jobs[scalars[NEXT_ARRIVAL]].arrival if scalars[NEXT_ARRIVAL] < len(state.jobs) else NEVER
         next_event = state.events[0].time if scalars[NUM_EVENTS] else NEVER
         time = min(next_arrival, next_event)
         if time > until or (time == NEVER and until < NEVER):
             scalars[NOW] = max(scalars[NOW], until)
             return LATER
+        # Jobs wait, nothing runs, and no timer is set, as with policies that decline every offer.
         if time == NEVER:
             if scalars[WAKES] >= (1_000 if rules.asks else 1_000_000):
                 return STUCK
@@ -117,6 +123,8 @@ def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
 @kernel
 def handle(state: Any, rules: Any, kind: int, item: int) -> None:
     """Handle one event."""
+    # An event may be stale: a job was preempted, or its speed changed, after the event was pushed.
+    # Events are never removed from the heap; those that can be stale are checked against the state.
     scalars = state.scalars
     if kind == RETURN:
         give_back(state, item)
@@ -197,6 +205,7 @@ def schedule(state: Any, rules: Any) -> int:
 def note_declined_offer(state: Any, rules: Any, job: int) -> bool:
     """Record what the watched job could accept now, once per time. Return False if a speed is missing."""
     scalars, declined = state.scalars, state.declined
+    # Pretends for one offer that all timers of this job are over (EAGER = now), and restores that.
     row, eager = scalars[NUM_DECLINED], scalars[EAGER]
     if row == len(declined) or (row > 0 and declined[row - 1].time == scalars[NOW]):
         return True
@@ -220,6 +229,7 @@ def note_declined_offer(state: Any, rules: Any, job: int) -> bool:
 def shadow_of(state: Any, rules: Any, job: int) -> tuple[int, int]:
     """Return when the first job that cannot start will have enough GPUs, and how many are left over then."""
     scalars = state.scalars
+    # Segments end in this order if nothing is preempted; the job can start when enough have ended.
     ends, free = hold_ends(state, rules), scalars[OPEN]
     for position in np.argsort(ends, kind="mergesort"):
         free += state.jobs[state.segments[state.holding[position]].job].gpus
@@ -232,6 +242,7 @@ def shadow_of(state: Any, rules: Any, job: int) -> tuple[int, int]:
 def migrate(state: Any, rules: Any) -> int:
     """Move spread jobs to one machine that has become free, at no cost, in order of their numbers."""
     scalars = state.scalars
+    # Collected first and then sorted by number: starts and stops change ``holding`` while it is walked.
     jobs = np.empty(scalars[NUM_HOLDING], np.int64)
     num = 0
     for position in range(scalars[NUM_HOLDING]):
@@ -253,11 +264,14 @@ def migrate(state: Any, rules: Any) -> int:
             state.jobs[job].gpus,
         )
         scalars[PICKED_TIER] = 0
+        # What may ask the caller for something is asked before the state changes, so that the pass can be
+        # repeated from its beginning.
         if np.isnan(speed_of(state, job, np.int64(1))):
             return NEED_SPEED
         if not has_room(state):
             return NEED_ROOM
         machine = state.pick[0].machine
+        # A migration is a stop and a start at one time. It counts as no preemption.
         end_segment(state, rules, job, IS_STOPPED)
         state.jobs[job].preempted -= 1
         scalars[PICKED] = 0
@@ -272,6 +286,8 @@ def migrate(state: Any, rules: Any) -> int:
 def serve_reservation(state: Any, rules: Any) -> int:
     """Drain machines for the multi-machine job that exceeds the wait limit most; start it when they suffice."""
     scalars = state.scalars
+    # At most one job reserves at a time. Its machines take no other job (``kept_for``) and so become
+    # free one after the other; without this a job of many machines could wait forever behind small ones.
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
     if scalars[RESERVER] < 0:
         oldest, since = -1, scalars[NOW] - rules.reserve_after + 1
@@ -304,6 +320,7 @@ def choose_drain(state: Any, rules: Any, job: int) -> None:
     """Drain the machines of one rack, or of the cluster, that become free the soonest."""
     scalars, num = state.scalars, state.jobs[job].gpus
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
+    # A machine is ready when the last of its segments has ended.
     ready = np.full(len(state.machines), scalars[NOW], np.int64)
     ends = hold_ends(state, rules)
     for position in range(len(ends)):
@@ -316,6 +333,7 @@ def choose_drain(state: Any, rules: Any, job: int) -> None:
     target_rack, best = -1, NEVER
     if num <= per_rack:
         for rack in range(len(state.rack_open)):
+            # A rack is ready when its n-th machine is: the earliest such rack is drained.
             ready_in_rack = np.sort(ready[state.rack_first[rack] : state.rack_first[rack + 1]])
             if ready_in_rack[needed - 1] < best:
                 target_rack, best = rack, ready_in_rack[needed - 1]

@@ -68,6 +68,9 @@ def best_machine(state: Any, rules: Any, num: int, first: int, last: int, kept: 
 
     ``kept`` selects the machines that are drained for a job; -1 selects the open ones.
     """
+    #      FIRST      the first machine that fits
+    #      BEST       the one with the fewest free GPUs left, so that large holes stay whole
+    #      FRAGMENTS  the one where taking ``num`` GPUs spoils the fewest placements of later jobs (``loss``)
     best, best_free, best_loss = -1, 1 << 40, np.inf
     for machine in range(first, last):
         free = state.machines[machine].free
@@ -132,6 +135,7 @@ def fill_rack(state: Any, rules: Any, rack: int, num: int, kept: int) -> None:
 @kernel
 def rack_free(state: Any, rack: int, kept: int) -> int:
     """Return the free GPUs of a rack on open machines, or on those drained for a job."""
+    # The usual case is a counter that ``change_free`` maintains; only a drained rack is summed up.
     if kept < 0:
         return int(state.rack_open[rack])
     total = 0
@@ -144,6 +148,7 @@ def rack_free(state: Any, rack: int, kept: int) -> int:
 @kernel
 def pick_rack(state: Any, rules: Any, num: int, kept: int) -> bool:
     """Pick ``num`` GPUs within one rack; return False if no rack has them."""
+    # Best fit over racks: the rack with the fewest free GPUs that still has enough.
     best, least = -1, 1 << 40
     for rack in range(len(state.rack_open)):
         free = rack_free(state, rack, kept)
@@ -161,6 +166,8 @@ def pick_rack(state: Any, rules: Any, num: int, kept: int) -> bool:
 @kernel
 def pick_any(state: Any, rules: Any, num: int, kept: int) -> None:
     """Pick ``num`` GPUs of the cluster, which has them: in order (first fit), or in as few racks as possible."""
+    # Fewest racks, greedily: while the rest fits into no single rack, the rack with the most free GPUs is
+    # taken whole; the last rack is the tightest one that takes all of the rest.
     racks = len(state.rack_open)
     used = state.scratch
     used[:racks] = 0
@@ -291,6 +298,10 @@ def offer(state: Any, rules: Any, job: int) -> bool:
 
     Offers go from tight to loose: a machine, then after the rack timer a rack, then after the network timer any GPUs.
     """
+    # Delay scheduling: a job that waits briefly may get GPUs closer together.
+    #      waited      0 ........ rack timer ......... network timer ..........
+    #      accepts     a machine | a machine or rack  | any GPUs
+    # A job that no machine (or rack) could ever hold does not wait for one.
     scalars = state.scalars
     scalars[PICKED] = 0
     num = state.jobs[job].gpus
@@ -324,6 +335,7 @@ def offer(state: Any, rules: Any, job: int) -> bool:
 @kernel
 def take_or_leave(state: Any, rules: Any, job: int) -> bool:
     """Under marginal timers, drop a spread placement that is worse than waiting; False: a speed is missing."""
+    # The watched job at its eager look takes everything, as that look only asks what is on offer.
     if rules.tuner != MARGINAL or state.scalars[PICKED] < 2:
         return True
     if job == state.scalars[WATCHED] and state.scalars[NOW] == state.scalars[EAGER]:

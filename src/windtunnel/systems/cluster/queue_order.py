@@ -77,6 +77,8 @@ def set_key(state: Any, rules: Any, job: int) -> None:
 @kernel
 def rank_waiting(state: Any, rules: Any) -> None:
     """Write the waiting jobs into ``ranked``, in the order of this pass."""
+    # Most policies give keys that are constant while a job waits, so that ``waiting`` is kept sorted. Only
+    # two policies compare jobs by the present time and sort anew in each pass.
     num = state.scalars[NUM_WAITING]
     state.ranked[:num] = state.waiting[:num]
     if rules.order < DYNAMIC or num < 2:
@@ -87,6 +89,8 @@ def rank_waiting(state: Any, rules: Any) -> None:
         present = 0
         for job in range(len(state.jobs)):
             present += state.jobs[job].status == RUNNING or state.jobs[job].status == WAITING
+        # Finish-time fairness: the time until now and what is left, over the time with an equal share of the
+        # cluster. The job with the worst ratio goes first (stable, so that ties keep their order).
         share = num_gpus / present
         for row in range(num):
             job = state.waiting[row]

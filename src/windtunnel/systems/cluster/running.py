@@ -50,6 +50,8 @@ from windtunnel.systems.cluster.timers import AUTO, record_wait
 @kernel
 def has_room(state: Any) -> bool:
     """Whether the arrays have capacity for what one event or start may add."""
+    # An event or a start adds a few events, and with shared links a new stop for each job whose speed
+    # it changes. Checked before the state changes, since a half-done start cannot be repeated.
     scalars = state.scalars
     return bool(
         scalars[NUM_EVENTS] + 4 + scalars[SHARES] * (scalars[NUM_HOLDING] + 1) < len(state.events)
@@ -67,6 +69,7 @@ def is_final(state: Any, job: int) -> bool:
 @kernel
 def quantum_end(state: Any, job: int) -> int:
     """Return when the next quantum of a running job ends."""
+    # From the beginning of the segment, not from the last quantum: rounding does not add up.
     count = state.jobs[job].quanta + 1
     time = np.int64(np.round(count * state.jobs[job].quantum / state.jobs[job].speed))
     return int(state.jobs[job].begin + max(time, count))
@@ -94,6 +97,10 @@ def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
 
     The GPUs return after a checkpoint, as an event of their own, so the segment stays in ``holding`` until then.
     """
+    #      start     begin                    end = now          back
+    #        |restart  |== works at ``speed`` ==|-- checkpoint ----| GPUs are free
+    # Progress is what the job has worked since ``begin``: whole quanta where it can only be stopped
+    # between them, and at most what was left.
     scalars, segment = state.scalars, state.jobs[job].segment
     ran = max(scalars[NOW] - state.jobs[job].begin, 0)
     left = state.jobs[job].work - state.jobs[job].done
@@ -117,6 +124,7 @@ def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
         state.jobs[job].preempted += 1
         set_key(state, rules, job)
         enqueue(state, job)
+    # The job sends no more, which makes the jobs that shared its links faster.
     if scalars[SHARES] and state.segments[segment].tier > 0:
         state.segments[segment].speed = progress / ran if ran > 0 else state.jobs[job].alone
         share_links(state)
@@ -151,6 +159,7 @@ def start(state: Any, rules: Any, job: int) -> int:
         return NEED_SPEED
     if not has_room(state):
         return NEED_ROOM
+    # Everything that can fail is checked above; from here on the state changes.
     now, segment, num = scalars[NOW], scalars[NUM_SEGMENTS], scalars[PICKED]
     if state.scalars[RESERVER] == job:
         drop_reservation(state)
@@ -169,6 +178,7 @@ def start(state: Any, rules: Any, job: int) -> int:
     scalars[STARTED] += 1
     state.holding[scalars[NUM_HOLDING]], state.segments[segment].hold = segment, scalars[NUM_HOLDING]
     scalars[NUM_HOLDING] += 1
+    # Only a job that ran before has a checkpoint to load.
     restart = rules.restart * state.jobs[job].gpus if state.jobs[job].first >= 0 else 0
     state.segments[segment].job, state.segments[segment].start, state.segments[segment].begin = job, now, now + restart
     state.segments[segment].end, state.segments[segment].back = NEVER, NEVER
@@ -178,6 +188,7 @@ def start(state: Any, rules: Any, job: int) -> int:
         state.jobs[job].first = now
     state.jobs[job].status, state.jobs[job].segment, state.jobs[job].speed = RUNNING, segment, speed
     state.jobs[job].begin, state.jobs[job].quanta, state.jobs[job].timer = now + restart, 0, NEVER
+    # Work done = carried + (now - rated) * speed, which ``change_speed`` keeps true.
     state.jobs[job].rated, state.jobs[job].carried, state.jobs[job].alone = now + restart, 0.0, speed
     state.jobs[job].num_starts += 1
     state.jobs[job].expires = NEVER if rules.lease == NEVER else now + rules.lease

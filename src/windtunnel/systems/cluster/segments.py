@@ -80,6 +80,7 @@ def segments_graph(run: ClusterRun) -> Graph:
 @entry
 def _gpus(start: Any, back: Any, machine: Any, num_machines: int, per_machine: int) -> Any:
     """Assign each task, in order of starts, to the first free GPU of its machine."""
+    # The simulation counts GPUs per machine and does not number them; a graph needs one resource each.
     free_at = np.zeros(num_machines * per_machine, np.int64)
     gpu = np.empty(len(start), np.int64)
     for task in range(len(start)):

@@ -40,6 +40,7 @@ _NO_CHANGE = 1e-12
 @kernel
 def is_running(state: Any, segment: int) -> bool:
     """Whether a segment is the current one of its job."""
+    # A segment whose GPUs are being given back is held, but no longer runs.
     job = state.segments[segment].job
     return bool(state.jobs[job].status == RUNNING and state.jobs[job].segment == segment)
 
@@ -47,6 +48,7 @@ def is_running(state: Any, segment: int) -> bool:
 @kernel
 def final_stop(state: Any, job: int) -> int:
     """Return when a running job finishes if it is not preempted, in whole ns."""
+    # At least 1 ns later, and rounded up, so that a job never ends before its work is done.
     left = state.jobs[job].work - state.jobs[job].done - state.jobs[job].carried
     return int(state.jobs[job].rated + max(np.int64(np.ceil(left / state.jobs[job].speed)), 1))
 
@@ -79,6 +81,9 @@ def share_links(state: Any) -> None:
 @kernel
 def add_load(state: Any, segment: int) -> None:
     """Add the traffic of a job to the load of each of its links; its machines are grouped by rack."""
+    # Machines of a placement are grouped by rack, so that a change of racks is seen by comparing with the
+    # machine before; each uplink is counted once per job.
+    #      loads | card of machine 0 .. M-1 | uplink of rack 0 .. R-1 |
     job, first, last_rack = state.segments[segment].job, state.segments[segment].placement, -1
     for row in range(first, first + state.segments[segment].width):
         machine = state.placements[row].machine
@@ -92,6 +97,7 @@ def add_load(state: Any, segment: int) -> None:
 @kernel
 def speed_under_contention(state: Any, segment: int) -> float:
     """Return S of a job under the traffic of the other jobs."""
+    # Its own load is taken off each link: a job does not wait for itself.
     job, first = state.segments[segment].job, state.segments[segment].placement
     card, uplink = 0.0, 0.0
     for row in range(first, first + state.segments[segment].width):

@@ -140,6 +140,7 @@ def kernel(function: Any) -> Any:
 def push_event(state: Any, time: int, kind: int, item: int) -> None:
     """Add an event to the binary heap, which is ordered by time, then by sequence number."""
     scalars, events = state.scalars, state.events
+    # The hole rises, and parents move down into it; the event is written once, at its final position.
     hole = scalars[NUM_EVENTS]
     scalars[NUM_EVENTS] += 1
     while hole > 0:
@@ -163,6 +164,7 @@ def copy_event(events: Any, source: int, target: int) -> None:
 @kernel
 def comes_first(events: Any, event: int, other: int) -> bool:
     """Whether an event is before another."""
+    # Ranks are sequence numbers: events of one time are taken in the order in which they were pushed.
     if events[event].time != events[other].time:
         return bool(events[event].time < events[other].time)
     return bool(events[event].rank < events[other].rank)
@@ -193,6 +195,7 @@ def pop_event(state: Any) -> tuple[int, int]:
 @kernel
 def note_open(state: Any) -> None:
     """Update the largest number of open GPUs of a machine and of a rack."""
+    # A histogram of machines by free GPUs: the largest is found in G steps, however many machines there are.
     most = 0
     for count in range(len(state.open_count) - 1, 0, -1):
         if state.open_count[count]:
@@ -205,6 +208,8 @@ def note_open(state: Any) -> None:
 @kernel
 def change_free(state: Any, machine: int, count: int) -> None:
     """Free (``count`` > 0) or take GPUs of a machine; totals count open machines only."""
+    #      OPEN = sum over racks of rack_open = sum over open machines of free
+    # Drained machines count nowhere, so that offers need not look at them.
     old = state.machines[machine].free
     state.machines[machine].free = old + count
     if state.machines[machine].kept_for < 0:
@@ -239,6 +244,7 @@ def is_before(state: Any, job: int, other: int) -> bool:
 @kernel
 def place_of(state: Any, job: int) -> int:
     """Return the number of waiting jobs before a job, by bisection."""
+    # ``waiting`` is sorted by (key, second, number), a total order: bisection finds the exact position.
     low, high = 0, state.scalars[NUM_WAITING]
     while low < high:
         middle = (low + high) >> 1
@@ -252,6 +258,7 @@ def place_of(state: Any, job: int) -> int:
 @kernel
 def enqueue(state: Any, job: int) -> None:
     """Insert a job into the waiting list at the position of its key."""
+    # Passes walk the queue in order, so that it is an array; shifting some thousand numbers is cheap.
     low = place_of(state, job)
     for index in range(state.scalars[NUM_WAITING], low, -1):
         state.waiting[index] = state.waiting[index - 1]
@@ -305,6 +312,7 @@ def shape_keys(state: Any, num: int) -> tuple[int, int]:
 @entry
 def table_slot(state: Any, profile: Any, first: Any, second: Any) -> Any:
     """Return the slot of a profile and a shape in the hash table, by linear probing; NaN marks an empty slot."""
+    # A power of two, so that the remainder is a mask. The caller keeps empty slots, so that a probe ends.
     mask = np.uint64(len(state.table) - 1)
     slot = mix_bits(first ^ np.uint64(profile), np.uint64(11)) & mask
     while not np.isnan(state.table[slot].speed) and not (
@@ -317,6 +325,7 @@ def table_slot(state: Any, profile: Any, first: Any, second: Any) -> Any:
 @kernel
 def speed_of(state: Any, job: int, num: int) -> float:
     """Return S of a job on the picked machines; NaN: the caller has to supply it."""
+    # One GPU has nobody to communicate with.
     if state.jobs[job].gpus == 1:
         return 1.0
     state.scalars[ASKING] = job

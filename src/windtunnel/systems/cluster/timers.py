@@ -18,6 +18,7 @@ FIXED, AUTO, MARGINAL = 0, 1, 2  # where timers come from
 @kernel
 def hold_ends(state: Any, rules: Any) -> Any:
     """Return when the GPUs of each holding segment become free without preemption, int64 [NUM_HOLDING]."""
+    # A segment that has stopped says when its GPUs are back; one that runs needs its checkpoint first.
     ends = np.empty(state.scalars[NUM_HOLDING], np.int64)
     for index in range(state.scalars[NUM_HOLDING]):
         segment = state.holding[index]
@@ -40,6 +41,10 @@ def predict_frees(state: Any, rules: Any) -> None:
     frees[:] = NEVER
     ends = hold_ends(state, rules)
     order = np.argsort(ends, kind="mergesort")
+    # Walks the future: GPUs come back in the order of ends, and each new maximum of free GPUs (of a
+    # machine, of a rack) is recorded with its time.
+    #      free GPUs     2 ----- 4 -------- 8        frees[0, 1..2] = now, [3..4] = t1, [5..8] = t2
+    #      time         now      t1         t2
     free, in_rack = state.scratch, state.rack_open.copy()
     for machine in range(len(state.machines)):
         free[machine] = state.machines[machine].free
@@ -59,6 +64,8 @@ def predict_frees(state: Any, rules: Any) -> None:
             free[machine] += count
             in_rack[state.machines[machine].rack] += count
             if frees[0, free[machine]] == NEVER:
+                # Times only grow, so that the numbers below stop at the first that has one already: amortized, each
+                # number is written once.
                 for fewer in range(free[machine], 0, -1):
                     if frees[0, fewer] != NEVER:
                         break
@@ -107,6 +114,8 @@ def retune(state: Any, rules: Any, demand: int) -> None:
 @kernel
 def record_wait(state: Any, rules: Any, job: int, tier: int) -> None:
     """Record how long a job waited for a machine or a rack that it accepts, if it waited a lease or longer."""
+    # Records are linked through the segment that the job starts now, so that no array of its own is needed:
+    #      waits[tier, demand].head -> segment -> wait_next -> ... -> tail        oldest first
     waited = (state.scalars[NOW] - state.jobs[job].since) / rules.unit
     if tier > 1 or waited < 1.0:
         return

@@ -195,6 +195,8 @@ def _helps(i: int, j: int, used: int, d: int, y: int, load: float, best_IKD: Any
 @numba.njit(cache=True)
 def _may_help(i: int, j: int, degree: int, data_D: Any, compute: float, best_IKD: Any) -> bool:
     """Return whether a stage of at least this compute can improve any state, with any data degree."""
+    # A test by compute alone, before communication and memory are priced. It is optimistic for every data
+    # degree, so that a stage that fails it can be left out without losing the optimum.
     num = best_IKD.shape[1]
     for d in data_D:
         if degree * d >= num:
@@ -208,6 +210,9 @@ def _may_help(i: int, j: int, degree: int, data_D: Any, compute: float, best_IKD
 @numba.njit(cache=True)
 def _relax(i: int, j: int, used: int, d: int, y: int, load: float, best_IKD: Any, code: int, choice_IKD: Any) -> None:
     """Update all states that a stage improves."""
+    #      best[i, k, D] = min over stages of max(load, best[j, k - used, D - d])
+    # D, the sum of data degrees behind, decides how many microbatches the stage keeps: y = ceil(D / d) + 1.
+    # All D of one y share a load, hence the range of ``before``.
     num = best_IKD.shape[1]
     for devices in range(used, num):
         for before in range(max(0, (y - 2) * d + 1), min((y - 1) * d + 1, num - d)):

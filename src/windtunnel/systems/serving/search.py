@@ -58,6 +58,8 @@ def soonest_ns(profile: Profile, num_threads: int, batch: int) -> float:
 
 @numba.njit(cache=True)
 def _soonest(threads_C: Ints, batch_C: Ints, latency_C: Floats, levels: Floats, num_threads: int, batch: int) -> float:
+    # More time never answers fewer inputs, so that bisection over the profile's latencies is exact: the
+    # optimum is the latency of some cell.
     if not _max_inputs(threads_C, batch_C, latency_C, levels[-1], num_threads) >= batch:
         return np.inf
     low, high = 0, levels.size - 1  # the last level will do
@@ -72,6 +74,9 @@ def _soonest(threads_C: Ints, batch_C: Ints, latency_C: Floats, levels: Floats, 
 
 @numba.njit(cache=True)
 def _max_inputs(threads_C: Ints, batch_C: Ints, latency_C: Floats, limit: float, num_threads: int) -> int:
+    # An unbounded knapsack over threads: ``largest[t]`` is the most that an instance of t threads answers
+    # within the limit, ``reach[t]`` the most that t threads answer together. Threads may idle, hence
+    # ``reach`` starts from one thread fewer.
     largest = np.zeros(num_threads + 1, dtype=np.int64)
     for c in range(threads_C.size):
         if threads_C[c] <= num_threads and latency_C[c] <= limit:

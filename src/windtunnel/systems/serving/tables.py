@@ -64,6 +64,10 @@ def _table(
     is_ragged: bool,
     adds: bool,
 ) -> Any:
+    #      best[t, b] = min over a cell c of value(c) combined with best[t - threads(c), b - batch(c)]
+    #      combined: + for memory, max for latency
+    # A cell may be used again for the same (t, b), as in an unbounded knapsack: t grows outside, and every
+    # smaller server is final.
     best = np.full((num_threads + 1, batch + 1), np.inf)
     best[0, 0] = 0.0
     for t in range(num_threads + 1):

@@ -14,6 +14,9 @@ __all__ = ["suppress"]
 @numba.njit(cache=True)
 def suppress(boxes_N4: np.ndarray, eligible_N: np.ndarray, threshold: float, limit: int, keep_N: np.ndarray) -> None:
     """Keep a box unless it overlaps a kept one by more than ``threshold``; stop when ``limit`` are kept."""
+    # Greedy non-maximum suppression: boxes come with the best score first, and only boxes that stay
+    # suppress others. Quadratic at worst, but each box stops at the first one that suppresses it.
+    #      overlap = intersection / union > threshold, without dividing, so that empty boxes need no case
     kept = np.empty(limit, np.int64)
     count = 0
     for index in range(len(boxes_N4)):

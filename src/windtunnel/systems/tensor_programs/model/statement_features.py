@@ -27,12 +27,14 @@ GPU, BUFFERS, INTENSITY, ALLOCATION = 49, 57, 147, 157
 
 @numba.njit(cache=True)
 def _slog(value: Any) -> Any:
+    # A signed logarithm: features span many orders of magnitude, and differences may be negative.
     return np.log2(value + 1) if value >= 0 else -np.log2(1 - value)
 
 
 @numba.njit(cache=True)
 def _remainder(low: int, high: int, base: int, modulus: int, is_compat: bool) -> Any:
     """Interval of a remainder; the released extractor takes it as the point at the loops' minima."""
+    # Without a wrap between both ends the remainder is monotone; else it may be anything below the modulus.
     if low // modulus == high // modulus:
         return low % modulus, high % modulus
     if is_compat and low >= 0:
@@ -64,6 +66,8 @@ def _interval(code: Any, low: Any, high: Any, minimum: Any, dimension: int, is_c
 
 @numba.njit(cache=True)
 def _combine(operation: int, stack: Any, top: int, is_compat: bool) -> None:
+    # Interval arithmetic: exact for one occurrence of each variable, else an outer bound. The result takes
+    # the position of the first operand on the stack.
     a_low, a_high, a_base = stack[top, 0], stack[top, 1], stack[top, 2]
     b_low, b_high, b_base = stack[top + 1, 0], stack[top + 1, 1], stack[top + 1, 2]
     if operation == ADD:
@@ -165,6 +169,7 @@ def is_absent(access: Any, rows: Any, code: Any, loop: int) -> bool:
 
 @numba.njit(cache=True)
 def _bytes_under(total: Any, loop: int, element_bytes: Any) -> float:
+    # Bytes of all buffers that are touched while a loop runs.
     result = 0.0
     for buffer in range(total.shape[1]):
         result += total[loop, buffer] * element_bytes[buffer]
@@ -258,6 +263,7 @@ def _annotations(around: Any, extent: Any, kinds: Any, axis: Any, is_compat: boo
 
 @numba.njit(cache=True)
 def _threads(around: Any, extent: Any, thread: Any, is_gpu: bool, row: Any) -> None:
+    # The seven are blockIdx x, y, z, threadIdx x, y, z and the virtual thread; 1 where a loop is bound to none.
     row[GPU] = 1.0 if is_gpu else 0.0
     row[GPU + 1 : GPU + 8] = 1.0
     lengths = np.ones(7)
@@ -295,6 +301,7 @@ def _intensity(float_ops: float, around: Any, extent: Any, memory: Any, row: Any
 @numba.njit(cache=True)
 def _write_buffers(table: Any, accesses: Any, rank: Any, row: Any) -> None:
     """Write the entries of the five most accessed buffers, by lines, then bytes, then name."""
+    # A selection sort that stops after five: a row has a fixed width, however many buffers a statement has.
     num = table.shape[0]
     used = np.zeros(num, dtype=np.bool_)
     for slot in range(min(NUM_BUFFERS, num)):

@@ -114,6 +114,7 @@ def _multiply_patches(operands: Tensor, kernels: Tensor, taps_PT: Any, masked_by
 
 @njit(cache=True, inline="always")
 def _is_set(words_W: Any, bit: int) -> Any:
+    # Bit b of a row is bit b % 32 of word b // 32, as ``base.bitmaps`` packs them.
     return (words_W[bit >> 5] >> np.uint32(bit & 31)) & np.uint32(1)
 
 
@@ -149,6 +150,8 @@ def _patch(values_NPC: Any, words_QW: Any, kernels: Any, taps_PT: Any, mask_RW: 
 def _correlate(inputs_NPC: Any, gradient_NPF: Any, inputs_QW: Any, gradient_QW: Any, taps_PT: Any, groups: int,
                out_FCT: Any) -> int:  # fmt: skip
     """Add the products of non-zero inputs and gradients to ``out_FCT``; return the number of multiplications."""
+    # As ``_patch``, element by element on purpose: it is what the fast counts of ``costs`` are checked with.
+    # Output (filter, channel, tap) sums over images and pixels; a product counts if both factors are set.
     filters, group_channels, taps = out_FCT.shape
     pixels, operands, macs = len(taps_PT), inputs_NPC.shape[1], 0
     for image in range(len(inputs_NPC)):

@@ -27,6 +27,8 @@ def _add_8_units(
     x: Any, weight: Any, kept: Any, first: Any, last: Any, low: Any, high: Any, scale: Any, out: Any
 ) -> None:
     """``out[first:last, low:high]`` of 8 units of the input."""
+    # Unrolled by hand: with eight units in registers each sum is loaded and stored once per eight products
+    # instead of once per product.
     k0, k1, k2, k3 = kept[0], kept[1], kept[2], kept[3]
     k4, k5, k6, k7 = kept[4], kept[5], kept[6], kept[7]
     # slices: an index that may be negative keeps the loop from being vectorized
@@ -47,6 +49,7 @@ def _add_1_units(
     x: Any, weight: Any, kept: Any, first: Any, last: Any, low: Any, high: Any, scale: Any, out: Any
 ) -> None:
     """``out[first:last, low:high]`` of 1 unit of the input."""
+    # What is left over when the kept units are no multiple of eight.
     k0 = kept[0]
     w0 = weight[k0, low:high]
     for row in range(first, last):
@@ -115,6 +118,7 @@ def set_input(dy: Any, weight: Any, kept: Any, counts: Any, firsts: Any, lasts: 
 @numba.njit(nogil=True, cache=True, fastmath=_ORDERED, error_model="numpy")
 def _add_10_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scale: Any, dweight: Any) -> None:
     """``dweight[kept, low:high]`` of 10 rows: each sum is read and written once for all of them."""
+    # The transpose of ``_add_8_units``: here the sum runs over rows, so that rows are unrolled.
     d0, d1, d2, d3, d4 = (
         dy[row, low:high],
         dy[row + 1, low:high],
@@ -154,6 +158,7 @@ def _add_10_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scal
 @numba.njit(nogil=True, cache=True, fastmath=_ORDERED, error_model="numpy")
 def _add_4_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scale: Any, dweight: Any) -> None:
     """``dweight[kept, low:high]`` of 4 rows: each sum is read and written once for all of them."""
+    # As above for the rows that are left behind blocks of ten; four are few enough for short sequences.
     d0, d1, d2, d3 = dy[row, low:high], dy[row + 1, low:high], dy[row + 2, low:high], dy[row + 3, low:high]
     for index in range(len(kept)):
         unit = kept[index]
@@ -171,6 +176,7 @@ def _add_4_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scale
 @numba.njit(nogil=True, cache=True, fastmath=_ORDERED, error_model="numpy")
 def _add_1_rows(x: Any, dy: Any, kept: Any, row: Any, low: Any, high: Any, scale: Any, dweight: Any) -> None:
     """``dweight[kept, low:high]`` of 1 row: each sum is read and written once for all of them."""
+    # The last rows one by one.
     d0 = dy[row, low:high]
     for index in range(len(kept)):
         unit = kept[index]
