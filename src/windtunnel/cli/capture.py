@@ -111,6 +111,7 @@ def capture(
                 graph = subject.capture(iterations, progress, warmup=warmup)
             else:
                 graph = _with_zeros(subject, masks, zeros_after, iterations, warmup, progress)
+    # What was captured before the script ended or was interrupted is worth keeping.
     except IncompleteCaptureError as error:
         if error.graph is not None:
             _keep(error.graph, path, force)

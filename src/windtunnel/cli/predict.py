@@ -146,6 +146,8 @@ def predict(
 
     Predict a captured job on other hardware, or find the cheapest machine for a training.
     """
+    # A search over machines is another answer with other options; the rest of this command is about
+    # named devices.
     if cheapest:
         if not samples:
             raise InputError("the number of samples is not given", where="--cheapest", fix="add --samples N")
@@ -209,6 +211,7 @@ def predict(
     else:
         _print_ranking(ordered, ranked_by)
         chips.print()
+    # What-ifs need times: a dry run that was never priced has none, unless the priced graph was written.
     requested = output or (None if select_unpriced(captured).any() else graph)
     _advise_next(graph, on, result[0], others, requested)
     if not result[0].batch_size:

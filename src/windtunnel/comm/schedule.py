@@ -128,6 +128,8 @@ def _who_wrote(
 
     Per rank and cell a linked list of the arrivals that its content is made of: a sum has several, a copy one.
     """
+    #      head[rank, cell] -> entry -> link[entry] -> ...       writer[entry]: the transfer that arrived
+    # A copy starts the list anew, a sum is prepended to it: what is sent later depends on all of them.
     num = src.size
     head = np.full((num_ranks, num_cells), -1, dtype=np.int64)
     room = 0
@@ -144,10 +146,12 @@ def _who_wrote(
         end = begin
         while end < num and step[end] == step[begin]:
             end += 1
+        # All transfers of one step read before any of them writes: they happen at the same time.
         for m in range(begin, end):
             for cell in range(first[m], first[m] + count[m]):
                 index = head[src[m], cell]
                 while index >= 0:
+                    # A transfer of many cells often depends on one earlier transfer; the pair is listed once.
                     if stamp[writer[index]] != m:
                         stamp[writer[index]] = m
                         if result == len(pairs):

@@ -198,6 +198,7 @@ def meet(graph: Graph, members: ArrayLike, meetings: ArrayLike, duration_ns: Arr
     if not len(row) and not len(meeting):
         return graph
     num_tasks, num_meetings = graph.num_tasks, int(meeting.max(initial=-1)) + 1
+    # The first member of each meeting stands for it; written in reverse order, so that the first one stays.
     first = np.full(num_meetings, -1, dtype=np.int64)
     if len(row) == len(meeting):
         first[meeting[::-1]] = row[::-1]
@@ -208,6 +209,9 @@ def meet(graph: Graph, members: ArrayLike, meetings: ArrayLike, duration_ns: Arr
             fix="give each task once, number without gaps",
         )
     tasks = graph.tasks
+    #      before:   p --> member                      p: what the member waited for
+    #      after:    p --> arrival --ORDER---------> member
+    #                        \--MESSAGE--> hub --MESSAGE--^        one hub per meeting, all arrivals lead to it
     arrivals = _waiting(tasks, row, {"kind": int(Kind.SYNC)})
     names = arrivals.strings("name")
     arrivals = arrivals.replace(name=Strings(names.codes, tuple(f"arrival at {name}" for name in names.values)))
@@ -218,8 +222,10 @@ def meet(graph: Graph, members: ArrayLike, meetings: ArrayLike, duration_ns: Arr
         changed["duration_ns"][row] = np.asarray(duration_ns, dtype=np.int64)[meeting]
     if "earliest_ns" in tasks:
         changed["earliest_ns"] = tasks["earliest_ns"].copy()
+        # An earliest start held for the arrival, which inherits it; the member now starts by its hub alone.
         changed["earliest_ns"][row] = 0
     arrival, hub = num_tasks + np.arange(len(row)), num_tasks + len(row) + meeting
+    # Edges into a member lead to its arrival instead; edges out of it stay.
     moved = np.arange(num_tasks, dtype=np.int32)
     moved[row] = arrival
     new: dict[str, Any] = {

@@ -58,6 +58,7 @@ def accelerator_of(sheet: Mapping[str, Any], where: str) -> Accelerator:
     InputError
         Fields are missing or unknown (all are listed), or a value is of another form; names the field and the value.
     """
+    # All problems with names of fields come first and together; values are looked at afterwards, one by one.
     _require_fields(sheet, "the accelerator's sheet", where, _NEEDED, _MORE)
     vector, dram = _object(sheet, "vector", where), _object(sheet, "dram", where)
     _require_fields(vector, "vector", where, ("width", "count"))
@@ -69,6 +70,7 @@ def accelerator_of(sheet: Mapping[str, Any], where: str) -> Accelerator:
         )
     operators = _object(sheet, "operators", where) if "operators" in sheet else {}
     built = tuple(_part(Arrays, array, f"arrays[{index}]", where) for index, array in enumerate(arrays))
+    # Optional fields are passed only where the sheet has them, so that the class states each default once.
     given: dict[str, Any] = {name: _number(sheet, name, where) for name in ("memory_ratio",) if name in sheet}
     if "pj_per_bit" in dram:
         given["memory_pj_per_bit"] = _number(dram, "pj_per_bit", where)

@@ -144,10 +144,13 @@ def pack(
         tracks.insert(0, Track("critical path", path))
     rows = np.concatenate([track.rows for track in tracks]) if tracks else np.zeros(0, dtype=np.int64)
     ends = np.cumsum([len(track.rows) for track in tracks])
+    # Rows of the page are in track order. The critical path repeats tasks in a track of its own in front,
+    # so that positions of tasks begin behind it.
     position = np.full(graph.num_tasks, -1, dtype=np.int64)
     num_repeated = len(path) if has_path else 0
     position[rows[num_repeated:]] = np.arange(num_repeated, len(rows))
     columns = _Columns()
+    # Differences between neighbors are small numbers, which compress far better than absolute times.
     columns.add("start", _steps(start_ns[rows], ends))
     columns.add("duration", finish_ns[rows] - start_ns[rows])
     names = _add_text(columns, graph, "name", rows)

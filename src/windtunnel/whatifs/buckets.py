@@ -202,6 +202,7 @@ def _fit_link(graph: Graph, rows: Rows) -> tuple[float, float]:
 
 def _regroup_messages(graph: Graph, averaging: Averaging, ends: list[int], sizes: Rows) -> Graph:
     """Old messages go, with what issued them; new ones come, and are waited for where those bytes were."""
+    # What waited for the old message that carried the last byte of a new bucket waits for the new one.
     old_waits = _waits(graph, averaging.messages)
     old_bytes = np.cumsum(graph.tasks["message_bytes"][averaging.messages[0]])
     index = np.minimum(np.searchsorted(old_bytes, np.cumsum(sizes)), len(old_bytes) - 1)
@@ -218,6 +219,8 @@ def _regroup_messages(graph: Graph, averaging: Averaging, ends: list[int], sizes
         "duration_ns": issue_ns,
         "cost_source": "measured",
     }
+    #      gradient ready --> issue (host) --> all_reduce (network) --> the optimizer's waits
+    # Buckets follow each other on the network; members of one bucket on all ranks meet.
     issued = kept.insert(issues, ready.ravel().tolist(), splice=True)
     issue_rows = kept.num_tasks + np.arange(count * num_ranks)
     network = graph.tasks["resource"][averaging.messages[:, :1]]

@@ -108,6 +108,7 @@ def data_parallel(
     rounds = {i: buckets_of(graph, bucket_bytes, first_bucket_bytes, i) for i in iterations_of(graph)}
     crowd = _crowd(graph, num_ranks, wire, num_cores)
 
+    # One communication resource per worker: its all-reduces run one after the other, beside computation.
     def add_all_reduces(price: Callable[[list[Bucket]], list[float]], cost_source: str) -> Graph:
         worker, comm = graph.add_resource("all-reduce", ResourceKind.LINK)
         for iteration, buckets in rounds.items():
@@ -129,6 +130,7 @@ def data_parallel(
 
     if not computes_on_host(graph):
         return by_formula()
+    # Over this host's own memory the all-reduce can be measured; each size is measured once.
     if wire.name == "loopback":
         sizes = [size for buckets in rounds.values() for size in _reducer_bytes(buckets).values()]
         needs = tuple(AveragingNeed(size, num_ranks) for size in dict.fromkeys(sizes))

@@ -219,13 +219,18 @@ def _replay_forecast(
 ) -> Forecast:
     timeline = replay(priced)
     path = timeline.critical_path()
+    # Tasks that a cost model priced; ``efficiency`` is the share of the bound that the price reaches, so
+    # that duration * efficiency is the bound's own time, below which no draw may go.
     computes = np.flatnonzero(~np.isnan(priced.tasks["efficiency"])).astype(np.int32)
     floor_T = np.zeros(priced.num_tasks, dtype=np.int64)
     floor_T[computes] = np.floor(priced.duration_ns[computes] * priced.tasks["efficiency"][computes])
     bound_ns = _bound(priced, computes, floor_T)
     # streams of one device share it, whatever their graph says
     makespan_ns = max(timeline.makespan_ns, bound_ns)
+    # Fewer draws for large graphs, so that memory and time of the interval stay bounded.
     num_draws = int(np.clip(_MAX_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
+    # Prices are uncertain; the interval of the makespan comes from replays with prices that are drawn from
+    # their intervals, not from adding up the bounds, which would assume that all errors agree.
     drawn_KT = np.maximum(draw_durations(priced, num_draws), floor_T)
     low, high = _interval(replay_many(priced, drawn_KT).makespan_ns, makespan_ns)
     whole_ns = int(priced.duration_ns[computes].sum())

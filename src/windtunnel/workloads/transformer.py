@@ -67,6 +67,7 @@ def _network(length: int, width: int, depth: int, heads: int, vocabulary: int) -
 
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             batch, positions, _ = hidden.shape
+            # One product for query, key and value, split along a new axis of three afterwards.
             mixed = self.project_in(self.norm1(hidden)).view(batch, positions, 3, heads, width // heads)
             query, key, value = mixed.permute(2, 0, 3, 1, 4)
             attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)

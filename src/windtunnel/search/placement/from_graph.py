@@ -103,16 +103,19 @@ def layers_of(
         )
     if bandwidth_bytes_per_s <= 0:
         raise InputError(f"a bandwidth of {bandwidth_bytes_per_s:g}", where="bandwidth")
+    # Only one step is placed; each further step repeats it.
     mask = step_of(graphs[0], iteration)
     steps = [item.remove(~mask, keep_gaps=False) for item in graphs]
     graph = steps[0]
     known, node_T = nodes_of(graph)
+    # Layers that wait for each other (a loop over the same module) would make a cycle: they become one node.
     into = _merge_nodes(graph, node_T, np.array([back for _, back in known], bool))
     kept, index = np.unique(into, return_inverse=True)
     node_T = np.where(node_T >= 0, index[node_T], -1)
     is_backward = np.array([known[node][1] for node in kept.tolist()], bool)
     num = len(kept)
     src, dst = _links(graph, node_T)
+    # Forward and backward of a layer use the same weights, so that they have to lie on one device.
     color = _colors(known, index, is_backward, src, dst)
     sent = _transfer_bytes(graph, node_T, color)
     times = np.stack([sum_by_node(step.duration_ns, node_T, num) for step in steps], axis=1)
@@ -340,6 +343,9 @@ def _with_transfers(layers: Layers, graph: Graph, device_T: Ints, plan: Plan, ro
         size_of[task] = max(size_of.get(task, 0), int(sizes[edge]))
     if not readers:
         return graph
+    # A tensor leaves its device once and arrives at each reading device once:
+    #      task --> send (on its device) --> receive (device 1) --> readers there
+    #                                    \-> receive (device 2) --> readers there
     senders = list(dict.fromkeys(task for task, _ in readers))
     first = graph.num_tasks
     index = {task: first + row for row, task in enumerate(senders)}
@@ -348,6 +354,7 @@ def _with_transfers(layers: Layers, graph: Graph, device_T: Ints, plan: Plan, ro
     own = [int(device_T[task]) for task in senders] + [device for _, device in readers]
     tasks, devices = (np.array(ends) for ends in zip(*readers, strict=True))
     links = layers.problem.link(plan.kind[device_T[tasks]], plan.kind[devices]).tolist()
+    # The sending side is busy as long as its slowest link takes.
     slowest = dict.fromkeys(senders, 0.0)
     for (task, _), link in zip(readers, links, strict=True):
         slowest[task] = max(slowest[task], link)

@@ -125,6 +125,8 @@ def _schedule_pieces(problem: Problem, piece_N: Ints, device_P: Ints, kind_D: In
     """Pieces and CPU nodes in an order that respects both the graph and each device's own order of pieces."""
     rustworkx = require("rustworkx", extra="plan")
     num_pieces = len(device_P)
+    # Vertices 0 .. P-1 are pieces, P + node is a node on the CPUs (vertices of placed nodes stay isolated).
+    # Contracting pieces may close a cycle, which no order could run: it is reported with its nodes.
     vertex_N = np.where(piece_N >= 0, piece_N, num_pieces + np.arange(problem.num_nodes))
     graph = rustworkx.PyDiGraph(multigraph=False)
     graph.add_nodes_from(range(num_pieces + problem.num_nodes))
@@ -154,6 +156,8 @@ def _schedule_pieces(problem: Problem, piece_N: Ints, device_P: Ints, kind_D: In
             continue
         kind = int(kind_D[device_P[vertex]])
         scale = problem.types[kind].comm_scale
+        # A piece loads all of its inputs, computes, and stores all outputs that anything outside reads; nothing
+        # overlaps, as in the paper. Each tensor moves once, however many nodes of the piece read it.
         inputs = {end for node in members[vertex] for end in before[node] if piece_N[end] != vertex}
         outputs = [node for node in members[vertex] if any(piece_N[other] != vertex for other in after[node])]
         is_next = vertex > 0 and device_P[vertex - 1] == device_P[vertex]

@@ -292,12 +292,17 @@ def _solve_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Va
     problem, model = slots.problem, cp_model.CpModel()
     num, num_slots = problem.num_nodes, len(slots.device_S)
 
+    # CP-SAT counts in whole numbers. Durations are rounded down, so that the optimum of the program is
+    # never above the true one and its bound stays valid.
     tick_ns = (slots.limit_ns or 1.0) / _TICKS
 
     def down(value_ns: float) -> int:
         return math.floor(value_ns / tick_ns)
 
     limit = math.ceil(slots.limit_ns / tick_ns) + num
+    #      x[node][slot]      the node runs in this slot           slot 0: the CPUs; each node its own time
+    #      done[node]         when its output is ready
+    #      start, finish      of a piece: one contiguous set of nodes of an accelerator, run as a whole
     x = [[model.new_bool_var("") for _ in range(num_slots)] for _ in range(num)]
     done = [model.new_int_var(down(slots.earliest_ns[node]), limit, "") for node in range(num)]
     start = [model.new_int_var(0, limit, "") for _ in range(num_slots)]
@@ -323,7 +328,12 @@ def _solve_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Va
     for slot in range(1, num_slots):
         kind = int(slots.kind_S[slot])
         scale = problem.types[kind].comm_scale
+        # A piece takes its nodes, each tensor that enters it once and each that leaves it once, whatever the
+        # number of readers.
         takes = [down(problem.time_ns[node, kind]) * x[node][slot] for node in range(num)]
+        # Contiguity: z[node] holds if the node is in the slot or leads to one that is. If a node of the slot
+        # feeds a reader that leads to the slot (z[other]), then that reader is in the slot as well: no path
+        # may leave a piece and come back.
         z = [model.new_bool_var("") for _ in range(num)]
         for node in range(num):
             model.add_implication(x[node][slot], z[node])
@@ -337,6 +347,7 @@ def _solve_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Va
                 model.add_bool_or(z[other].negated(), x[other][slot], x[node][slot].negated())
             model.add(start[slot] >= done[node]).only_enforce_if(enters)
         model.add(finish[slot] >= start[slot] + sum(takes))
+        # Pieces of one accelerator run one after the other, in the order of their slots.
         if slots.device_S[slot - 1] == slots.device_S[slot]:
             model.add(start[slot] >= finish[slot - 1])
     for device in range(slots.num_devices):
@@ -347,10 +358,12 @@ def _solve_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Va
                 sum(math.ceil(problem.size_bytes[node]) * x[node][slot] for node in range(num) for slot in local)
                 <= math.floor(memory_bytes)
             )
+    # Nodes of one color have to lie on one device, in whichever of its pieces.
     for color in slots.colors():
         for a, b in pairwise(color):
             for group in [[0], *(slots.slots_of(device) for device in range(slots.num_devices))]:
                 model.add(sum(x[a][slot] for slot in group) == sum(x[b][slot] for slot in group))
+    # The known split is a hint: the search starts from a solution and spends its time on proving.
     for node, slot in enumerate(slots.known_N.tolist()):
         for other in range(num_slots):
             model.add_hint(x[node][other], int(other == slot))

@@ -88,6 +88,7 @@ def load_chakra(path: str | Path, *, read_limit: int | None = None) -> Graph:
     _check_attributes(path, nodes)
     is_cpu = _is_cpu(nodes)
     is_comm = nodes.types >= _SEND
+    # Chakra knows no resources. Without a note of ours, work is put onto three queues: CPU, compute, network.
     placed = np.where(is_cpu, _CPU, np.where(is_comm, _COMM, _COMPUTE))
     resources: dict[str, Any] = {
         "name": [name for name, _ in _QUEUES],

@@ -208,6 +208,8 @@ class _Reader:
     def read_events(self) -> None:
         """Read the events of an array whose `[` was just passed."""
         text, first, started = self._text, True, self.num_events
+        # The scanner cannot allocate: it returns when a table is full or the text of its window ends, and is
+        # called again at the event that it could not finish. Events are whole or absent, never half written.
         while True:
             table, hashes, offsets, lengths, pool = self._tables()
             stopped, position, detail = scan.scan_events(

@@ -276,6 +276,8 @@ class Recorder:
             self._marker = None
 
     def _end(self, elapsed_ns: int, is_regular: bool) -> None:
+        # The plan of a capture is a list of slots, one per iteration. An iteration that is irregular or was
+        # disturbed does not advance the plan: its slot is taken again by the next one.
         slot = self._slots[self._position]
         lost_ratio = self._quiet.end() if slot in TIMED else 0.0
         num_faults = page_faults() - self._begun_faults

@@ -57,6 +57,9 @@ def walk(events: Events, rows: Int, hidden: str | tuple[str, ...] = "\0") -> Poi
     owner: list[int] = []
     parent = np.full(len(kept), -1, dtype=np.int64)
     enter, leave = np.zeros(len(kept), dtype=np.int64), np.zeros(len(kept), dtype=np.int64)
+    #      A |---------------|          tokens   +A  +B  -B  +C  -C  -A
+    #        B |---|  C |--|            owner     A   B   A   C   A   .      whose time follows the point
+    # Two timelines of one program have the same tokens, wherever their times are: so they are compared.
     stack: list[int] = []
 
     def close(event: int) -> None:

@@ -295,6 +295,8 @@ def codesign_models(
                 )
             else:
                 choices[part] = (on_all if part == "chip" else on_given).chips_for(expert)
+        # A part that is refused is an answer as well, unless every part is. An InputError about anything but
+        # the expert's plan is a mistake of the caller and ends the search.
         except (InfeasibleError, InputError) as error:
             if isinstance(error, InputError) and part not in ("given", "chip"):
                 raise

@@ -220,6 +220,7 @@ def _check_leases(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) ->
 
 def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) -> tuple[State, NDArray[Any]]:
     """Return the initial state, and the distinct (model, batch) profiles that ``jobs["profile"]`` indexes."""
+    # Jobs of one model and batch share a profile, hence an entry of the table of speeds.
     profiles, profile = np.unique(
         np.array([f"{model}\0{batch}" for model, batch in zip(jobs.model, jobs.batch, strict=True)]),
         return_inverse=True,
@@ -235,6 +236,7 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
     )
     scalars[st.SHARES] = cluster.shares_links
     scalars[st.RESERVER] = scalars[st.WATCHED] = scalars[st.EAGER] = -1
+    # At the beginning every machine has all of its GPUs free and is open.
     open_count = np.zeros(per_machine + 1, np.int64)
     open_count[per_machine] = machines
     skewed = [
@@ -254,6 +256,7 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
         jobs=rows,
         waiting=np.zeros(num, np.int64),
         ranked=np.zeros(num, np.int64),
+        # Generous guesses: the loop returns NEED_ROOM where they do not suffice, and goes on with larger arrays.
         events=_table(st.EVENT, 4 * num + 64),
         segments=_table(st.SEGMENT, 4 * num + 64),
         placements=_table(st.PLACEMENT, 8 * num + 4 * machines),

@@ -136,14 +136,18 @@ def _gantt(run: ClusterRun) -> str:
     first_ns, span_ns = int(run.jobs.arrival_ns.min()), max(run.makespan_ns, 1)
     machines = min(run.cluster.num_machines, _MAX_MACHINES)
     scale, per = (WIDTH - _LEFT - 20) / span_ns, run.cluster.gpus_per_machine
+    # A row per segment and machine that it spans: ``within`` counts the machines of each segment from 0.
     rows = np.repeat(np.arange(len(run.segments)), run.segments["width"])
     within = np.arange(len(rows)) - np.repeat(
         np.cumsum(run.segments["width"]) - run.segments["width"], run.segments["width"]
     )
     index = run.placements[run.segments["placement"][rows] + within]
     width_ns = run.segments["end"][rows] - run.segments["start"][rows]
+    # Only the rectangles with the largest areas are drawn, which keeps the page small.
     shown = np.flatnonzero(index["machine"] < machines)
     shown = shown[np.argsort(-width_ns[shown] * index["gpus"][shown], kind="stable")[:_MAX_RECTANGLES]]
+    # GPUs of a machine have no numbers in the simulation. Drawn in the order of starts, each segment takes
+    # the lowest free stripe of its machine, so that rectangles never overlap.
     used: list[list[tuple[int, int, int]]] = [[] for _ in range(machines)]
     body = []
     for position in sorted(shown.tolist(), key=lambda row: int(run.segments["start"][rows[row]])):

@@ -214,6 +214,8 @@ def _row(row: PlanRow, blocks: Blocks, job: Job) -> PlanRow:
         stages = cut_evenly(blocks.num_blocks, row.depth)
     except InputError as error:
         return _without(row, error.message)
+    # Each batch is split over the replicas and into microbatches; a pipeline that has fewer microbatches
+    # than stages never fills.
     samples = row.width * row.microbatch
     count, rest = divmod(job.batch, samples)
     if rest:

@@ -117,6 +117,9 @@ def measure_stalls(
             where="ranks",
             fix="take 2 ranks or more, one core each, 1 batch and 2 turns or more",
         )
+    # Each cause of stalls is a difference between two runs of one job (see ``Surroundings.runs``): without
+    # and with data from the disk, without and with messages over the slow link. Runs take turns, so that
+    # a machine that slows down meanwhile slows all of them down alike.
     created = job_of(job)
     runs = around.runs()
     with contextlib.ExitStack() as stack:
@@ -126,6 +129,8 @@ def measure_stalls(
             if files
             else None
         )
+        # One group of processes runs all that needs no slow link, another lives behind the link. Both stay
+        # alive over all turns: starting processes and loading the job would be most of a short turn.
         near = stack.enter_context(_ranks(job, files, num_ranks, None))
         far = None
         environment: dict[str, Any] = {
@@ -153,6 +158,7 @@ def measure_stalls(
                 took = _turn(group, run, files, around, num_ranks, num_batches)
                 used = [item.iteration_ns for item in took]
                 times[run].append(statistics.mean(used))
+                # Ranks wait for each other in each iteration, so that their times should agree.
                 if max(used) - min(used) > _MAX_DISAGREEMENT * statistics.mean(used):
                     warnings[f"ranks of run {run!r} differ by more than a quarter of its time"] = None
                 environment.setdefault("helpers_cpu_ns", {})[run] = statistics.mean(

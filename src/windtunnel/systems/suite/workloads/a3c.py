@@ -73,6 +73,8 @@ def a3c(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
     returns: deque[float] = deque(maxlen=NUM_RECENT)
     num_frames = 0
 
+    # Actors play with the parameters of the last ``publish`` while the learner works on their rollouts:
+    # asynchronous, as published.
     def step() -> torch.Tensor:
         nonlocal num_frames
         rollouts = receive()

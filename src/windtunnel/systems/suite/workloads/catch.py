@@ -82,6 +82,7 @@ def catch(court: Court) -> gymnasium.Env[npt.NDArray[np.uint8], np.int64]:
             self.drift = int(self.np_random.integers(-1, 2))
 
         def _fall(self) -> None:
+            # A wall reverses the drift before the ball would leave the court.
             if not 0 <= self.column + self.drift < court.num_cells:
                 self.drift = -self.drift
             self.row, self.column = self.row + 1, self.column + self.drift

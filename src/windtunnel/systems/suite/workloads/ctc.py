@@ -42,6 +42,7 @@ def _operator() -> Callable[..., Any]:
     """Define it once per process, for torch keeps it that long."""
     import torch
 
+    # One operator with a registered shape function: it can be traced on fake tensors, and is one task.
     lengths = "SymInt[] num_frames, SymInt[] num_labels"
     forward = torch.library.custom_op(
         "windtunnel::ctc_loss",
@@ -61,6 +62,7 @@ def _operator() -> Callable[..., Any]:
         log_chances: torch.Tensor, _labels: torch.Tensor, _num_frames: list[int], num_labels: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_steps, num_utterances, _ = log_chances.shape
+        # The labels with a blank around each: 2 L + 1 states of the forward recursion at every step.
         paths = log_chances.new_empty(num_utterances, num_steps, 2 * max(num_labels) + 1)
         return log_chances.new_empty(num_utterances), paths
 

@@ -104,6 +104,7 @@ def _attention(shape: Shape) -> torch.nn.Module:
                 project(hidden).unflatten(-1, (-1, head_width)).transpose(1, 2)
                 for project in (self.query, self.key, self.value)
             )
+            # Grouped queries: each key head serves ``shared`` query heads, and is repeated for the fused operator.
             shared = shape.heads // shape.key_heads
             key, value = (self.rotate(key).repeat_interleave(shared, 1), value.repeat_interleave(shared, 1))
             attended = nn.functional.scaled_dot_product_attention(self.rotate(query), key, value, is_causal=True)
@@ -111,6 +112,7 @@ def _attention(shape: Shape) -> torch.nn.Module:
 
         def rotate(self, vectors_BHSD: torch.Tensor) -> torch.Tensor:
             length = vectors_BHSD.shape[2]
+            # Rotary positions in the layout of halves: (a, b) turns to (a cos - b sin, b cos + a sin).
             first, second = vectors_BHSD.chunk(2, dim=-1)
             turned = torch.cat([-second, first], dim=-1)
             return vectors_BHSD * self.cosines[:length] + turned * self.sines[:length]

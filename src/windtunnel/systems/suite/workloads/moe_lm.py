@@ -90,8 +90,11 @@ def experts(preset: Preset) -> torch.nn.Module:
             words_NW = hidden.flatten(0, 1)
             chances_NE = self.router(words_NW).softmax(dim=-1)
             weights_NK, chosen_NK = chances_NE.topk(NUM_CHOICES, dim=-1)
+            # The probabilities of the selected experts are scaled to a sum of one.
             weights_NK = weights_NK / weights_NK.sum(dim=-1, keepdim=True)
             losses.append(imbalance(chances_NE, chosen_NK[:, 0]))
+            #      N words x K choices -> seats [E, C] -> one batched product per layer of all experts -> back by seat
+            # A fixed capacity keeps shapes static; a word that finds no seat gets the row of zeros at the end.
             capacity = expert_capacity(len(words_NW), num_experts, preset.capacity_factor)
             seats_NK = assign_seats(chosen_NK, num_experts, capacity)
             answers = self.ask(words_NW, seats_NK, capacity)

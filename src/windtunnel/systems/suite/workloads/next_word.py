@@ -63,6 +63,7 @@ def next_word(
         num_tokens += batch_size * shape.length
         optimizer.zero_grad()
         extra: list[torch.Tensor] = []
+        # Layers append their own terms (such as the imbalance of experts) to ``extra`` on the way.
         loss = loss_of(model(words, extra), following)
         (loss + extra_weight * torch.stack(extra).sum() if extra else loss).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

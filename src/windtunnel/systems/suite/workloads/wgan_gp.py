@@ -65,6 +65,7 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
 
     def train_critic() -> torch.Tensor:
         real, _ = images.draw()
+        # The critic's loss has no gradient into the generator, whose graph is not recorded here.
         with torch.no_grad():
             fake = fake_pictures()
         mix = torch.rand(batch_size, 1, 1, 1, generator=noise, device=noise.device)
@@ -77,6 +78,7 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
     def train_generator() -> None:
         generator_optimizer.zero_grad()
         loss = -critic(fake_pictures()).mean()
+        # Only the generator's parameters: gradients of the critic would be thrown away by its next zero_grad.
         loss.backward(inputs=list(generator.parameters()))
         generator_optimizer.step()
 
