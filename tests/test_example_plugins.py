@@ -141,7 +141,7 @@ call,cudaDeviceSynchronize,2200,9400,1,,
 
         assert 9000 == graph.duration_ns[kernel]
         assert (launch, kernel) in set(zip(graph.edges["src"].tolist(), graph.edges["dst"].tolist(), strict=True))
-        assert "device 0 stream 3" == graph.resources.strings("name").to_numpy()[graph.tasks["resource"][kernel]]
+        assert "GPU 0 stream 3" == graph.resources.strings("name").to_numpy()[graph.tasks["resource"][kernel]]
 
     @pytest.mark.parametrize("row", ["kernel,gemm,soon,9,1,3,7", "kernels,gemm,1,9,1,3,7", "kernel,gemm,1"])
     def test_a_row_that_is_no_event_is_an_error_with_its_line(self, tmp_path, row):

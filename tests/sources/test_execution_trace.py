@@ -320,7 +320,7 @@ def test_the_kineto_trace_of_the_run_gives_every_duration(recorded, tmp_path, na
 
     assert 0 == count_unmeasured_tasks(graph)
     assert by == graph.meta.trace["joined"]["by"]
-    assert 0 == graph.meta.trace["joined"]["kineto tasks of no node"]
+    assert 0 == graph.meta.trace["joined"]["operators of no node"]
     assert measured.duration_ns.sum() == graph.duration_ns.sum()
 
 

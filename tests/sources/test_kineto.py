@@ -235,7 +235,7 @@ def test_a_launch_is_matched_by_correlation_whatever_its_name(load):
 
     assert [("launchAnything", "gemm", 12_000)] == edges(graph, EdgeKind.LAUNCH)
     assert ResourceKind.STREAM == graph.resources["kind"][graph.tasks["resource"][row(graph, "gemm")]]
-    assert "device 0 stream 7" in graph.resources.strings("name").to_numpy().tolist()
+    assert "GPU 0 stream 7" in graph.resources.strings("name").to_numpy().tolist()
 
 
 def test_waiting_in_a_stream_is_no_cost_of_the_launch(load):
@@ -254,7 +254,7 @@ def test_a_graph_launch_starts_all_its_kernels_and_branches_run_side_by_side(loa
 
     assert {"x", "y", "z"} == {target for _, target, _ in edges(graph, EdgeKind.LAUNCH)}
     assert 1 == graph.meta.trace["device tasks that overlap on one stream"]
-    assert "device 0 stream 7 lane 1" in graph.resources.strings("name").to_numpy().tolist()
+    assert "GPU 0 stream 7 lane 1" in graph.resources.strings("name").to_numpy().tolist()
     assert 0 == worst_start_error_ns(graph)
 
 
@@ -305,7 +305,7 @@ def test_processes_in_one_file_keep_their_own_ids(load):
     process = graph.resources.strings("name").to_numpy()[graph.tasks["resource"]]
     launches = np.flatnonzero(graph.edges["kind"] == EdgeKind.LAUNCH)
     pairs = {(process[graph.edges["src"][e]], process[graph.edges["dst"][e]]) for e in launches}
-    assert {("pid 11 tid 1", "device 0 stream 7"), ("pid 22 tid 1", "device 1 stream 7")} == pairs
+    assert {("main thread (pid 11 tid 1)", "GPU 0 stream 7"), ("main thread (pid 22 tid 1)", "GPU 1 stream 7")} == pairs
 
 
 def test_a_blocking_call_keeps_only_its_own_work(load):

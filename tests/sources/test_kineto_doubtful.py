@@ -54,7 +54,7 @@ def test_a_record_that_runs_past_later_ones_of_its_stream_ends_at_the_next(tmp_p
     assert replay(graph).makespan_ns < 100_000
     (warning,) = graph.meta.trace["warnings"]
     assert "2 records run past later ones of their stream" in warning
-    assert "event 3 (kernel2) on device 0 stream 7, which claims 3.40 s" in warning
+    assert "event 3 (kernel2) on GPU 0 stream 7, which claims 3.40 s" in warning
 
 
 def test_a_kernel_that_overlaps_the_next_one_alone_keeps_its_time(tmp_path):

@@ -85,9 +85,9 @@ def test_tasks_and_edges_of_a_timeline_that_no_file_held():
     assert (tasks["kind"][-4:] == [Kind.HOST, Kind.SYNC, Kind.COMPUTE, Kind.COMM]).all()
     assert graph.duration_ns[-4:].tolist() == [0, 0, 180 * US, 180 * US]  # waiting is no work
     assert graph.resources.strings("name").to_numpy().tolist() == [
-        "pid 0 tid 0",
-        "device 0 stream 7",
-        "device 0 stream 20",
+        "main thread",
+        "GPU 0 stream 7",
+        "GPU 0 stream 20",
     ]
     assert (tasks["message_bytes"][-1], tasks["sequence"][-1]) == (4096, 5)
     assert tasks.strings("op").decode(graph.num_tasks - 1) == "all_reduce"

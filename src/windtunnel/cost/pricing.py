@@ -94,6 +94,8 @@ def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype
     names += [name + AT_BOUND for name in names]
     priced = _write_prices(graph, row_T, prices, sources + len(pricers) * was_under, names)
     tasks = np.flatnonzero(row_T >= 0)
+    if "is_part" in graph.tasks:  # the price of an operator holds all of its kernels
+        priced = priced.set_duration(graph.tasks["is_part"], 0, cost_source="part of an operator")
     require_possible(priced, tasks, np.where(is_seen, 0.0, floor.bound_ns)[row_T[tasks]], device)
     priced = priced.note({"priced_for": device.name, "priced_in": dtype or "as captured"})
     return priced.as_one_edit(graph, "price", {"device": device.name, "dtype": dtype})

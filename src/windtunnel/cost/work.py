@@ -103,7 +103,7 @@ def work_of(graph: Graph, where: Mask | None = None) -> tuple[Work, NDArray[np.i
     ----------
     graph : Graph
     where : bool [T], optional
-        Only these tasks; by default all of kind COMPUTE.
+        Only these tasks; by default all of kind COMPUTE that are no part of an operator for which another task stands.
 
     Returns
     -------
@@ -111,7 +111,9 @@ def work_of(graph: Graph, where: Mask | None = None) -> tuple[Work, NDArray[np.i
     row_T : int64 [T]
         Row of each task in it, -1 for tasks that were not asked for.
     """
-    selected = np.flatnonzero(graph.select(kind=Kind.COMPUTE) if where is None else where)
+    if where is None:
+        where = graph.select(kind=Kind.COMPUTE) & ~graph.tasks.get("is_part", np.zeros(graph.num_tasks, dtype=bool))
+    selected = np.flatnonzero(where)
     flops, moved = _numbers(graph, "flops", selected), _numbers(graph, "bytes_read", selected)
     moved = moved + _numbers(graph, "bytes_written", selected)
     strings = {name: _codes(graph, column, selected) for name, column in _columns(graph).items()}

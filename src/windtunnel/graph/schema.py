@@ -154,6 +154,8 @@ TASK_COLUMNS: dict[str, Column] = {
     "input_dtypes": _TEXT,
     "input_strides": _TEXT,
     "input_args": _TEXT,
+    # a kernel of an operator that launches several: another one stands for the operator, with its inputs and its work
+    "is_part": Column(np.bool_),
     # why a device task began when it did (sources.timeline.device.Cause), and what of its wait nothing explains
     "start_cause": Column(np.int8, default=-1, minimum=-1),
     "unexplained_ns": Column(np.int64, minimum=0),

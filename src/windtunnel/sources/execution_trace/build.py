@@ -1,20 +1,19 @@
 """An execution trace as the columns of a graph.
 
-In: a ``Document``, durations where there are any. Out: a ``Graph``: per operator with work of its own a task on its
+In: a ``Document``. Out: a ``Graph``: per operator with work of its own a task on its
 thread, and one on its accelerator if that computes; data edges by storage, order by thread and queue, launches,
 hand-offs to the autograd threads, waits for collectives.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, ResourceKind, Strings
-from windtunnel.sources.execution_trace.kineto import Kernels, Measured
 from windtunnel.sources.execution_trace.nodes import Document, Node
 from windtunnel.sources.execution_trace.order import find_parents, label_nodes, lay_out, phases
 from windtunnel.sources.execution_trace.reader import UNMEASURED
@@ -58,20 +57,18 @@ class _Tasks:
         return self.device.get(event, self.host[event])
 
 
-def build(document: Document, measured: Measured | None, source: str) -> Graph:
-    """Build the graph; ``source`` says where the durations are from."""
+def build(document: Document) -> Graph:
+    """Build the graph, without durations."""
     nodes = document.nodes
     parent, around = find_parents(nodes)
     points = lay_out(nodes, parent)
     works = describe_nodes(document, parent)
-    if measured is not None:
-        measured = replace(measured, kernels=_of_collectives(measured.kernels, works, parent))
     labels = label_nodes(document, around)
     main = points.leave - 1  # the own work of an operator comes after what it called
     flow = trace_flow(points, [work.operator for work in works], main.tolist())
-    tasks = _find_tasks(nodes, works, parent, np.argsort(main, kind="stable"), measured)
+    tasks = _find_tasks(nodes, works, parent, np.argsort(main, kind="stable"))
     event_of = dict(zip(main.tolist(), range(len(nodes)), strict=True))
-    columns = _columns(nodes, works, labels, tasks, measured, source)
+    columns = _columns(nodes, works, labels, tasks)
     columns |= _traffic_columns(flow, tasks, main)
     edges = _Edges()
     _add_data(edges, flow, tasks, event_of)
@@ -79,21 +76,10 @@ def build(document: Document, measured: Measured | None, source: str) -> Graph:
     names = list(dict.fromkeys(tasks.queue))
     columns["resource"] = _codes(tasks.queue, names)
     groups = _add_groups(columns, works, tasks)
-    meta = _meta(document, tasks, columns, measured)
+    meta = _meta(document, tasks)
     if groups:
         meta["groups"] = process_groups(nodes, groups)
     return Graph.from_columns(columns, edges.columns(), _resources(names, tasks), meta)
-
-
-def _of_collectives(kernels: dict[int, Kernels], works: list[Work], parent: Int) -> dict[int, Kernels]:
-    """Kernels by event; what a part of a collective launched belongs to the collective."""
-    result: dict[int, Kernels] = {}
-    for event, own in sorted(kernels.items()):
-        above = int(parent[event])
-        whole = above if above >= 0 and works[above].collective is not None else event
-        before = result.get(whole, Kernels(0, own.stream))
-        result[whole] = Kernels(before.duration_ns + own.duration_ns, before.stream)
-    return result
 
 
 def _add_groups(columns: dict[str, Any], works: list[Work], tasks: _Tasks) -> list[str]:
@@ -115,16 +101,15 @@ def _codes(texts: list[str], values: list[str]) -> Int:
 # --- tasks --------------------------------------------------------------------------------------------
 
 
-def _find_tasks(nodes: list[Node], works: list[Work], parent: Int, order: Int, measured: Measured | None) -> _Tasks:
+def _find_tasks(nodes: list[Node], works: list[Work], parent: Int, order: Int) -> _Tasks:
     is_leaf = np.ones(len(nodes), bool)
     is_leaf[parent[parent >= 0]] = False
     tasks = _Tasks()
     for event in order.tolist():
         node, work = nodes[event], works[event]
-        took_time = measured is not None and measured.own_ns[event] > 0
-        queue = _queue(work, event, measured)
+        queue = _queue(work)
         is_operator = is_leaf[event] and not _is_annotation(node)
-        if work.computes or work.operator.role is Role.READ or is_operator or took_time or queue:
+        if work.computes or work.operator.role is Role.READ or is_operator or queue:
             tasks.add(event, f"thread {node.thread}", on_device=False)
         if queue:
             tasks.add(event, queue, on_device=True)
@@ -135,19 +120,14 @@ def _is_annotation(node: Node) -> bool:
     return node.scope == 7 and not node.schema
 
 
-def _queue(work: Work, event: int, measured: Measured | None) -> str:
-    """Where the operator runs other than on its thread; empty if nowhere. Only a Kineto trace knows streams."""
-    if measured is not None and event in measured.kernels:
-        return measured.kernels[event].stream
+def _queue(work: Work) -> str:
+    """Where the operator runs other than on its thread; empty if nowhere. Streams are not recorded."""
     if work.collective is not None:
         return f"{work.device} communication"
-    is_measured = measured is not None and measured.own_ns[event] >= 0
-    return f"{work.device} compute" if work.computes and work.device != HOST and not is_measured else ""
+    return f"{work.device} compute" if work.computes and work.device != HOST else ""
 
 
-def _columns(
-    nodes: list[Node], works: list[Work], labels: Labels, tasks: _Tasks, measured: Measured | None, source: str
-) -> dict[str, Any]:
+def _columns(nodes: list[Node], works: list[Work], labels: Labels, tasks: _Tasks) -> dict[str, Any]:
     events = np.array(tasks.event, np.int64)
     phase = phases(nodes, labels, events[~np.array(tasks.on_device)])
     layers = ("", *labels.layers)
@@ -155,15 +135,14 @@ def _columns(
         works[event].operator if works[event].computes and tasks.doing(event) == task else _NOTHING
         for task, event in enumerate(tasks.event)
     ]
-    durations = [_duration(event, on, measured) for event, on in zip(tasks.event, tasks.on_device, strict=True)]
     columns: dict[str, Any] = {
         "name": [nodes[event].name for event in tasks.event],
         "op": [_op(nodes[event], works[event], on) for event, on in zip(tasks.event, tasks.on_device, strict=True)],
         "layer": [layers[code] for code in (labels.layer[events] + 1).tolist()],
         "kind": [_kind(works[event], on) for event, on in zip(tasks.event, tasks.on_device, strict=True)],
         "phase": [phase[event] for event in tasks.event],
-        "duration_ns": [max(duration, 0) for duration in durations],
-        "cost_source": Strings.of(source if duration >= 0 else UNMEASURED for duration in durations),
+        "duration_ns": np.zeros(len(events), np.int64),
+        "cost_source": Strings.repeat(UNMEASURED, len(events)),
         "order": np.arange(len(events)),
         "node": [nodes[event].id for event in tasks.event],
         "flops": [operator.flops for operator in acting],
@@ -177,15 +156,6 @@ def _columns(
     if steps[-1]:
         columns["iteration"] = np.maximum(steps[events] - 1, 0)
     return columns
-
-
-def _duration(event: int, on_device: bool, measured: Measured | None) -> int:
-    """Own time of a task; -1 if nothing tells it."""
-    if measured is None:
-        return -1
-    if not on_device:
-        return int(measured.own_ns[event])
-    return measured.kernels[event].duration_ns if event in measured.kernels else -1
 
 
 def _op(node: Node, work: Work, on_device: bool) -> str:
@@ -324,14 +294,7 @@ def _resources(names: list[str], tasks: _Tasks) -> dict[str, list[Any]]:
     }
 
 
-def _meta(document: Document, tasks: _Tasks, columns: dict[str, Any], measured: Measured | None) -> dict[str, Any]:
-    unmeasured = int((columns["cost_source"].to_numpy() == UNMEASURED).sum())
+def _meta(document: Document, tasks: _Tasks) -> dict[str, Any]:
     trace: dict[str, Any] = {"path": str(document.path), "schema": document.schema, "num_nodes": len(document.nodes)}
     trace["nodes without work of their own"] = len(document.nodes) - len(set(tasks.event))
-    if measured is not None:
-        trace["joined"] = {
-            "by": measured.how,
-            "nodes": int((measured.own_ns >= 0).sum()),
-            "kineto tasks of no node": measured.num_unjoined_tasks,
-        }
-    return {"source": "execution-trace", "trace": trace, "num_unmeasured_tasks": unmeasured}
+    return {"source": "execution-trace", "trace": trace, "num_unmeasured_tasks": len(tasks.event)}

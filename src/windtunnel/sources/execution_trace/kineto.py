@@ -1,60 +1,44 @@
-"""Durations for an execution trace from the Kineto trace of the same run.
+"""An execution trace and the Kineto trace of the same run as one timeline.
 
-In: nodes and the path of a Kineto trace. Out: ``Measured``: own time of every operator, kernels that it launched.
-Joined by record-function id where the Kineto trace has it, else by the order of the operators on each thread; names
-must agree.
+In: nodes and the path of a Kineto trace. Out: the trace's ``Events``, whose operators have schemas, all arguments, the
+bytes that they move and who reads what whom wrote. Joined by record-function id where the Kineto trace has it, else by
+the order of the operators on each thread; names must agree.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import TraceError
-from windtunnel.graph import EdgeKind, Graph, ResourceKind
 from windtunnel.sources.execution_trace.nodes import Document, Node
+from windtunnel.sources.execution_trace.order import find_parents, lay_out
+from windtunnel.sources.execution_trace.work import Work, describe_nodes
 from windtunnel.sources.kineto.events import to_events
-from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.sources.kineto.trace import Trace, read_trace
-from windtunnel.sources.timeline.events import MISSING, Category, Events
-from windtunnel.sources.timeline.host import cut_threads
-from windtunnel.sources.timeline.slices import inherit
+from windtunnel.sources.timeline.events import MISSING, Category, Events, OperatorRecords
+from windtunnel.sources.torch.dataflow import Flow, trace_flow
+from windtunnel.sources.torch.ops import Role
 from windtunnel.sources.torch.timeline_points import match_in_order
 
-__all__ = ["Kernels", "Measured", "measure"]
+__all__ = ["join_events", "read_events", "records_of"]
 
-# N nodes
+# N nodes, O records
 Int = NDArray[np.int64]
 _MIN_JOINED_RATIO = 0.9
+_TEXTS = ("schema", "shapes", "dtypes", "strides", "arguments")
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """What one operator ran on a device: the sum of the durations, and the stream where most of it ran."""
-
-    duration_ns: int
-    stream: str
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """``own_ns`` [N] without what an operator called, -1 where it is not in the Kineto trace."""
-
-    own_ns: Int
-    kernels: dict[int, Kernels]
-    how: str
-    num_unjoined_tasks: int
-
-
-def measure(
+def read_events(
     document: Document, path: Path, read_limit: int | None = None, progress: Progress | None = None
-) -> Measured:
-    """Take durations from the Kineto trace at ``path``.
+) -> tuple[Events, dict[str, Any]]:
+    """Read the events of the Kineto trace at ``path``, with what the nodes say of them; and how both were joined.
 
     Raises
     ------
@@ -69,21 +53,73 @@ def measure(
     if len(joins["record-function id"]) < _MIN_JOINED_RATIO * len(document.nodes):
         joins["order"] = _by_order(trace, rows, document.nodes)
     how = max(joins, key=lambda name: len(joins[name]))
-    event_of = joins[how]  # trace row -> event
-    if len(event_of) < _MIN_JOINED_RATIO * len(document.nodes):
+    node_of = joins[how]  # trace row -> node
+    if len(node_of) < _MIN_JOINED_RATIO * len(document.nodes):
         raise TraceError(
-            f"only {len(event_of):,} of {len(document.nodes):,} operators are in both traces",
+            f"only {len(node_of):,} of {len(document.nodes):,} operators are in both traces",
             where=f"{document.path} and {path}",
             fix="record both in one run, over the same steps: profile(..., execution_trace_observer=...)",
         )
-    owner = _owners(events, event_of)
-    own_ns = np.full(len(document.nodes), -1, np.int64)
-    own_ns[list(event_of.values())] = 0
-    return _attribute(events, load_kineto(path, read_limit=read_limit, progress=progress), owner, own_ns, how)
+    num_operators = int((events.category == Category.OPERATOR).sum())
+    num_joined = int((events.category[list(node_of)] == Category.OPERATOR).sum())
+    joined = {"by": how, "nodes": len(node_of), "operators of no node": num_operators - num_joined}
+    return join_events(events, document, node_of), joined
+
+
+def join_events(events: Events, document: Document, node_of: dict[int, int]) -> Events:
+    """The events with records of the operators whose nodes are known, by row."""
+    return replace(events, operators=records_of(document, node_of))
+
+
+def records_of(document: Document, node_of: dict[int, int]) -> OperatorRecords:
+    """Records of the rows of ``node_of``, in the order of the rows."""
+    parent, _ = find_parents(document.nodes)
+    works = describe_nodes(document, parent)
+    points = lay_out(document.nodes, parent)
+    main = points.leave - 1  # the own work of an operator comes after what it called
+    flow = trace_flow(points, [work.operator for work in works], main.tolist())
+    node_of_slice = dict(zip(main.tolist(), range(len(works)), strict=True))
+    kept = [(row, node) for row, node in sorted(node_of.items()) if _is_described(document.nodes[node], works[node])]
+    texts: dict[str, int] = {"": 0}
+    codes = [[texts.setdefault(getattr(works[node].operator, name), len(texts)) for name in _TEXTS] for _, node in kept]
+    columns: Any = np.array(codes, np.int32).reshape(-1, len(_TEXTS)).T
+    slices = main[[node for _, node in kept]].tolist()
+    place = {node: index for index, (_, node) in enumerate(kept)}
+    source, target, size_bytes = _edges(flow, node_of_slice, place)
+    return OperatorRecords(
+        row=np.array([row for row, _ in kept], np.int32),
+        **dict(zip(_TEXTS, columns, strict=True)),
+        flops=np.array([works[node].operator.flops for _, node in kept], np.int64),
+        bytes_read=np.array([flow.bytes_read.get(index, 0) for index in slices], np.int64),
+        bytes_written=np.array([flow.bytes_written.get(index, 0) for index in slices], np.int64),
+        node=np.array([document.nodes[node].id for _, node in kept], np.int64),
+        computes=np.array([works[node].operator.role is Role.COMPUTE for _, node in kept], np.int8),
+        source=source,
+        target=target,
+        size_bytes=size_bytes,
+        texts=tuple(texts),
+    )
+
+
+def _is_described(node: Node, work: Work) -> bool:
+    return bool(node.schema) or work.operator.role is Role.COMPUTE
+
+
+def _edges(flow: Flow, node_of_slice: dict[int, int], place: dict[int, int]) -> tuple[Any, Any, Any]:
+    """Source, target and bytes of what records read of each other; -1 bytes where one overwrites what another read."""
+    pairs = [(writer, reader, size) for (writer, reader), size in flow.data.items()]
+    pairs += [(reader, writer, -1) for reader, writer in sorted(flow.control)]
+    known = [
+        (place[node_of_slice[first]], place[node_of_slice[second]], size)
+        for first, second, size in pairs
+        if node_of_slice[first] in place and node_of_slice[second] in place
+    ]
+    rows = np.array(known, np.int64).reshape(-1, 3)
+    return rows[:, 0].astype(np.int32), rows[:, 1].astype(np.int32), rows[:, 2]
 
 
 def _by_id(trace: Trace, rows: Int, nodes: list[Node]) -> dict[int, int]:
-    """Rows and events with one id and one name.
+    """Rows and nodes with one id and one name.
 
     Kineto keeps the execution trace's own id where that is recorded beside it. Older ones do not; their external id
     counts alike in a process that has recorded nothing before.
@@ -91,68 +127,31 @@ def _by_id(trace: Trace, rows: Int, nodes: list[Node]) -> dict[int, int]:
     numbers = trace.argument("Record function id")
     if (numbers == MISSING).all():
         numbers = trace.external_id
-    event_of = {node.record_id: event for event, node in enumerate(nodes)}
+    node_of = {node.record_id: index for index, node in enumerate(nodes)}
     pairs = {}
     for row, number in zip(rows.tolist(), numbers[rows].tolist(), strict=True):
-        event = event_of.get(number, -1)
-        if event >= 0 and nodes[event].name == trace.strings[trace.name[row]]:
-            pairs[row] = event
+        index = node_of.get(number, -1)
+        if index >= 0 and nodes[index].name == trace.strings[trace.name[row]]:
+            pairs[row] = index
     return pairs
 
 
 def _by_order(trace: Trace, rows: Int, nodes: list[Node]) -> dict[int, int]:
-    """Rows and events in the same place of a thread; each thread goes with the one whose names are most like its."""
+    """Rows and nodes in the same place of a thread; each thread goes with the one whose names are most like its."""
     theirs = {thread: rows[trace.thread[rows] == thread] for thread in np.unique(trace.thread[rows]).tolist()}
     names = {thread: [trace.strings[code] for code in trace.name[its].tolist()] for thread, its in theirs.items()}
     pairs: dict[int, int] = {}
     for thread, count in Counter(node.thread for node in nodes).most_common():
-        local = [event for event, node in enumerate(nodes) if node.thread == thread]
-        requested = [nodes[event].name for event in local]
+        local = [index for index, node in enumerate(nodes) if node.thread == thread]
+        requested = [nodes[index].name for index in local]
         likeness = {other: (Counter(requested) & Counter(name)).total() for other, name in names.items()}
         best = max(likeness, key=lambda other: (likeness[other], -len(names[other])), default=None)
         matched = None if best is None else match_in_order(requested, names.pop(best))
         if best is None or matched is None or not count:
             continue
         pairs |= {
-            int(theirs[best][index]): event for event, index in zip(local, matched.tolist(), strict=True) if index >= 0
+            int(theirs[best][position]): index
+            for index, position in zip(local, matched.tolist(), strict=True)
+            if position >= 0
         }
     return pairs
-
-
-def _attribute(events: Events, graph: Graph, owner_of: Int, own_ns: Int, how: str) -> Measured:
-    """Sum the tasks of the Kineto graph by the operator that they belong to."""
-    row_of = np.full(int(events.index.max(initial=0)) + 1, -1, np.int64)
-    row_of[events.index] = np.arange(events.num_rows)
-    owner = owner_of[row_of[graph.tasks["event"]]]
-    on_device = graph.resources["kind"][graph.tasks["resource"]] == ResourceKind.STREAM
-    launches = graph.edges["kind"] == EdgeKind.LAUNCH
-    src, dst = graph.edges["src"][launches], graph.edges["dst"][launches]
-    known = owner[src] >= 0
-    owner[dst[known]] = owner[src[known]]
-    host = np.flatnonzero(~on_device & (owner >= 0))
-    np.add.at(own_ns, owner[host], graph.duration_ns[host])
-    device = np.flatnonzero(on_device & (owner >= 0))
-    return Measured(own_ns, _kernels(graph, device, owner[device]), how, int((owner < 0).sum()))
-
-
-def _owners(events: Events, event_of: dict[int, int]) -> Int:
-    """Event of every row [N]: its own, that of the nearest operator around it, that with its external id; or -1."""
-    joined, owners = np.array(list(event_of), np.int64), np.array(list(event_of.values()), np.int64)
-    owner = np.full(events.num_rows, -1, np.int64)
-    owner[joined] = owners
-    host = cut_threads(events, np.empty(0, np.int64))
-    owner[host.row] = inherit(host.parent, owner[host.row].astype(np.int32))
-    numbers = dict(zip(events.external_id[joined].tolist(), owners.tolist(), strict=True))
-    numbers.pop(MISSING, None)
-    others = np.flatnonzero(owner < 0)
-    owner[others] = [numbers.get(number, -1) for number in events.external_id[others].tolist()]
-    return owner
-
-
-def _kernels(graph: Graph, tasks: Int, owner: Int) -> dict[int, Kernels]:
-    streams = graph.resources.strings("name")
-    times: dict[int, Counter[str]] = {}
-    for task, event in zip(tasks.tolist(), owner.tolist(), strict=True):
-        stream = streams.decode(int(graph.tasks["resource"][task]))
-        times.setdefault(event, Counter())[stream] += int(graph.duration_ns[task])
-    return {event: Kernels(time.total(), time.most_common(1)[0][0]) for event, time in times.items()}

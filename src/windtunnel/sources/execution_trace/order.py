@@ -76,7 +76,7 @@ def _as_events(document: Document, names: dict[str, int]) -> Events:
         start_ns=rows,
         duration_ns=np.zeros(len(nodes)),
         name=[names[node.name] for node in nodes],
-        names=tuple(name.removeprefix("wt:module:") for name in names),
+        names=tuple(names),
         sequence_number=Sparse(rows, np.array([node.sequence for node in nodes], np.int64)),
     )
 

@@ -15,6 +15,7 @@ from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph, Strings
 from windtunnel.sources.chakra.nodes import read_head
+from windtunnel.sources.timeline.build import build_graph
 
 __all__ = ["UNMEASURED", "count_unmeasured_tasks", "is_execution_trace", "load_execution_trace"]
 
@@ -77,12 +78,16 @@ def load_execution_trace(
     """
     require("torch", extra="torch")
     from windtunnel.sources.execution_trace.build import build
-    from windtunnel.sources.execution_trace.kineto import measure
+    from windtunnel.sources.execution_trace.kineto import read_events
     from windtunnel.sources.execution_trace.nodes import read_document
 
     document = read_document(Path(path), read_limit)
-    measured = None if kineto is None else measure(document, Path(kineto), read_limit, progress)
-    return build(document, measured, "measured:kineto")
+    if kineto is None:
+        return build(document)
+    events, joined = read_events(document, Path(kineto), read_limit, progress)
+    facts = {"execution trace": str(path), "schema": document.schema, "num_nodes": len(document.nodes)}
+    graph = build_graph(events)
+    return graph.with_meta(trace={**graph.meta.trace, **facts, "joined": joined})
 
 
 def count_unmeasured_tasks(graph: Graph) -> int:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from windtunnel.base.progress import Progress
 from windtunnel.graph.kernel_classes import collective_of
 from windtunnel.graph.meta import ProcessGroup
+from windtunnel.sources.kineto.frames import find_frames
+from windtunnel.sources.kineto.operators import find_operators
 from windtunnel.sources.kineto.roles import find_categories
 from windtunnel.sources.kineto.trace import Trace, is_string, read_trace
 from windtunnel.sources.timeline.events import (
@@ -59,6 +61,8 @@ def read_events(
 def to_events(trace: Trace) -> Events:
     """Say what a trace holds in the terms of a timeline."""
     category = find_categories(trace)
+    frame, lines = find_frames(trace)
+    category[frame.row] = Category.FRAME
     stream, awaited_stream, streams = _find_streams(trace, category)
     layer, layers = _find_layers(trace)
     info, host, base = (trace.meta.get(key) for key in ("distributedInfo", "host_name", "baseTimeNanoseconds"))
@@ -82,10 +86,13 @@ def to_events(trace: Trace) -> Events:
         collectives=_find_collectives(trace),
         memory=_find_memory(trace),
         arrows=_find_arrows(trace),
+        frame=frame,
+        operators=find_operators(trace, category),
         names=trace.strings,
         threads=trace.threads,
         streams=streams,
         layers=layers,
+        lines=lines,
         counts=trace.counts,
         rank=_rank(info),
         base_ns=base if isinstance(base, int) and abs(base) < 2**62 else 0,

@@ -56,6 +56,7 @@ RARE_KEYS = (
     *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name"),
     *("Process Group Ranks", "Seq", "Src Rank", "Dst Rank", "Module Hierarchy", "name", "Addr", "Bytes"),
     *("Total Allocated", "Total Reserved", "Device Type", "Device Id", "Record function id", "flow id"),
+    *("Input Dims", "Input type", "Input Strides", "Concrete Inputs", "kernel_file"),
 )
 RARE = {key: FIRST_RARE + position for position, key in enumerate(RARE_KEYS)}
 ARG_KEYS = {

@@ -8,7 +8,9 @@ in part; that is found here. A reader of a format fills one type, `Events`::
     device    launches, stream order, what explains each start; invalid_records
     waits     streams that wait for events, calls that block
     host      threads cut into leaf slices (slices) with operator, phase and layer
+    lines     the program's line of each event
     columns   kinds of tasks, collectives
+    operators which task stands for an operator, with its inputs and its work
     memory    which slice allocates, which one frees
     window    the part that is asked for, and steps
     threads   hand-offs between host threads
@@ -20,7 +22,8 @@ in part; that is found here. A reader of a format fills one type, `Events`::
 
 ``names`` has the vocabulary of PyTorch and of communication libraries, ``rules`` the constants for what is inferred.
 
-Internal modules: ``device``, ``edges``, ``invalid_records``, ``memory``, ``threads``, ``waits``, ``window``.
+Internal modules: ``device``, ``edges``, ``invalid_records``, ``lines``, ``memory``, ``operators``,
+``resource_names``, ``threads``, ``waits``, ``window``.
 """
 
 from windtunnel.sources.timeline.build import build_graph

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
-from windtunnel.graph import Discipline, EdgeKind, Graph, Phase, ResourceKind, Strings
+from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.sources.timeline.columns import (
     Collectives,
     encode,
@@ -29,6 +29,8 @@ from windtunnel.sources.timeline.host import Host, Labels, cut_threads, label_ev
 from windtunnel.sources.timeline.invalid_records import drop_lost_records
 from windtunnel.sources.timeline.memory import Memory, find_memory
 from windtunnel.sources.timeline.names import HOST_COLLECTIVE, matching
+from windtunnel.sources.timeline.operators import Operators, find_operators, label_updates, operator_columns
+from windtunnel.sources.timeline.resource_names import name_threads
 from windtunnel.sources.timeline.rules import TimelineRules
 from windtunnel.sources.timeline.slices import TOLERANCE_NS
 from windtunnel.sources.timeline.threads import HandOffs, find_hand_offs, follow_progress
@@ -67,6 +69,8 @@ class _Parts:
     host_waits: HostWaits
     kind: NDArray[np.int8]
     memory: Memory
+    operators: Operators
+    thread_names: list[str]
     counts: dict[str, Any]
     edges: Edges = field(default_factory=lambda: Edges.empty(0))
 
@@ -125,19 +129,23 @@ def _find_parts(events: Events, window: str | None, occurrence: int | None, rule
     counts = _counts(events, device, host, host_waits, stream_waits)
     if warnings := [text for text in (missing, *device.warnings) if text]:
         counts["warnings"] = warnings
+    kind = kinds(events, host, device, collectives)
+    operators = find_operators(events, host, device, kind[: host.num_slices] == Kind.COMPUTE)
     return _Parts(
         events=events.without_numbers(),
         window=selected,
         steps=find_steps(events, selected),
         host=host,
         device=device,
-        labels=labels,
+        labels=label_updates(operators, host, labels),
         collectives=collectives,
         starts=starts,
         stream_waits=stream_waits,
         host_waits=host_waits,
-        kind=kinds(events, host, device, collectives),
+        kind=kind,
         memory=find_memory(events.memory, host),
+        operators=operators,
+        thread_names=name_threads(events),
         counts=counts,
     )
 
@@ -253,17 +261,38 @@ def _assemble(parts: _Parts) -> _Columns:
     is_released = is_released_by_wait(edges, start, end)
     parts = replace(parts, host=host.without_times())
     del host
+    edges, size_bytes = _with_flow(edges, parts.operators, start, end)
     columns["duration_ns"] = _own_durations(parts, np.subtract(end, start, out=end), is_released)
     columns["start_ns"] = np.subtract(start, origin, out=start)
     columns |= _task_columns(parts)
     if not inside.all():
         columns = {name: c.take(inside) if isinstance(c, Strings) else c[inside] for name, c in columns.items()}
-        edges = edges.take(inside[edges.src] & inside[edges.dst])
+        is_kept = inside[edges.src] & inside[edges.dst]
+        edges, size_bytes = edges.take(is_kept), size_bytes[is_kept]
         renumbered = np.cumsum(inside, dtype=np.int32) - np.int32(1)
         edges = replace(edges, src=renumbered[edges.src], dst=renumbered[edges.dst])
     meta = _meta(parts, origin)
     meta["other_ratio"] = _other_ratio(columns)
-    return _Columns(columns, edges.columns_by_name(), _select_used_resources(parts, columns), meta)
+    sizes = {"size_bytes": size_bytes} if size_bytes.any() else {}
+    return _Columns(columns, edges.columns_by_name() | sizes, _select_used_resources(parts, columns), meta)
+
+
+def _with_flow(edges: Edges, operators: Operators, start: Int64s, end: Int64s) -> tuple[Edges, Int64s]:
+    """The edges with those of data between recorded operators, and how many bytes each carries.
+
+    What contradicts the measured times is left out: a kernel may begin before a host clock says that it may.
+    """
+    records = operators.records
+    src, dst = operators.task[records.source], operators.task[records.target]
+    usable = np.flatnonzero((src >= 0) & (dst >= 0) & (src != dst))
+    usable = usable[(end[src[usable]] <= start[dst[usable]]) & (start[src[usable]] < start[dst[usable]])]
+    if not len(usable):
+        return edges, np.zeros(len(edges.src), np.int64)
+    kind = np.where(records.size_bytes[usable] < 0, EdgeKind.CONTROL, EdgeKind.DATA).astype(np.int8)
+    flow = replace(Edges.of(src[usable], dst[usable], EdgeKind.DATA), kind=kind)
+    sizes = np.concatenate([np.zeros(len(edges.src), np.int64), np.maximum(records.size_bytes[usable], 0)])
+    columns = zip(edges.columns(), flow.columns(), strict=True)
+    return Edges(*(np.concatenate(pair) for pair in columns)), sizes
 
 
 def _launch_times(parts: _Parts) -> Int64s:
@@ -311,6 +340,11 @@ def _task_columns(parts: _Parts) -> dict[str, Any]:
         layer[: host.num_slices] = labels.layer[host.event] + 1
         layer[host.num_slices + launched] = labels.layer[launch_event] + 1
         columns["layer"] = encode(layer, ("", *labels.layers))
+    if events.lines:
+        line = np.zeros(len(row), np.int32)
+        line[: host.num_slices] = labels.line[host.event] + 1
+        line[host.num_slices + launched] = labels.line[launch_event] + 1
+        columns["line"] = encode(line, ("", *events.lines))
     if events.rank is not None:
         columns["rank"] = np.full(len(row), events.rank, np.int32)
     return {**columns, **_optional_columns(parts, row)}
@@ -318,7 +352,7 @@ def _task_columns(parts: _Parts) -> dict[str, Any]:
 
 def _optional_columns(parts: _Parts, row: NDArray[np.int32]) -> dict[str, Any]:
     """Columns that only some traces have: starts of device tasks, collectives, memory."""
-    columns: dict[str, Any] = {}
+    columns: dict[str, Any] = operator_columns(parts.operators, len(row))
     num_slices = parts.host.num_slices
     if parts.device.num_tasks:
         columns["start_cause"] = np.full(len(row), -1, np.int8)
@@ -353,7 +387,7 @@ def _own_durations(parts: _Parts, duration: Int64s, is_released: Bools) -> Int64
 def _resource_columns(parts: _Parts) -> dict[str, list[Any]]:
     """Threads first, then queues."""
     events, device = parts.events, parts.device
-    names = [f"pid {pid} tid {tid}" for pid, tid in events.threads]
+    names = list(parts.thread_names)
     owner = [0 for _ in events.threads]
     for stream, lane in device.queues:
         label, chip = stream_label(events, device.streams[stream])

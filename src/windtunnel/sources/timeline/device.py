@@ -153,7 +153,7 @@ def stream_label(events: Events, stream: Stream) -> tuple[str, str]:
     """What to call a stream, and its device; by process and thread where the file names no device or number."""
     process, thread = events.threads[stream.thread] if stream.thread >= 0 else ("", "")
     device = stream.device or str(process)
-    return f"device {device} stream {stream.number or thread}", device
+    return f"GPU {device} stream {stream.number or thread}", device
 
 
 @dataclass(frozen=True, slots=True, eq=False)

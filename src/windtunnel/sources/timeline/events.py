@@ -22,6 +22,7 @@ __all__ = [
     "CollectiveRecords",
     "Events",
     "MemoryRecords",
+    "OperatorRecords",
     "Sparse",
     "Stream",
     "SyncKind",
@@ -50,6 +51,7 @@ class Category(IntEnum):
     KERNEL = 6
     COPY = 7  # a copy or fill of memory by the device
     SYNC = 8  # a note of what a stream or a blocking call waited for; described by a row of `Syncs`
+    FRAME = 9  # a function of the user's program; nests on a host thread and only says which line runs
 
 
 class SyncKind(IntEnum):
@@ -149,6 +151,45 @@ class Arrows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OperatorRecords:
+    """What operators were called with [O], and who reads what whom wrote [F].
+
+    ``row`` is an operator's row, ascending. ``schema``, ``shapes``, ``dtypes``, ``strides`` and ``arguments`` are codes
+    into ``texts``: JSON as in the graph's columns ``op_schema`` to ``input_args``. ``flops``, ``bytes_read`` and
+    ``bytes_written`` are the operator's work, ``node`` its id in an execution trace or -1. ``computes`` is 1 where the
+    operator computes itself, 0 where it does not, and -1 where that is not known.
+
+    ``source`` and ``target`` are positions in this table: the target reads ``size_bytes`` that the source wrote; or it
+    overwrites what the source reads, where ``size_bytes`` is -1.
+    """
+
+    row: Int32s
+    schema: Int32s
+    shapes: Int32s
+    dtypes: Int32s
+    strides: Int32s
+    arguments: Int32s
+    flops: Int64s
+    bytes_read: Int64s
+    bytes_written: Int64s
+    node: Int64s
+    computes: Int8s
+    source: Int32s
+    target: Int32s
+    size_bytes: Int64s
+    texts: tuple[str, ...] = ("",)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """No records."""
+        ints, longs = np.empty(0, np.int32), np.empty(0, np.int64)
+        return cls(*(ints,) * 6, *(longs,) * 4, np.empty(0, np.int8), ints, ints, longs)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Events:
     """The events of one process or rank, in any order.
 
@@ -178,7 +219,9 @@ class Events:
         Autograd's number of an operator: a backward operator has that of its forward operator; negative for none.
     layer : Sparse
         Code into ``layers`` of operators for which the file itself names the layer.
-    syncs, collectives, memory, arrows
+    frame : Sparse
+        Code into ``lines`` of rows of category FRAME: FILE:NUMBER, or empty for the program outside of any file.
+    syncs, collectives, memory, arrows, operators
         Tables of what only some rows have, see there.
     counts : dict
         What is in the file, by kind, for ``meta["trace"]`` of the graph.
@@ -212,10 +255,13 @@ class Events:
     collectives: CollectiveRecords
     memory: MemoryRecords
     arrows: Arrows
+    frame: Sparse
+    operators: OperatorRecords
     names: tuple[str, ...]
     threads: tuple[tuple[Owner, Owner], ...]
     streams: tuple[Stream, ...] = ()
     layers: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     rank: int | None = None
     base_ns: int = 0
@@ -243,6 +289,8 @@ class Events:
             "collectives": CollectiveRecords(ints, ints, longs, longs, ints, ints),
             "memory": MemoryRecords(longs, ints, longs, longs, longs, flags),
             "arrows": Arrows(longs, ints, longs, flags),
+            "frame": Sparse(ints, longs),
+            "operators": OperatorRecords.empty(),
             "threads": ((0, 0),),
         }
         return cls(
@@ -270,6 +318,6 @@ class Events:
         nothing = np.empty(0, np.int64)
         gone = ("category", "start_ns", "duration_ns", "stream", "correlation", "external_id", "file_category")
         emptied: dict[str, Any] = dict.fromkeys(gone, nothing)
-        tables = {"sequence_number", "layer", "syncs", "collectives", "memory", "arrows"}
+        tables = {"sequence_number", "layer", "syncs", "collectives", "memory", "arrows", "frame"}
         bare = type(self).of(nothing, nothing, nothing, nothing, ())
         return replace(self, **emptied, **{table: getattr(bare, table) for table in tables})

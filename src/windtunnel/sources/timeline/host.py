@@ -16,7 +16,8 @@ from windtunnel.graph import Phase
 from windtunnel.graph.kernel_classes import BACKENDS
 from windtunnel.sources.timeline.device import Device
 from windtunnel.sources.timeline.events import MISSING, Category, Events
-from windtunnel.sources.timeline.names import matching, phase_of
+from windtunnel.sources.timeline.lines import find_lines
+from windtunnel.sources.timeline.names import INNER, matching, phase_of
 from windtunnel.sources.timeline.slices import cut_slices, inherit, match_latest
 
 __all__ = ["Host", "Labels", "cut_threads", "label_events"]
@@ -86,11 +87,12 @@ def cut_threads(events: Events, waiting_calls: Int64s) -> Host:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """What is known of each host event [H]; ``op`` codes the events' names, ``layer`` codes ``layers``; -1 none."""
+    """What is known of each host event [H]: codes of the events' names, of ``layers`` and of their lines; -1 none."""
 
     op: Int32s
     phase: Int32s
     layer: Int32s
+    line: Int32s
     layers: tuple[str, ...]
     forward_of: Int32s  # event of the forward operator of a backward operator, -1 for none
 
@@ -98,7 +100,8 @@ class Labels:
 def label_events(events: Events, host: Host) -> Labels:
     """Find operator, phase and layer of every host event."""
     is_op = host.category == Category.OPERATOR
-    op = inherit(host.parent, np.where(is_op, events.name[host.row], -1).astype(np.int32))
+    is_named = is_op & ~(matching(events.names, INNER)[events.name[host.row]] & (host.parent >= 0))
+    op = inherit(host.parent, np.where(is_named, events.name[host.row], -1).astype(np.int32))
     own_phase = np.array([phase_of(text) for text in events.names], np.int32)[events.name[host.row]]
     own_phase[host.category == Category.CALL] = -1
     phase = inherit(host.parent, own_phase)
@@ -112,12 +115,25 @@ def label_events(events: Events, host: Host) -> Labels:
     borrowed = (layer < 0) | (forward_of >= 0)
     own_layer = np.where(forward_of >= 0, layer[forward_of], -1)
     own_layer = np.where(borrowed & (own_layer >= 0), own_layer, layer).astype(np.int32)
-    return Labels(op, phase, _inherit_layer(host, own_layer, forward_of), tuple(layers), forward_of)
+    maker = _forward_or_previous(events, host, forward_of)
+    line = find_lines(events, host.row, host.parent, maker)
+    own_layer = np.where((own_layer < 0) & (maker >= 0), layer[maker], own_layer).astype(np.int32)
+    return Labels(op, phase, _inherit_layer(host, own_layer, maker), line, tuple(layers), forward_of)
 
 
-def _inherit_layer(host: Host, layer: Int32s, forward_of: Int32s) -> Int32s:
+def _forward_or_previous(events: Events, host: Host, forward_of: Int32s) -> Int32s:
+    """The forward operator [H] whose backward runs; a gradient is accumulated right after the node that made it."""
+    is_node = matching(events.names, _ACCUMULATES)[events.name[host.row]] & (forward_of < 0)
+    latest = np.maximum.accumulate(np.where(forward_of >= 0, np.arange(len(forward_of)), -1))
+    thread = events.thread[host.row]
+    follows = is_node & (latest >= 0) & (thread == thread[latest])
+    return np.where(follows, forward_of[latest], forward_of).astype(np.int32)
+
+
+def _inherit_layer(host: Host, layer: Int32s, maker: Int32s) -> Int32s:
     """Children of a backward operator take its layer."""
-    source = inherit(host.parent, np.where(forward_of >= 0, np.arange(len(layer)), -1).astype(np.int32))
+    is_known = (maker >= 0) & (layer >= 0)
+    source = inherit(host.parent, np.where(is_known, np.arange(len(layer)), -1).astype(np.int32))
     return np.where(source >= 0, layer[source], layer).astype(np.int32)
 
 
@@ -161,6 +177,8 @@ def _pair_by_arrows(events: Events, host: Host, forward_of: Int32s) -> None:
             forward_of[pair[True]] = pair[False]
 
 
+_ACCUMULATES = r"^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+_PATH = "wt:module:"  # the mark of a capture of ours, with the module's whole path
 _NO_LAYER = re.compile(
     rf"^(ProfilerStep|Optimizer\.|({'|'.join(BACKENDS)}):|enumerate\(|DistributedDataParallel\.|wt:|Torch-Compiled)|"
     r"^[#\s]*(forward|backward|optimi[sz]er|zero_grad)[#\s]*$|^PyTorch Profiler"
@@ -184,7 +202,10 @@ def _layers(events: Events, host: Host) -> tuple[Int32s, list[str]]:
     for event in np.flatnonzero(is_layer).tolist():
         parent = int(host.parent[event])
         above = int(own[nearest[parent]]) if parent >= 0 and nearest[parent] >= 0 else -1
-        name = events.names[events.name[host.row[event]]].removeprefix("nn.Module: ").strip("# ")
+        mark = events.names[events.name[host.row[event]]]
+        if mark.startswith(_PATH):
+            above = -1
+        name = mark.removeprefix(_PATH).removeprefix("nn.Module: ").strip("# ")
         if (above, name) not in known:
             known[above, name] = len(layers)
             layers.append(f"{layers[above]}.{name}" if above >= 0 else name)

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from windtunnel.graph import Phase
 from windtunnel.graph.kernel_classes import BACKENDS
 
-__all__ = ["HOST_COLLECTIVE", "STEP", "matching", "phase_of"]
+__all__ = ["HOST_COLLECTIVE", "INNER", "STEP", "matching", "phase_of"]
 
-STEP = r"^(ProfilerStep|wt:step)"
+STEP = r"^(ProfilerStep|wt:step|wt:iteration)"
+INNER = r"^aten::_(flash|efficient|cudnn)_attention_(forward|backward)$"
+"""Operators that other ones call to do all of their work: the outer ones say what was computed."""
 HOST_COLLECTIVE = f"^({'|'.join(backend for backend in BACKENDS if backend != 'nccl')}):"
 """Collectives that run on threads of the host."""
 
