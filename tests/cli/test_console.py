@@ -1,12 +1,15 @@
 """What is said while work goes on, and what is not."""
 
 import io
+import json
 import re
 
 import pytest
 
+from windtunnel.base.tables import Table
 from windtunnel.cli import console
-from windtunnel.cli.console import Progress, clean, print_table
+from windtunnel.cli.console import Progress, clean, print_lines, show
+from windtunnel.units import format_duration
 
 
 class Terminal(io.StringIO):
@@ -58,7 +61,7 @@ def test_progress_on_a_terminal_is_a_bar_that_leaves_nothing_behind(clock, monke
 
 
 def test_tables_are_at_most_80_columns_and_lose_no_text(capsys):
-    print_table(("name", "what"), [("n" * 20, "w " * 75)], gives_way=1)
+    print_lines([Table({"name": str, "what": str}, [("n" * 20, "w " * 75)], wraps="what")])
     shown = capsys.readouterr().out
 
     assert 80 >= max(map(len, shown.splitlines()))
@@ -67,7 +70,7 @@ def test_tables_are_at_most_80_columns_and_lose_no_text(capsys):
 
 
 def test_markup_in_a_cell_stays_text(capsys):
-    print_table(("name",), [("[bold red]owned[/]",)])
+    print_lines([Table({"name": str}, [("[bold red]owned[/]",)])])
 
     assert "[bold red]owned[/]" in capsys.readouterr().out
 
@@ -87,3 +90,26 @@ def test_endless_text_keeps_its_beginning_and_end():
     shown = clean("a" * 1000 + "z" * 1000, 20)
 
     assert "a" * 10 + "…" + "z" * 10 == shown
+
+
+def test_an_answer_is_shown_as_lines_or_as_a_document(capsys):
+    table = Table(
+        [("what-if", str), ("time", format_duration), ("time", "{:.1f} s")], [("amp", 1500, 2), (None, None, 3)]
+    )
+
+    show({"rows": [1]}, ["two of them:", table], as_json=False)
+    assert "two of them:" == (lines := capsys.readouterr().out.splitlines())[0]
+    assert ["what-if", "time", "time"] == lines[1].split()
+    assert ["amp", "1.50", "µs", "2.0", "s"] == lines[3].split()
+    assert ["3.0", "s"] == lines[4].split()
+
+    show({"rows": [1]}, (1 / 0 for _ in "x"), as_json=True)
+    assert {"rows": [1]} == json.loads(capsys.readouterr().out)
+
+
+def test_a_path_is_never_cut(capsys):
+    path = "/" + "/".join(["a-folder-whose-name-has-hyphens"] * 5)
+
+    print_lines([f"the capture is in {path}"])
+
+    assert path in capsys.readouterr().out

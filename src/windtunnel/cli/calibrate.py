@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
+from windtunnel.base.tables import Table
 from windtunnel.cli.calibrate_links import calibrate_links
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.files import open_graph
 from windtunnel.cli.options import Force, Json, Output
+from windtunnel.units import format_duration, format_rate, format_ratio, format_size, parse_duration
 
 if TYPE_CHECKING:
     from windtunnel.cost.calibration import Calibrated
@@ -77,7 +81,6 @@ def calibrate(
     from windtunnel.cost.measured import remember
     from windtunnel.measure import ProfileDatabase
     from windtunnel.measure.busyness import free_share
-    from windtunnel.units import parse_duration
 
     kept = ProfileDatabase(database)
     if links:
@@ -90,15 +93,9 @@ def calibrate(
         learned = sum(remember(graph, kept) for graph in graphs)
         limits = host_limits(database=kept, progress=progress)
         slowed = [measure_interference(what, database=kept) for what in ("core", "memory")]
-    if as_json:
-        print_json({"schema": "windtunnel.calibration/1", "free_share": free, "num_learned": learned,
-                    **_as_dict(result, limits, slowed)})  # fmt: skip
-    else:
-        _print_limits(result, limits)
-        _print_errors(result)
-        _print_interference(slowed)
-        if learned:
-            say(f"{learned:,} operators of captures were added with their measured times")
+    document = {"schema": "windtunnel.calibration/1", "free_share": free, "num_learned": learned,
+                **_as_dict(result, limits, slowed)}  # fmt: skip
+    show(document, _lines(result, limits, slowed, learned), as_json=as_json)
     if free < _BUSY:
         advise(
             f"warning: a thread got only {free:.0%} of a core; other programs are running, and these times may "
@@ -131,49 +128,40 @@ def _as_dict(found: Calibrated, limits: dict[int, Device], slowed: list[Interfer
     }
 
 
-def _print_limits(found: Calibrated, limits: dict[int, Device]) -> None:
-    from windtunnel.units import format_duration, format_rate, format_size
-
+def _lines(
+    found: Calibrated, limits: dict[int, Device], slowed: list[Interference], num_learned: int
+) -> Iterator[str | Table]:
     device = found.device
-    say(f"{device.source}, sampled with {device.num_units} thread{'s' if device.num_units > 1 else ''}")
+    yield f"{device.source}, sampled with {device.num_units} thread{'s' if device.num_units > 1 else ''}"
     sizes = {"L1": device.l1_bytes, "L2": device.l2_bytes, "L3": device.l3_bytes}
-    say("  caches: " + ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items() if size))
-    say(f"  dispatch overhead: {format_duration(device.launch_overhead_ns or 0)}")
-    say()
+    yield "  caches: " + ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items() if size)
+    yield f"  dispatch overhead: {format_duration(device.launch_overhead_ns or 0)}"
+    yield ""
     names = list(device.peak_flops_per_s)
+    rates = {name: partial(format_rate, unit="FLOP/s") for name in names}
     rows = [
-        (
-            str(count),
-            *(format_rate(limit.peak_flops_per_s[name], "FLOP/s") for name in names),
-            format_rate(limit.bandwidth_bytes_per_s),
-            format_rate(limit.cache_bandwidth_bytes_per_s or 0),
-        )
+        (count, *(limit.peak_flops_per_s[name] for name in names), limit.bandwidth_bytes_per_s,
+         limit.cache_bandwidth_bytes_per_s or 0)
         for count, limit in limits.items()
-    ]
-    print_table(("threads", *names, "memory", "cache"), rows, numbers=tuple(range(len(names) + 3)))
-
-
-def _print_errors(found: Calibrated) -> None:
-    from windtunnel.units import format_ratio
-
-    say()
+    ]  # fmt: skip
+    yield Table({"threads": "{}", **rates, "memory": format_rate, "cache": format_rate}, rows)
+    yield ""
     counts = {name: len(process.left_out) for name, process in found.calibration.processes.items()}
-    rows = [(name, f"{counts[name]}", format_ratio(error)) for name, error in found.errors.items()]
-    print_table(("class", "samples", "expected error"), rows, numbers=(1, 2))
-    say_wrapped(
-        f"expected error: {format_ratio(found.error)} ({format_ratio(found.bound_error)} with the roofline alone)"
-    )
-    say(
+    errors = [(name, counts[name], error) for name, error in found.errors.items()]
+    yield Table({"class": str, "samples": "{}", "expected error": format_ratio}, errors)
+    yield f"expected error: {format_ratio(found.error)} ({format_ratio(found.bound_error)} with the roofline alone)"
+    yield (
         "converged: another round would reduce the error by less than half a percent"
         if found.reason == "settled"
         else "stopped at the time limit; a longer --time-limit may reduce the error"
     )
-
-
-def _print_interference(slowed: list[Interference]) -> None:
-    rows = [(item.what, *(f"{factor:.2f}x" for factor in item.slowdown)) for item in slowed]
-    widest = max(len(row) for row in rows)
-    if widest > 1:
-        say()
-        head = ("shared resource", *(f"{users} user{'s' if users > 1 else ''}" for users in range(1, widest)))
-        print_table(head, [(*row, *[""] * (widest - len(row))) for row in rows], numbers=tuple(range(1, widest)))
+    widest = max(len(item.slowdown) for item in slowed)
+    if widest:
+        yield ""
+        users = {f"{count} user{'s' if count > 1 else ''}": "{:.2f}x" for count in range(1, widest + 1)}
+        slowdowns: list[Sequence[Any]] = [
+            (item.what, *item.slowdown, *[None] * (widest - len(item.slowdown))) for item in slowed
+        ]
+        yield Table({"shared resource": str, **users}, slowdowns)
+    if num_learned:
+        yield f"{num_learned:,} operators of captures were added with their measured times"

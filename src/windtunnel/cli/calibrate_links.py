@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.files import open_graph, require_free
+from windtunnel.units import format_duration, format_rate, format_ratio, format_size, parse_duration, parse_rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +37,6 @@ def calibrate_links(
     from windtunnel.comm.links import fit_link, samples_of
     from windtunnel.comm.run import measure_link
     from windtunnel.hardware.sheet import write_link
-    from windtunnel.units import parse_duration, parse_rate
 
     target = require_free(
         output or Path(learn[0].with_suffix(".link.json").name if learn else "link.json"), force=force
@@ -50,10 +52,7 @@ def calibrate_links(
             )
             fit, samples = sweep.fit, list(sweep.samples)
     write_link(fit.link, target)
-    if as_json:
-        print_json(_as_dict(fit, samples, target))
-    else:
-        _print(fit, samples)
+    show(_as_dict(fit, samples, target), _lines(fit, samples), as_json=as_json)
     advise(f"wrote {target}; use it as a link: data-parallel:link={target.name}")
 
 
@@ -71,17 +70,13 @@ def _as_dict(fit: LinkFit, samples: Sequence[LinkSample], target: Path) -> dict[
     return {"schema": "windtunnel.links/1", "path": str(target), "link": fit.link.json(), **numbers, "samples": rows}
 
 
-def _print(fit: LinkFit, samples: Sequence[LinkSample]) -> None:
-    from windtunnel.units import format_duration, format_rate, format_ratio, format_size
-
+def _lines(fit: LinkFit, samples: Sequence[LinkSample]) -> Iterator[str | Table]:
     sums = fit.link.sum_bytes_per_s
     summed = "" if sums is None else f", reduction {format_rate(sums)}"
     rate = format_rate(fit.link.bandwidth_bytes_per_s)
-    say(f"{fit.link.name}: {rate}, {format_duration(fit.link.latency_ns)} per message{summed}")
-    say(f"  expected error for other message sizes: {format_ratio(fit.error)}")
-    say()
-    rows = [
-        (sample.op, str(sample.num_ranks), format_size(sample.size_bytes), format_duration(sample.duration_ns))
-        for sample in samples[:_SHOWN]
-    ]
-    print_table(("collective", "ranks", "size", "duration"), rows, numbers=(1, 2, 3))
+    yield f"{fit.link.name}: {rate}, {format_duration(fit.link.latency_ns)} per message{summed}"
+    yield f"  expected error for other message sizes: {format_ratio(fit.error)}"
+    yield ""
+    columns = {"collective": str, "ranks": "{}", "size": format_size, "duration": format_duration}
+    rows = [(sample.op, sample.num_ranks, sample.size_bytes, sample.duration_ns) for sample in samples[:_SHOWN]]
+    yield Table(columns, rows)

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from windtunnel.cli.console import Progress, print_json, print_table, say, say_wrapped
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, show
 from windtunnel.cli.files import open_graph
 from windtunnel.errors import InputError
+from windtunnel.units import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from windtunnel.search.advice.model import Quote, Rented
     from windtunnel.search.advice.search import Advice
 
-__all__ = ["print_cheapest"]
+__all__ = ["show_cheapest"]
 
 _SHOWN = 8
 
 
-def print_cheapest(
+def show_cheapest(
     graph: Path,
     *,
     on: str,
@@ -40,7 +43,7 @@ def print_cheapest(
     measured: Path | None,
     as_json: bool,
 ) -> None:
-    """Price a training on every machine of the catalog, and print the cheapest that meets the deadline.
+    """Price a training on every machine of the catalog, and show the cheapest that meets the deadline.
 
     Raises
     ------
@@ -51,7 +54,6 @@ def print_cheapest(
     from windtunnel.search.advice.model import Rented, quote_training
     from windtunnel.search.advice.search import advise_on
     from windtunnel.search.advice.steps import GraphSteps, offers_of, read_steps
-    from windtunnel.units import parse_duration, parse_rate, parse_size
     from windtunnel.whatifs.another_batch import batch_of
 
     requested = [instance(name.strip()) for name in on.split(",") if name.strip()] or list(instances().values())
@@ -71,10 +73,7 @@ def print_cheapest(
         steps = GraphSteps(captured, dtype, host_factor, known).of(offers, progress=progress)
     quotes = [quote_training(job, offer, step, billing=billing) for offer, step in zip(offers, steps, strict=True)]
     result = advise_on(quotes, deadline_s=deadline_s, budget_usd=max_cost or math.inf)
-    if as_json:
-        print_json(_document(result, quotes, job))
-    else:
-        _print(result)
+    show(_document(result, quotes, job), _lines(result), as_json=as_json)
     if result.best is None:
         raise typer.Exit(1)
 
@@ -108,32 +107,30 @@ def _row(one: Quote) -> dict[str, Any]:
     }
 
 
-def _print(found: Advice) -> None:
+def _lines(found: Advice) -> Iterator[str | Table]:
     best = found.best
     if best is None:
-        say_wrapped(f"no machine meets the limits; {found.relaxed}")
+        yield f"no machine meets the limits; {found.relaxed}"
     else:
-        say_wrapped(
+        yield (
             f"{best.offer} of {best.offer.instance.num_devices} {best.offer.instance.device.name}: "
             f"{best.cost_usd:,.2f} USD in {best.time_s / 3600:.2f} h, limited by {best.bound_by}"
         )
         step = best.step
-        say_wrapped(
+        yield (
             f"  step {step}: compute "
             f"{step.compute_ns / 1e6:.2f}, interconnect {step.interconnect_ns / 1e6:.2f}, network "
             f"{step.network_ns / 1e6:.2f}"
         )
-        say_wrapped(f"  prices of {best.offer.instance.price_date}: {best.offer.instance.source}")
+        yield f"  prices of {best.offer.instance.price_date}: {best.offer.instance.source}"
     if found.front:
-        say()
-        rows = [
-            (str(item.offer), f"{item.time_s / 3600:,.2f}", f"{item.cost_usd:,.2f}", item.bound_by)
-            for item in found.front
-        ]
-        print_table(("Pareto-optimal machines", "hours", "USD", "limited by"), rows, numbers=(1, 2))
+        yield ""
+        columns = {"Pareto-optimal machines": str, "hours": "{:,.2f}", "USD": "{:,.2f}", "limited by": str}
+        yield Table(columns, [(item.offer, item.time_s / 3600, item.cost_usd, item.bound_by) for item in found.front])
     if found.cheaper:
-        say()
-        shown = [(str(item.offer), f"{item.offer.usd_per_h:,.2f}", why) for item, why in found.cheaper[:_SHOWN]]
-        print_table(("cheaper machines", "USD/h", "rejected because"), shown, numbers=(1,), gives_way=2)
+        yield ""
+        columns = {"cheaper machines": str, "USD/h": "{:,.2f}", "rejected because": str}
+        shown = [(item.offer, item.offer.usd_per_h, why) for item, why in found.cheaper[:_SHOWN]]
+        yield Table(columns, shown, wraps="rejected because")
         if len(found.cheaper) > _SHOWN:
-            say(f"and {len(found.cheaper) - _SHOWN} cheaper ones")
+            yield f"and {len(found.cheaper) - _SHOWN} cheaper ones"

@@ -11,11 +11,12 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from windtunnel.base.documents import json_text
+from windtunnel.base.tables import Table
 
 __all__ = [
     "Progress",
@@ -23,10 +24,12 @@ __all__ = [
     "apply_style",
     "clean",
     "print_json",
+    "print_lines",
     "print_table",
     "quote_word",
     "say",
     "say_wrapped",
+    "show",
     "suggest",
 ]
 
@@ -64,7 +67,10 @@ def say(line: str = "") -> None:
 def say_wrapped(line: str) -> None:
     """A line of the answer that may be long, over as many lines of 80 columns as it needs."""
     indent = line[: len(line) - len(line.lstrip())]
-    for part in textwrap.wrap(clean(line, MAX_LINE), COLUMNS, subsequent_indent=indent + "  ") or [""]:
+    wrapper = textwrap.TextWrapper(
+        COLUMNS, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
+    )  # a path or an option that is cut cannot be copied
+    for part in wrapper.wrap(clean(line, MAX_LINE)) or [""]:
         say(part)
 
 
@@ -79,7 +85,7 @@ def suggest(*words: object) -> None:
     advise(f"next: {shlex.join(map(str, words))}")
 
 
-def print_json(document: dict[str, Any]) -> None:
+def print_json(document: Mapping[str, Any]) -> None:
     """The answer as one JSON document that every reader takes: what is no number, or has no end, is null."""
     sys.stdout.write(json_text(document, indent=1) + "\n")
 
@@ -90,6 +96,32 @@ def apply_style(text: str, style: str) -> str:
         return text
     codes = {"bold red": "1;31", "bold": "1"}
     return f"\033[{codes[style]}m{text}\033[0m"
+
+
+def show(document: Mapping[str, Any], lines: Iterable[str | Table], *, as_json: bool) -> None:
+    """The answer: one JSON document, or lines of at most 80 columns and tables.
+
+    Parameters
+    ----------
+    document : mapping
+    lines : iterable of str or Table
+        Not consumed where the answer is JSON, so that a generator computes nothing then.
+    as_json : bool
+    """
+    if as_json:
+        print_json(document)
+    else:
+        print_lines(lines)
+
+
+def print_lines(lines: Iterable[str | Table]) -> None:
+    """Lines, over as many lines of 80 columns as they need, and tables."""
+    for line in lines:
+        if isinstance(line, str):
+            say_wrapped(line)
+        else:
+            wraps = line.titles.index(line.wraps) if line.wraps else 0
+            print_table(line.titles, line.cells(), numbers=line.numbers, gives_way=wraps)
 
 
 def print_table(

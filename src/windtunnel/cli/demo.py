@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, print_json, print_lines, say
 from windtunnel.cli.files import require_free, stem, warn_of_disturbance
 from windtunnel.cli.options import Force, Json
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.units import format_duration, format_size, parse_duration
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt
@@ -58,7 +60,6 @@ def demo(
     Train a small transformer, explain it, predict what makes it faster, and verify the best predictions.
     """
     from windtunnel.measure import StopRule
-    from windtunnel.units import parse_duration
 
     choose_wait_policy()
     began = time.monotonic()
@@ -108,42 +109,32 @@ class _Story:
         from windtunnel.reports import explain
 
         if not self.quiet:
-            for line in str(explain(graph)).splitlines():
-                say_wrapped(line)
+            print_lines(str(explain(graph)).splitlines())
 
     def answers(self, answers: Sequence[Answer], top: int = 10) -> None:
-        from windtunnel.units import format_duration, format_size
-
         if self.quiet:
             return
+        columns = {"what if": str, "speed-up": "{:.2f}x", "90 %": "{}", "iteration": format_duration,
+                   "peak memory": format_size}  # fmt: skip
         rows = [
-            (
-                str(answer.request),
-                f"{answer.speedup:.2f}x",
-                "no receipt" if answer.span is None else "{:.2f}-{:.2f}".format(*answer.span),
-                format_duration(answer.predicted_ns),
-                "" if answer.peak_bytes is None else format_size(answer.peak_bytes),
-            )
+            (answer.request, answer.speedup, "{:.2f}-{:.2f}".format(*answer.span) if answer.span else "no receipt",
+             answer.predicted_ns, answer.peak_bytes)
             for answer in answers[:top]
-        ]
-        print_table(("what if", "speed-up", "90 %", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
+        ]  # fmt: skip
+        print_lines([Table(columns, rows)])
         if any(answer.samples_ratio != 1 for answer in answers[:top]):
             say("speed-ups are per sample: some of these iterations train on more of them")
 
     def receipts(self, receipts: Sequence[Receipt]) -> None:
         if self.quiet:
             return
+        columns = {"what if": str, "predicted": "{:.2f}x", "measured": "{:.2f}x", "90 %": "{}", "error": "{:+.1%}"}
         rows = [
-            (
-                receipt.whatif,
-                f"{receipt.predicted:.2f}x",
-                f"{receipt.measured:.2f}x",
-                "{:.2f}-{:.2f}".format(*receipt.measured_interval),
-                f"{receipt.error_ratio:+.1%}",
-            )
+            (receipt.whatif, receipt.predicted, receipt.measured, "{:.2f}-{:.2f}".format(*receipt.measured_interval),
+             receipt.error_ratio)
             for receipt in receipts
-        ]
-        print_table(("what if", "predicted", "measured", "90 %", "error"), rows, numbers=(1, 2, 3, 4))
+        ]  # fmt: skip
+        print_lines([Table(columns, rows)])
 
 
 def _script(given: Path | None) -> Path:

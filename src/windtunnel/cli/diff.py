@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, show, suggest
 from windtunnel.cli.files import open_graph
 from windtunnel.cli.options import GraphPath, Json, ReadLimitSize
+from windtunnel.units import format_duration
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -42,7 +45,6 @@ def diff(
     Compare two graphs: total time, the parts that differ most, and differing conditions.
     """
     from windtunnel.simulate import replay
-    from windtunnel.units import format_duration
 
     with Progress("replaying both", heartbeat=True):
         graphs = [open_graph(path, read_limit=read_limit) for path in (before, after)]
@@ -50,39 +52,34 @@ def diff(
         intervals = [_interval(graph) for graph in graphs]
         changes = [change for change in difference.table().to_pylist() if change["change_ns"]]
     unlike = _unlike_conditions(*graphs)
-    if as_json:
-        whole = {"before_ns": difference.before_ns, "after_ns": difference.after_ns, "by": by}
-        spans = {f"{when}_interval_ns": interval[:2] for when, interval in zip(_WHEN, intervals, strict=True)}
-        print_json({"schema": "windtunnel.diff/1", **whole, **spans, "conditions": unlike, "changes": changes})
-    else:
-        say(f"{difference}" if changes else f"{difference}, no difference")
+
+    def lines() -> Iterator[str | Table]:
+        yield f"{difference}" if changes else f"{difference}, no difference"
         for when, (low_ns, high_ns, count) in zip(_WHEN, intervals, strict=True):
             if high_ns > low_ns:
-                say(f"  {when}: {format_duration(low_ns)} to {format_duration(high_ns)} (90 %, {count} iterations)")
+                yield f"  {when}: {format_duration(low_ns)} to {format_duration(high_ns)} (90 %, {count} iterations)"
         if changes and _overlap(*intervals):
-            say("  these intervals overlap: the difference may be noise")
-        for name, (old, new) in unlike.items():
-            say_wrapped(f"  different {name}: {old} before, {new} after")
-        _print_changes(changes, by, top)
+            yield "  these intervals overlap: the difference may be noise"
+        yield from (f"  different {name}: {old} before, {new} after" for name, (old, new) in unlike.items())
+        if changes:
+            columns = {by: str, "before": format_duration, "after": format_duration, "change": _signed}
+            yield Table(columns, [
+                (f"waiting ({change['label']})" if change["is_wait"] else change["label"] or f"(no {by})",
+                 *(change[name] for name in ("before_ns", "after_ns", "change_ns")))
+                for change in changes[:top]
+            ])  # fmt: skip
+        if len(changes) > top:
+            yield f"and {len(changes) - top:,} smaller changes"
+
+    whole = {"before_ns": difference.before_ns, "after_ns": difference.after_ns, "by": by}
+    spans = {f"{when}_interval_ns": interval[:2] for when, interval in zip(_WHEN, intervals, strict=True)}
+    document = {"schema": "windtunnel.diff/1", **whole, **spans, "conditions": unlike, "changes": changes}
+    show(document, lines(), as_json=as_json)
     suggest("windtunnel", "explain", after)
 
 
-def _print_changes(changes: list[dict[str, Any]], by: str, top: int) -> None:
-    from windtunnel.units import format_duration
-
-    rows = [
-        (
-            f"waiting ({change['label']})" if change["is_wait"] else change["label"] or f"(no {by})",
-            format_duration(change["before_ns"]),
-            format_duration(change["after_ns"]),
-            f"{'+' if change['change_ns'] > 0 else ''}{format_duration(change['change_ns'])}",
-        )
-        for change in changes[:top]
-    ]
-    if rows:
-        print_table((by, "before", "after", "change"), rows, numbers=(1, 2, 3))
-    if len(changes) > top:
-        say(f"and {len(changes) - top:,} smaller changes")
+def _signed(change_ns: int) -> str:
+    return f"{'+' if change_ns > 0 else ''}{format_duration(change_ns)}"
 
 
 def _interval(graph: Graph) -> tuple[int, int, int]:

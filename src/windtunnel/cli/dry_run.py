@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.console import Progress, advise, print_json, say, say_wrapped, suggest
+from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.options import whole_numbers
 from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.units import format_size
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -36,10 +37,14 @@ def capture_dry_run(
     with Progress(f"tracing {script.name}") as progress, stdout_to_stderr():
         graph = dry_run(script, arguments, ranks_to_trace=selected, progress=progress, **traced)
     save(graph, path, overwrite=force)
-    if as_json:
-        print_json(_document(graph, path))
-    else:
-        _print(graph, path)
+    show(_document(graph, path), _lines(graph, path), as_json=as_json)
+    unknown = list(graph.meta.distributed["values_read"])
+    if unknown and not as_json:
+        more = f" and {len(unknown) - _SHOWN_LINES} more lines" if len(unknown) > _SHOWN_LINES else ""
+        advise(
+            f"note: the script read values that were not computed; they count as 1: "
+            f"{', '.join(unknown[:_SHOWN_LINES])}{more}"
+        )
     suggest("windtunnel", "predict", path, "--on", "h100")
 
 
@@ -71,21 +76,11 @@ def _messages(graph: Graph) -> list[tuple[str, int, int, int]]:
     return [(op, size, count, size_bytes) for (op, size), (count, size_bytes) in result.items()]
 
 
-def _print(graph: Graph, path: Path) -> None:
-    from windtunnel.units import format_size
-
+def _lines(graph: Graph, path: Path) -> Iterator[str]:
     reported = graph.meta.distributed
     stands_for = ", ".join(f"rank {rank} for {count:,}" for rank, count in reported["stands_for"].items())
-    say(f"{path}: {graph.num_tasks:,} tasks without times (nothing was run)")
-    say_wrapped(f"  {reported['world_size']:,} ranks: {stands_for}")
-    peak = max(reported["peak_bytes"].values())
-    say(f"  peak memory per rank {format_size(peak)}")
+    yield f"{path}: {graph.num_tasks:,} tasks without times (nothing was run)"
+    yield f"  {reported['world_size']:,} ranks: {stands_for}"
+    yield f"  peak memory per rank {format_size(max(reported['peak_bytes'].values()))}"
     for op, size, count, size_bytes in _messages(graph):
-        say(f"  {count:,} {op} among {size:,} ranks, {format_size(size_bytes)} in total")
-    lines = list(reported["values_read"])
-    if lines:
-        more = f" and {len(lines) - _SHOWN_LINES} more lines" if len(lines) > _SHOWN_LINES else ""
-        advise(
-            f"note: the script read values that were not computed; they count as 1: "
-            f"{', '.join(lines[:_SHOWN_LINES])}{more}"
-        )
+        yield f"  {count:,} {op} among {size:,} ranks, {format_size(size_bytes)} in total"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, print_json, print_table, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, show, suggest
 from windtunnel.cli.files import open_graph, require_free, stem
 from windtunnel.cli.html_report import write_html_report
 from windtunnel.cli.options import (
@@ -21,9 +23,10 @@ from windtunnel.cli.options import (
     LedgerPath,
     ReadLimitSize,
 )
-from windtunnel.cli.resource_table import print_resource_table, write_perfetto
-from windtunnel.cli.trace_table import print_trace_table
+from windtunnel.cli.resource_table import show_resource_table, write_perfetto
+from windtunnel.cli.trace_table import show_trace_table
 from windtunnel.errors import InputError
+from windtunnel.units import format_count, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from windtunnel.reports import Explanation
@@ -113,7 +116,7 @@ def explain(
         )
     if table and table != _RESOURCES:
         shown = {"as_json": as_json, "as_csv": as_csv}
-        print_trace_table(graph, table, top=top, like_hta=like_hta, read_limit=read_limit, **shown)
+        show_trace_table(graph, table, top=top, like_hta=like_hta, read_limit=read_limit, **shown)
         suggest("windtunnel", "explain", graph)
         return
     if depth and by not in ("", "layer"):
@@ -146,32 +149,18 @@ def explain(
     if timeline is not None and perfetto is not None:
         write_perfetto(timeline, perfetto)
     if timeline is not None and table:
-        print_resource_table(timeline, perfetto, as_json=as_json)
+        show_resource_table(timeline, perfetto, as_json=as_json)
     if explanation is not None:
-        _print_explanation(explanation, by, depth, top, as_json=as_json)
+        show(explanation.to_dict(), _lines(explanation, by, depth, top), as_json=as_json)
     suggest("windtunnel", "whatif", graph, "--all")
 
 
-def _print_explanation(explanation: Explanation, by: str, depth: int, top: int, *, as_json: bool) -> None:
-    if as_json:
-        print_json(explanation.to_dict())
-        return
-    for line in str(explanation).splitlines():
-        say_wrapped(line)
+def _lines(explanation: Explanation, by: str, depth: int, top: int) -> Iterator[str | Table]:
+    yield from str(explanation).splitlines()
     if by:
-        _list_parts(explanation.parts(by, depth), top)
-
-
-def _list_parts(parts: list[tuple[str, float, float, int]], top: int) -> None:
-    from windtunnel.units import format_count, format_duration, format_ratio
-
-    rows = [
-        (label, format_duration(time_ns), format_ratio(ratio), format_count(count))
-        for label, time_ns, ratio, count in parts[:top]
-    ]
-    rest = parts[top:]
-    if rest:
-        time_ns, ratio = sum(part[1] for part in rest), sum(part[2] for part in rest)
-        count = sum(part[3] for part in rest)
-        rows.append((f"{len(rest):,} other parts", format_duration(time_ns), format_ratio(ratio), format_count(count)))
-    print_table(("part", "time", "share", "tasks"), rows, numbers=(1, 2, 3))
+        parts = explanation.parts(by, depth)
+        rows, rest = parts[:top], parts[top:]
+        if rest:
+            _, times_ns, ratios, counts = zip(*rest, strict=True)
+            rows.append((f"{len(rest):,} other parts", sum(times_ns), sum(ratios), sum(counts)))
+        yield Table({"part": str, "time": format_duration, "share": format_ratio, "tasks": format_count}, rows)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import advise, show
 from windtunnel.cli.options import Json
 from windtunnel.errors import InputError
 from windtunnel.units import format_duration, format_rate, format_size
@@ -67,14 +69,10 @@ def list_plugins(
 
     singular, next_command = _KINDS[kind]
     result = list(registry.all(singular).values())
-    if as_json:
-        print_json(
-            {"schema": "windtunnel.plugins/1", "kind": singular, "plugins": [_document(item) for item in result]}
-        )
-    elif result:
-        print_table(("name", "description"), [(item.name, _lines(item)) for item in result], gives_way=1)
-    else:
-        say(f"no {kind} are installed")
+    document = {"schema": "windtunnel.plugins/1", "kind": singular, "plugins": [_document(item) for item in result]}
+    rows = [(item.name, _description(item)) for item in result]
+    table = Table({"name": str, "description": str}, rows, wraps="description")
+    show(document, [table if rows else f"no {kind} are installed"], as_json=as_json)
     advise(f"next: {next_command}")
 
 
@@ -99,7 +97,7 @@ def _defaults(plugin: Plugin) -> dict[str, Any]:
     }
 
 
-def _lines(plugin: Plugin) -> str:
+def _description(plugin: Plugin) -> str:
     given = ", ".join(f"{key}={'' if value is None else value}" for key, value in _defaults(plugin).items())
     summary = plugin.summary.replace("``", "")
     return f"{summary} [{given}]" if given else summary
@@ -110,18 +108,8 @@ def _list_hardware(kind: str, *, as_json: bool) -> None:
 
     every: dict[str, Any] = {"devices": catalog.devices, "links": catalog.links, "machines": catalog.machines}
     result = [*every[kind]().values(), *(accelerators().values() if kind == "devices" else ())]
-    if as_json:
-        rows = [item.json() if isinstance(item, Accelerator) else _row(item) for item in result]
-        print_json({"schema": "windtunnel.catalog/1", "kind": kind, "rows": rows})
-    elif kind == "machines":
-        head = ("name", "processor", "threads", "devices")
-        print_table(head, [_machine_cells(item) for item in result], numbers=(2,), gives_way=1)
-    elif kind == "devices":
-        head = ("name", "memory", "bandwidth", "source")
-        print_table(head, [_device_cells(item) for item in result], numbers=(1, 2), gives_way=3)
-    else:
-        head = ("name", "bandwidth", "latency", "source")
-        print_table(head, [_link_cells(item) for item in result], numbers=(1, 2), gives_way=3)
+    rows = [item.json() if isinstance(item, Accelerator) else _row(item) for item in result]
+    show({"schema": "windtunnel.catalog/1", "kind": kind, "rows": rows}, [_TABLES[kind](result)], as_json=as_json)
 
 
 def _row(one: Device | Link | Machine) -> dict[str, Any]:
@@ -135,15 +123,25 @@ def _row(one: Device | Link | Machine) -> dict[str, Any]:
     return {field.name: plain(getattr(one, field.name)) for field in dataclasses.fields(one)}
 
 
-def _device_cells(one: Device) -> tuple[str, ...]:
-    return one.name, format_size(one.memory_bytes), format_rate(one.bandwidth_bytes_per_s), one.source
+def _device_table(devices: Sequence[Device]) -> Table:
+    columns = {"name": str, "memory": format_size, "bandwidth": format_rate, "source": str}
+    rows = [(device.name, device.memory_bytes, device.bandwidth_bytes_per_s, device.source) for device in devices]
+    return Table(columns, rows, wraps="source")
 
 
-def _link_cells(one: Link) -> tuple[str, ...]:
-    return one.name, format_rate(one.bandwidth_bytes_per_s), format_duration(one.latency_ns), one.source
+def _link_table(links: Sequence[Link]) -> Table:
+    columns = {"name": str, "bandwidth": format_rate, "latency": format_duration, "source": str}
+    rows = [(link.name, link.bandwidth_bytes_per_s, link.latency_ns, link.source) for link in links]
+    return Table(columns, rows, wraps="source")
 
 
-def _machine_cells(one: Machine) -> tuple[str, ...]:
-    counts = Counter(chip.name for chip in one.devices)
-    chips = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return one.name, one.cpu_name, str(one.num_threads), chips
+def _machine_table(machines: Sequence[Machine]) -> Table:
+    rows = []
+    for machine in machines:
+        counts = Counter(chip.name for chip in machine.devices)
+        chips = ", ".join(f"{count} {name}" for name, count in counts.items())
+        rows.append((machine.name, machine.cpu_name, machine.num_threads, chips))
+    return Table({"name": str, "processor": str, "threads": "{}", "devices": str}, rows, wraps="processor")
+
+
+_TABLES: dict[str, Any] = {"devices": _device_table, "links": _link_table, "machines": _machine_table}

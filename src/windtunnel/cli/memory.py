@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.files import require_free, stem
-from windtunnel.cli.memory_fit import Job, print_fit
+from windtunnel.cli.memory_fit import Job, show_fit
 from windtunnel.cli.options import Force, GuessValues, Json, ReadLimitSize
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.cli.subjects import workload_of
 from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.units import format_ratio, format_size, parse_size
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Device
@@ -92,7 +94,6 @@ def memory(
     it is passed to the script. A table written with --out can be shown again: windtunnel memory FILE.parquet.
     """
     from windtunnel.sources.memory.profile import MemoryProfile
-    from windtunnel.units import parse_size
 
     for path in filter(None, (html, output)):
         require_free(path, force=force)
@@ -104,7 +105,7 @@ def memory(
     limit_bytes = parse_size(device_memory) if device_memory else chip.memory_bytes if chip else None
     if fit:
         _require_job(target, html or output)
-        print_fit(Job(target, arguments or [], batch_option, chip, guess_values), limit_bytes, as_json=as_json)
+        show_fit(Job(target, arguments or [], batch_option, chip, guess_values), limit_bytes, as_json=as_json)
         return
     if target.endswith(PROFILE):
         profile = MemoryProfile.load(target, read_limit=parse_size(read_limit) if read_limit else None)
@@ -117,11 +118,9 @@ def memory(
         }
         profile = _follow_memory(target, arguments or [], warmup, steps, limit_bytes=limit_bytes, **options)
     _write(profile, html, output, target, force)
-    if as_json:
-        written = html or output
-        print_json(profile.to_dict() | {"path": None if written is None else str(written)})
-    else:
-        _print(profile)
+    written = html or output
+    document = profile.to_dict() | {"path": None if written is None else str(written)}
+    show(document, _lines(profile), as_json=as_json)
     if html is None and output is None:
         suggest(
             "windtunnel",
@@ -281,33 +280,29 @@ def _write(profile: MemoryProfile, html: Path | None, table: Path | None, target
         advise(f"next: open {html} in a browser")
 
 
-def _print(profile: MemoryProfile) -> None:
-    from windtunnel.units import format_ratio, format_size
-
+def _lines(profile: MemoryProfile) -> Iterator[str | Table]:
     is_fake = bool(profile.meta.get("is_fake"))
     how = "predicted with fake tensors, without operator workspace"
-    say(f"{profile}{f' ({how})' if is_fake else ''}")
+    yield f"{profile}{f' ({how})' if is_fake else ''}"
     if is_fake and profile.meta.get("is_uncompiled"):
-        say_wrapped(
+        yield (
             "the script uses torch.compile, but this is the memory of eager execution; "
             "compiled code usually needs less: run without --fake to measure it"
         )
     other = "a real run" if is_fake else "--fake"
-    say(f"without workspace {format_size(profile.peak_without_workspace_bytes)} (comparable to that of {other})")
-    say(
+    yield f"without workspace {format_size(profile.peak_without_workspace_bytes)} (comparable to that of {other})"
+    yield (
         f"rounded to 512 bytes {format_size(profile.peak_rounded_bytes)}; "
         f"reserved by a caching allocator {format_size(profile.peak_reserved_bytes)}"
     )
     most = profile.at_most()
-    rows = [
-        (name, format_size(size), format_ratio(size / max(profile.peak_bytes, 1)), format_size(most[name]))
-        for name, size in profile.by_category().items()
-    ]
-    print_table(("category", "at the peak", "share", "own peak"), rows, numbers=(1, 2, 3))
+    columns = {"category": str, "at the peak": format_size, "share": format_ratio, "own peak": format_size}
+    sizes = profile.by_category().items()
+    yield Table(columns, [(name, size, size / max(profile.peak_bytes, 1), most[name]) for name, size in sizes])
     for table, name, title in (
         (profile.by_layer(), "layer", "layer at the peak"),
         (profile.by_line(), "line", "source line at the peak"),
     ):
         shown = [row for row in table.slice(0, MAX_ROWS).to_pylist() if row["peak_bytes"]]
-        cells = [(row[name] or "(none)", row["category"], format_size(row["peak_bytes"])) for row in shown]
-        print_table((title, "category", "bytes"), cells, numbers=(2,))
+        cells = [(row[name] or "(none)", row["category"], row["peak_bytes"]) for row in shown]
+        yield Table({title: str, "category": str, "bytes": format_size}, cells)

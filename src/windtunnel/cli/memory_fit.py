@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.console import Progress, print_json, print_table, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, show, suggest
 from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.units import format_size
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Device
     from windtunnel.sources.memory.fit import Fit
 
-__all__ = ["Job", "print_fit"]
+__all__ = ["Job", "show_fit"]
 
 _OPTION = re.compile(r"""["'](--[\w-]*(?:batch[-_]?size|bsz?|batch))["']""")
 _START = 8
@@ -105,7 +107,7 @@ class Job:
         return int(profile["peak_reserved_bytes" if reserved else "peak_bytes"]), int(profile["peak_bytes"])
 
 
-def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
+def show_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
     """Search, then show the largest batch that fits; ``limit_bytes``: of a device, None for this host's free memory.
 
     Raises
@@ -115,7 +117,6 @@ def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
     """
     from windtunnel.hardware.host import available_bytes
     from windtunnel.sources.memory.fit import largest_batch
-    from windtunnel.units import format_size
 
     reserved, limit = limit_bytes is not None, available_bytes() if limit_bytes is None else limit_bytes
     with Progress(f"searching for the largest batch of {job.target}") as progress:
@@ -129,10 +130,7 @@ def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
             "windtunnel memory --fake shows what holds the memory",
         )
     document = _document(job, result, reserved=reserved)
-    if as_json:
-        print_json(document)
-    else:
-        _print(document, result)
+    show(document, _lines(document, result), as_json=as_json)
     suggest("windtunnel", "memory", "--fake", *(["--on", job.chip.name] if job.chip else []),
             *job.with_batch(result.batch_size))  # fmt: skip
 
@@ -166,27 +164,22 @@ def _document(job: Job, found: Fit, *, reserved: bool) -> dict[str, Any]:
     }
 
 
-def _print(document: dict[str, Any], found: Fit) -> None:
-    from windtunnel.units import format_size
-
+def _lines(document: dict[str, Any], found: Fit) -> Iterator[str | Table]:
     where = f" of {document['chip']}" if document["chip"] else ""
     held = "reserved by the caching allocator" if document["is_reserved"] else "allocated"
-    say_wrapped(
+    yield (
         f"largest batch size {found.batch_size:,} ({document['set_by']}): "
         f"peak {format_size(document['peak_bytes'])} {held}, limit {format_size(found.limit_bytes)}{where}"
     )
     following = found.next_batch_size
     if following in found.failures:
-        say_wrapped(f"batch size {following:,} failed: {found.failures[following]}")
+        yield f"batch size {following:,} failed: {found.failures[following]}"
     elif following:
-        say_wrapped(f"batch size {following:,} would need {format_size(found.peaks[following])}")
+        yield f"batch size {following:,} would need {format_size(found.peaks[following])}"
     else:
-        say_wrapped("larger batch sizes were not tried")
-    rows = [
-        (f"{batch:,}", format_size(peak), "yes" if peak <= found.limit_bytes else "no")
-        for batch, peak in sorted(found.peaks.items())
-    ]
-    print_table(("batch size", "peak", "fits"), rows, numbers=(0, 1))
+        yield "larger batch sizes were not tried"
+    rows = [(batch, peak, "yes" if peak <= found.limit_bytes else "no") for batch, peak in sorted(found.peaks.items())]
+    yield Table({"batch size": "{:,}", "peak": format_size, "fits": str}, rows)
 
 
 def _option_of(script: str) -> str:

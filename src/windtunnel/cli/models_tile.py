@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json
 
@@ -50,13 +52,10 @@ def train_tile(
     with Progress("training") as progress:
         model = train(table, sheet, seed=seed, is_calibrated=calibrate, progress=progress)
     save_tile(model, path, overwrite=force)
-    if as_json:
-        print_json({"path": str(path), **_summary(model)})
-        return
-    say(f"trained on {len(table):,} operators of {', '.join(model.devices)}")
-    _print_validation(model)
-    advise(f"wrote {path}")
-    advise(f"next: windtunnel models eval tile {path} --data {data}")
+    show({"path": str(path), **_summary(model)}, _lines(model, len(table)), as_json=as_json)
+    if not as_json:
+        advise(f"wrote {path}")
+        advise(f"next: windtunnel models eval tile {path} --data {data}")
 
 
 def _summary(model: TileModel) -> dict[str, Any]:
@@ -68,20 +67,17 @@ def _summary(model: TileModel) -> dict[str, Any]:
     }
 
 
-def _print_validation(model: TileModel) -> None:
-    if not model.validation:
-        return
-    say("errors on held-out devices (mean over devices):")
-    rows = [[name, *_percents(item)] for name, item in model.validation.items()]
-    print_table(["class", "MAPE", "mean error", "geometric mean ratio"], rows, numbers=(1, 2, 3))
+def _lines(model: TileModel, num_operators: int) -> Iterator[str | Table]:
+    yield f"trained on {num_operators:,} operators of {', '.join(model.devices)}"
+    if model.validation:
+        yield "errors on held-out devices (mean over devices):"
+        columns = {"class": str, "MAPE": "{:.1f} %", "mean error": "{:+.1f} %", "geometric mean ratio": "{:.3f}x"}
+        yield Table(columns, [(name, *_errors(item)) for name, item in model.validation.items()])
 
 
-def _percents(errors: Any) -> list[str]:
-    return [
-        f"{100 * errors['mape']:.1f} %",
-        f"{100 * errors['signed_mean']:+.1f} %",
-        f"{errors['geometric_mean_ratio']:.3f}x",
-    ]
+def _errors(errors: Any) -> tuple[float, float, float]:
+    """Errors in percent, and their ratio."""
+    return 100 * errors["mape"], 100 * errors["signed_mean"], errors["geometric_mean_ratio"]
 
 
 @registry.verb("models eval tile", source="NeuSight")
@@ -107,28 +103,17 @@ def eval_tile(
     table = table.take(np.isin(table.op_class, list(result.classes)))
     ours = result.price(table, sheet).latency_ms / table.latency_ms
     plain = roofline_ms(table, sheet) / table.latency_ms
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in result.classes:
         for device in table.devices:
             local = (table.op_class == name) & (table.device == device)
             if local.any():
                 head = {"class": name, "device": device, "is_seen": device in result.devices}
                 rows.append({**head, **errors_of_ratio(ours[local]), "roofline": errors_of_ratio(plain[local])})
-    if as_json:
-        print_json({**_summary(result), "errors": rows})
-        return
-    _print_errors(rows)
-
-
-def _print_errors(rows: list[dict[str, Any]]) -> None:
+    columns = {"class": str, "device": str, "MAPE": "{:.1f} %", "mean error": "{:+.1f} %", "geo. mean": "{:.3f}x",
+               "roofline MAPE": "{:.1f} %"}  # fmt: skip
     cells = [
-        [
-            row["class"],
-            row["device"] + ("" if row["is_seen"] else " (unseen)"),
-            *_percents(row),
-            f"{100 * row['roofline']['mape']:.1f} %",
-        ]
+        (row["class"], row["device"] + " (unseen)" * (not row["is_seen"]), *_errors(row), 100 * row["roofline"]["mape"])
         for row in rows
     ]
-    head = ["class", "device", "MAPE", "mean error", "geo. mean", "roofline MAPE"]
-    print_table(head, cells, numbers=(2, 3, 4, 5), gives_way=1)
+    show({**_summary(result), "errors": rows}, [Table(columns, cells, wraps="device")], as_json=as_json)

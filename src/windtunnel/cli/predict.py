@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.cheapest import print_cheapest
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.cheapest import show_cheapest
+from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.files import open_graph, require_free
 from windtunnel.cli.options import Force, GraphPath, Json
-from windtunnel.cli.predict_targets import HOST_NAMES, Predicted, predict_speed, print_whole, targets_of, with_types
+from windtunnel.cli.predict_targets import HOST_NAMES, Predicted, lines_of_whole, predict_speed, targets_of, with_types
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, format_per_s, format_ratio, format_size, parse_duration
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -151,7 +153,7 @@ def predict(
     if cheapest:
         if not samples:
             raise InputError("the number of samples is not given", where="--cheapest", fix="add --samples N")
-        print_cheapest(
+        show_cheapest(
             graph,
             on=on,
             samples=samples,
@@ -174,7 +176,6 @@ def predict(
         raise InputError("no hardware is named", where="--on", fix="add --on h100; windtunnel list devices names more")
     from windtunnel.cost.pricing import comparable
     from windtunnel.graph import save
-    from windtunnel.units import parse_duration
     from windtunnel.whatifs.forecast import changes, forecast, rank_forecasts
     from windtunnel.whatifs.placing import select_unpriced
 
@@ -200,17 +201,9 @@ def predict(
     ordered = [answers[id(item)] for item in result]
     for note in [*left_out, *_too_large(captured, targets)]:
         advise(f"note: {note}")
-    if as_json:
-        print_json(_document(ordered, others, ranked_by, given["launch_ns"], chips.json()))
-    elif len(result) == 1:
-        _print_forecast(ordered[0])
-        chips.print()
-        _print_shares(result[0])
-        _print_classes(result[0])
-        _print_changes(result[0], others)
-    else:
-        _print_ranking(ordered, ranked_by)
-        chips.print()
+    is_single = len(result) == 1
+    lines = _lines(ordered[0], others, chips.lines()) if is_single else _ranking(ordered, ranked_by, chips.lines())
+    show(_document(ordered, others, ranked_by, given["launch_ns"], chips.json()), lines, as_json=as_json)
     # What-ifs need times: a dry run that was never priced has none, unless the priced graph was written.
     requested = output or (None if select_unpriced(captured).any() else graph)
     _advise_next(graph, on, result[0], others, requested)
@@ -220,8 +213,6 @@ def predict(
 
 def _too_large(graph: Graph, targets: list[Target]) -> list[str]:
     """Devices whose memory does not hold what a rank of a traced job holds at its peak."""
-    from windtunnel.units import format_size
-
     peak_bytes = max(graph.meta.distributed.get("peak_bytes", {}).values(), default=0)
     return [
         f"the peak of a rank, {format_size(peak_bytes)}, exceeds the "
@@ -311,29 +302,51 @@ def _as_dict(found: Forecast, facts: Mapping[str, dict[str, Any]] = MappingProxy
     return {name: getattr(found, name) for name in _NUMBERS} | shares | {"classes": classes} | chip
 
 
-def _print_forecast(answer: Predicted) -> None:
-    from windtunnel.units import format_duration
-
+def _lines(answer: Predicted, others: list[Forecast], chips: Iterable[str | Table]) -> Iterator[str | Table]:
     result = answer.found
     batch = f", batch {result.batch_size}" if result.batch_size else ""
     part = f" (1 of {answer.target.count} of {answer.target.name})" if answer.is_one_of_several else ""
     who = f"{result.graph.num_ranks:,} ranks" if result.graph.num_ranks > 1 else "one iteration"
-    say_wrapped(f"{who} on {result.device}{part}, {result.dtype}{batch}")
-    say(f"  device  {format_duration(result.device_ns)}{_between(result.device_low_ns, result.device_high_ns)}")
-    say_wrapped(f"  host    {_host(result)}")
+    yield f"{who} on {result.device}{part}, {result.dtype}{batch}"
+    yield f"  device  {format_duration(result.device_ns)}{_between(result.device_low_ns, result.device_high_ns)}"
+    yield f"  host    {_host(result)}"
     if result.communication_ns:
-        say(f"  network {format_duration(result.communication_ns)}, {format_duration(result.exposed_ns)} of it exposed")
-    say(f"  step    {format_duration(result.makespan_ns)}{_between(result.low_ns, result.high_ns)}")
+        exposed = format_duration(result.exposed_ns)
+        yield f"  network {format_duration(result.communication_ns)}, {exposed} of it exposed"
+    yield f"  step    {format_duration(result.makespan_ns)}{_between(result.low_ns, result.high_ns)}"
     if str(answer.speed):
-        say_wrapped(f"  speed   {answer.speed}")
-    print_whole(answer)
-    say_wrapped(f"  {_limit(result)}")
-    _say_how_sure(result)
+        yield f"  speed   {answer.speed}"
+    yield from lines_of_whole(answer)
+    yield f"  {_limit(result)}"
+    yield from _how_sure(result)
+    yield from chips
+    for title, whole, shares in (
+        ("priced by", "of the step", result.sources),
+        ("bound by", "of device time", result.bindings),
+    ):
+        if shares:
+            columns = {title: str, "time": format_duration, whole: format_ratio, "tasks": "{:,}"}
+            yield ""
+            yield Table(columns, [(item.name, item.duration_ns, item.ratio, item.num_tasks) for item in shares])
+    if result.classes:
+        columns = {"operator class": str, "time": format_duration, "of device time": format_ratio, "tasks": "{:,}",
+                   "efficiency": format_ratio}  # fmt: skip
+        names = ("name", "duration_ns", "ratio", "num_tasks", "efficiency")
+        yield ""
+        yield Table(columns, [[getattr(item, name) for name in names] for item in result.classes])
+    if others:
+        columns = {"alternative": str, "batch size": "{}", "device": format_duration, "step": format_duration,
+                   "speed-up per sample": "{:.2f}x"}  # fmt: skip
+        rows = [
+            (item.dtype, item.batch_size or "", item.device_ns, item.makespan_ns,
+             _per_sample(result) / max(_per_sample(item), 1e-9))
+            for item in others
+        ]  # fmt: skip
+        yield ""
+        yield Table(columns, rows)
 
 
 def _host(found: Forecast) -> str:
-    from windtunnel.units import format_duration
-
     if not found.host_factor:
         return "ignored (--host-factor 0)"
     python = "Python as measured at capture" if found.is_host_measured else "without Python"
@@ -342,109 +355,57 @@ def _host(found: Forecast) -> str:
 
 
 def _between(low_ns: int, high_ns: int) -> str:
-    from windtunnel.units import format_duration
-
     return f" ({format_duration(low_ns)} to {format_duration(high_ns)}, 90 %)" if high_ns > low_ns else ""
 
 
 def _limit(found: Forecast) -> str:
-    from windtunnel.units import format_ratio
-
     other = "device" if found.limit == "host" else "host"
     text = f"{found.limit}-bound: the {other} is idle for {format_ratio(found.idle_ratio)} of the step"
     return text + ("; a faster device would hardly help" if found.limit == "host" else "")
 
 
-def _say_how_sure(found: Forecast) -> None:
+def _how_sure(found: Forecast) -> Iterator[str]:
     from windtunnel.cost.roofline import BOUND_ERROR
-    from windtunnel.units import format_ratio
 
     if found.unsure_ratio > found.at_bound_ratio:
         share = format_ratio(found.unsure_ratio - found.at_bound_ratio)
-        say_wrapped(f"  {share} of the device time is priced by a model without an error estimate")
+        yield f"  {share} of the device time is priced by a model without an error estimate"
     if found.at_bound_ratio <= 0:
         return
-    say_wrapped(
+    yield (
         f"  lower bound: no measured or learned price covers {format_ratio(found.at_bound_ratio)} of the device time; "
         "the real step takes longer"
     )
     if found.device_kind == "gpu":
-        say_wrapped(
-            f"  error of bounds on published GPU runs: {format_ratio(BOUND_ERROR['operators'])} for single "
-            f"operators, "
+        yield (
+            f"  error of bounds on published GPU runs: {format_ratio(BOUND_ERROR['operators'])} for single operators, "
             f"{format_ratio(BOUND_ERROR['models'])} for whole models"
         )
 
 
-def _print_ranking(answers: list[Predicted], ranked_by: str) -> None:
-    from windtunnel.units import format_duration, format_per_s, format_ratio
-
+def _ranking(answers: list[Predicted], ranked_by: str, chips: Iterable[str | Table]) -> Iterator[str | Table]:
     result = [item.found for item in answers]
+    columns = {"on": str, "device": format_duration, "step": format_duration, "samples/s": _number, "limit": str,
+               "longer": "{:.2f}x"}  # fmt: skip
     rows = [
-        (
-            answer.name,
-            format_duration(answer.found.device_ns),
-            format_duration(answer.found.makespan_ns),
-            format_per_s(answer.speed.samples_per_s, "").removesuffix(" /s") if answer.speed.num_samples else "",
-            f"{answer.found.limit}-bound",
-            f"{getattr(answer.found, ranked_by) / max(getattr(result[0], ranked_by), 1):.2f}x",
-        )
+        (answer.name, answer.found.device_ns, answer.found.makespan_ns,
+         answer.speed.samples_per_s if answer.speed.num_samples else None, f"{answer.found.limit}-bound",
+         getattr(answer.found, ranked_by) / max(getattr(result[0], ranked_by), 1))
         for answer in answers
-    ]
-    say(f"one iteration, {result[0].dtype}" + (f", batch {result[0].batch_size}" if result[0].batch_size else ""))
-    print_table(("on", "device", "step", "samples/s", "limit", "longer"), rows, numbers=(1, 2, 3, 5), gives_way=0)
+    ]  # fmt: skip
+    yield f"one iteration, {result[0].dtype}" + (f", batch {result[0].batch_size}" if result[0].batch_size else "")
+    yield Table(columns, rows)
     for answer in answers:
         if answer.target.count > 1:
-            say_wrapped(f"{answer.name}: the row is of one {answer.target.device.name}")
-            print_whole(answer)
+            yield f"{answer.name}: the row is of one {answer.target.device.name}"
+            yield from lines_of_whole(answer)
     if ranked_by == "device_ns":
-        say_wrapped("ranked by the device's time: the host makes all steps alike")
+        yield "ranked by the device's time: the host makes all steps alike"
     at_bound = max(item.at_bound_ratio for item in result)
     if at_bound > 0:
-        say_wrapped(f"up to {format_ratio(at_bound)} of the device's time is priced by a bound: the truth is longer")
+        yield f"up to {format_ratio(at_bound)} of the device's time is priced by a bound: the truth is longer"
+    yield from chips
 
 
-def _print_shares(found: Forecast) -> None:
-    from windtunnel.units import format_duration, format_ratio
-
-    for title, shares in (("priced by", found.sources), ("bound by", found.bindings)):
-        rows = [
-            (item.name, format_duration(item.duration_ns), format_ratio(item.ratio), f"{item.num_tasks:,}")
-            for item in shares
-        ]
-        if rows:
-            say()
-            whole = "of the step" if title == "priced by" else "of device time"
-            print_table((title, "time", whole, "tasks"), rows, numbers=(1, 2, 3))
-
-
-def _print_classes(found: Forecast) -> None:
-    from windtunnel.units import format_duration, format_ratio
-
-    rows = [
-        (cls.name, format_duration(cls.duration_ns), format_ratio(cls.ratio), f"{cls.num_tasks:,}",
-         format_ratio(cls.efficiency))
-        for cls in found.classes
-    ]  # fmt: skip
-    if rows:
-        say()
-        print_table(("operator class", "time", "of device time", "tasks", "efficiency"), rows, numbers=(1, 2, 3, 4))
-
-
-def _print_changes(found: Forecast, others: list[Forecast]) -> None:
-    from windtunnel.units import format_duration
-
-    if not others:
-        return
-    rows = [
-        (
-            item.dtype,
-            str(item.batch_size or ""),
-            format_duration(item.device_ns),
-            format_duration(item.makespan_ns),
-            f"{_per_sample(found) / max(_per_sample(item), 1e-9):.2f}x",
-        )
-        for item in others
-    ]
-    say()
-    print_table(("alternative", "batch size", "device", "step", "speed-up per sample"), rows, numbers=(1, 2, 3, 4))
+def _number(samples_per_s: float) -> str:
+    return format_per_s(samples_per_s, "").removesuffix(" /s")

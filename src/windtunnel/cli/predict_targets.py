@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.console import say_wrapped
 from windtunnel.errors import InputError, NotApplicableError, PriceError
+from windtunnel.units import format_duration
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from windtunnel.whatifs.forecast import Forecast
     from windtunnel.whatifs.speed import Speed
 
-__all__ = ["HOST_NAMES", "Predicted", "predict_speed", "print_whole", "targets_of", "with_types"]
+__all__ = ["HOST_NAMES", "Predicted", "lines_of_whole", "predict_speed", "targets_of", "with_types"]
 
 HOST_NAMES = ("this-host", "this host", "localhost")
 
@@ -134,20 +134,17 @@ def predict_speed(target: Target, found: Forecast, fabric: Fabric | None, batch_
     return Predicted(target, found, speed, speed.times(target.count, whole_ns))
 
 
-def print_whole(one: Predicted) -> None:
+def lines_of_whole(one: Predicted) -> Iterator[str]:
     """Which part of a machine the answer is of, and what all of it does."""
-    from windtunnel.units import format_duration
-
     count, device = one.target.count, one.target.device.name
     if count == 1:
         return
     if not one.is_one_of_several:
-        say_wrapped(f"  all ranks of the job, on hosts of {count} {device}")
+        yield f"  all ranks of the job, on hosts of {count} {device}"
     elif one.has_messages:
-        say_wrapped(f"  with messages among all {count} {device}")
+        yield f"  with messages among all {count} {device}"
     elif one.whole is None:
-        say_wrapped(f"  for one of the {count} {device} of {one.target.name}; no prediction for all of them: "
-                    f"{one.why_not}")  # fmt: skip
+        yield f"  for one of the {count} {device} of {one.target.name}; no prediction for all of them: {one.why_not}"
     else:
         text = f"  all {count}   {format_duration(one.whole.step_ns)} with gradients averaged"
-        say_wrapped(f"{text}: {one.whole}" if str(one.whole) else text)
+        yield f"{text}: {one.whole}" if str(one.whole) else text

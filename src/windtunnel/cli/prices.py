@@ -9,7 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
-from windtunnel.cli.console import advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import advise, show
 from windtunnel.cli.options import Json
 
 if TYPE_CHECKING:
@@ -29,24 +30,15 @@ def prices(as_json: Json = False) -> None:
 
     database = ProfileDatabase()
     rows = _by_change(database)
-    if as_json:
-        print_json({"schema": "windtunnel.prices/1", "path": database.path, "prices": rows})
-        return
-    table = [
-        (
-            row["change"],
-            f"{row['num_measurements']:,}",
-            _age(row["newest_age_s"]),
-            _age(row["oldest_age_s"]),
-            f"{row['median_spread_ratio']:.0%}",
-            "this host" if row["is_this_host"] else "other host",
+    columns = {"change": str, "measurements": "{:,}", "newest": _age, "oldest": _age, "spread": "{:.0%}", "host": str}
+    names = ("change", "num_measurements", "newest_age_s", "oldest_age_s", "median_spread_ratio")
+    cells = [(*(row[name] for name in names), "this host" if row["is_this_host"] else "other host") for row in rows]
+    lines = (Table(columns, cells), f"{len(database):,} measurements in {database.path}")
+    show({"schema": "windtunnel.prices/1", "path": database.path, "prices": rows}, lines, as_json=as_json)
+    if not as_json:
+        advise(
+            "next: windtunnel whatif GRAPH --all --fresh measures again; windtunnel db forget --prices CHANGE removes"
         )
-        for row in rows
-    ]
-    head = ("change", "measurements", "newest", "oldest", "spread", "host")
-    print_table(head, table, numbers=(1, 2, 3, 4), gives_way=0)
-    say(f"{len(database):,} measurements in {database.path}")
-    advise("next: windtunnel whatif GRAPH --all --fresh measures again; windtunnel db forget --prices CHANGE removes")
 
 
 def _age(seconds: int) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import advise, show
 from windtunnel.cli.options import Json, LedgerPath
 
 if TYPE_CHECKING:
@@ -37,22 +40,25 @@ def receipts(
     result = dict(reversed(book.receipts_by_number(whatif or None).items()))
     if whatif and not result:
         _require_known(whatif)
-    if as_json:
-        documents = [{"number": number, **receipt.to_dict()} for number, receipt in result.items()]
-        print_json({"schema": "windtunnel.receipts/1", "ledger": str(book.path), "receipts": documents})
-    elif not result:
-        say(f"no receipts yet in {book.path}")
-    else:
-        rows = [(f"{number}", *_cells(receipt)) for number, receipt in list(result.items())[:top]]
-        print_table(("number", "what-if", "predicted", "measured", "error", "date"), rows, numbers=(0, 2, 3, 4))
-        if len(result) > top:
-            say(f"and {len(result) - top:,} older receipts; --top {len(result)} shows all")
+    documents = [{"number": number, **receipt.to_dict()} for number, receipt in result.items()]
+    document = {"schema": "windtunnel.receipts/1", "ledger": str(book.path), "receipts": documents}
+    show(document, _lines(result, top, book.path), as_json=as_json)
     advise("next: windtunnel verify SCRIPT.py --whatif NAME adds one")
 
 
-def _cells(receipt: Receipt) -> tuple[str, ...]:
-    speedups = (f"{receipt.predicted:.2f}x", f"{receipt.measured:.2f}x")
-    return _format_request(receipt), *speedups, f"{receipt.error_ratio:+.1%}", receipt.date[:10]
+def _lines(receipts: dict[int, Receipt], top: int, ledger: Path) -> Iterator[str | Table]:
+    if not receipts:
+        yield f"no receipts yet in {ledger}"
+        return
+    columns = {"number": "{}", "what-if": str, "predicted": "{:.2f}x", "measured": "{:.2f}x", "error": "{:+.1%}",
+               "date": str}  # fmt: skip
+    rows = [
+        (number, _format_request(receipt), receipt.predicted, receipt.measured, receipt.error_ratio, receipt.date[:10])
+        for number, receipt in list(receipts.items())[:top]
+    ]
+    yield Table(columns, rows)
+    if len(receipts) > top:
+        yield f"and {len(receipts) - top:,} older receipts; --top {len(receipts)} shows all"
 
 
 def _format_request(receipt: Receipt) -> str:

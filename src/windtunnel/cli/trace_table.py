@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import math
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from windtunnel.cli.console import Progress, print_json, print_table, say, say_wrapped
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, show
 from windtunnel.cli.files import require_there
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, format_ratio, parse_size
 
-__all__ = ["print_trace_table"]
+__all__ = ["show_trace_table"]
 
 # what a terminal has no room for
 _HIDDEN = (
@@ -26,15 +30,14 @@ _PER_EVENT = ("launches", "queue-series")
 _LONGEST_NAME = 24
 
 
-def print_trace_table(
+def show_trace_table(
     path: Path, name: str, *, top: int, like_hta: bool, read_limit: str, as_json: bool, as_csv: bool
 ) -> None:
-    """Read the trace or the folder of traces, make the table, print it."""
+    """Read the trace or the folder of traces, make the table, show it."""
     from windtunnel.sources.formats import format_of
     from windtunnel.sources.kineto.tables import read_tables
     from windtunnel.sources.ranks.reader import ranks_in
     from windtunnel.sources.timeline.tables import TABLES, TableRules
-    from windtunnel.units import parse_size
 
     if name not in TABLES:
         raise InputError(f"there is no table {name!r}", where="--table", fix=f"use one of {', '.join(TABLES)}")
@@ -50,32 +53,27 @@ def print_trace_table(
     with Progress(f"reading {path.name}", heartbeat=True) as progress:
         tables = read_tables(path, rules=rules, read_limit=limit, progress=progress)
         table = tables.table(name)
-    if as_json:
-        print_json({"schema": "windtunnel.table/1", "table": name, "note": tables.note, "rows": table.to_pylist()})
-    elif as_csv:
-        _print_csv(table)
-    else:
-        _print(table.to_pylist(), top if name in _PER_EVENT else None)
-        if tables.note:
-            say_wrapped(tables.note)
+    if as_csv and not as_json:
+        from pyarrow import csv
+
+        written = io.BytesIO()
+        csv.write_csv(table, written)
+        sys.stdout.write(written.getvalue().decode())
+        return
+    rows = table.to_pylist()
+    document = {"schema": "windtunnel.table/1", "table": name, "note": tables.note, "rows": rows}
+    show(document, _lines(rows, top if name in _PER_EVENT else None, tables.note), as_json=as_json)
 
 
-def _print_csv(table: Any) -> None:
-    from pyarrow import csv
-
-    written = io.BytesIO()
-    csv.write_csv(table, written)
-    sys.stdout.write(written.getvalue().decode())
-
-
-def _print(rows: list[dict[str, Any]], most: int | None) -> None:
-    columns = [column for column in rows[0] if column not in _HIDDEN] if rows else []
-    numbers = [index for index, column in enumerate(columns) if not isinstance(rows[0][column], str)]
-    heads = [_head(column) for column in columns]
-    cells = [[_cell(column, row[column]) for column in columns] for row in rows[:most]]
-    print_table(heads, cells, numbers=numbers, gives_way=columns.index("name") if "name" in columns else 0)
-    if most is not None and len(rows) > most:
-        say(f"and {len(rows) - most:,} more rows; --csv and --json print all")
+def _lines(rows: list[dict[str, Any]], max_rows: int | None, note: str) -> Iterator[str | Table]:
+    shown = [column for column in rows[0] if column not in _HIDDEN] if rows else []
+    columns = [(_head(name), str if isinstance(rows[0][name], str) else partial(_cell, name)) for name in shown]
+    cells = [[_cell(name, row[name]) if name == "name" else row[name] for name in shown] for row in rows[:max_rows]]
+    yield Table(columns, cells, wraps="name" if "name" in shown else "")
+    if max_rows is not None and len(rows) > max_rows:
+        yield f"and {len(rows) - max_rows:,} more rows; --csv and --json print all"
+    if note:
+        yield note
 
 
 def _head(column: str) -> str:
@@ -86,7 +84,6 @@ def _head(column: str) -> str:
 
 def _cell(column: str, value: Any) -> str:
     from windtunnel.reports.packing import shorten
-    from windtunnel.units import format_duration, format_ratio
 
     if column == "name":
         return shorten(value, _LONGEST_NAME)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, clean, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, say, show
 from windtunnel.cli.files import database_of, open_graph
 from windtunnel.cli.options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
 from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
@@ -18,14 +19,15 @@ from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.cli.subjects import subject_of
 from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, parse_ratio
 
 if TYPE_CHECKING:
-    from windtunnel.flights import Outcome, Receipt
+    from windtunnel.flights import Outcome
     from windtunnel.graph import Graph
     from windtunnel.sources.targets import Script
     from windtunnel.sources.torch.launch import Ranks
 
-__all__ = ["print_outcomes", "verify"]
+__all__ = ["verify"]
 
 PREDICTION_OFF = 1
 DRIFT = 0.05  # of the baseline between capture and flight, beyond which it is told
@@ -72,7 +74,6 @@ def verify(
     """
     from windtunnel.flights import verify_several
     from windtunnel.measure import StopRule
-    from windtunnel.units import parse_ratio
     from windtunnel.whatifs import parse_requests
 
     limit = parse_ratio(fail_over) if fail_over else None
@@ -112,10 +113,8 @@ def verify(
                 if len(requests) > 1:
                     _announce(outcome)
     finally:  # an interrupted flight does not hide those before it
-        if as_json and outcomes:
-            print_json(_document(outcomes))
-        elif outcomes and (len(requests) > 1 or outcomes[0].receipt):
-            print_outcomes(outcomes)
+        if outcomes and (as_json or len(requests) > 1 or outcomes[0].receipt):
+            show(_document(outcomes), _lines(outcomes), as_json=as_json)
     _conclude(outcomes, limit, fail_over, as_json=as_json)
 
 
@@ -172,42 +171,30 @@ def _with_scratch(subject: Any, baseline: Graph | None) -> tuple[Script, Graph |
     return replace(subject, keeps_files=True), baseline
 
 
-def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+def _lines(outcomes: Sequence[Outcome]) -> Iterator[str | Table]:
     """Predictions beside what was measured, and which flights have no measurement."""
+    columns = {"what-if": str, "predicted": "{:.2f}x", "measured": "{:.2f}x", "90 %": "{0[0]:.2f}-{0[1]:.2f}",
+               "error": _error, "iteration": format_duration}  # fmt: skip
+    yield Table(columns, [_row(outcome) for outcome in outcomes])
     receipts = [outcome.receipt for outcome in outcomes if outcome.receipt]
-    rows = [
-        _row(outcome.receipt) if outcome.receipt else (str(outcome.request), "", "", "", outcome.status, "")
-        for outcome in outcomes
-    ]
-    print_table(("what-if", "predicted", "measured", "90 %", "error", "iteration"), rows, numbers=(1, 2, 3, 4, 5))
-    if receipts:
-        _print_drift(receipts)
-    for receipt in receipts:
-        for note in receipt.notes:
-            say(clean(f"{receipt.whatif}: {note}", 400))
-
-
-def _row(receipt: Receipt) -> tuple[str, ...]:
-    from windtunnel.units import format_duration
-
-    return (
-        receipt.whatif,
-        f"{receipt.predicted:.2f}x",
-        f"{receipt.measured:.2f}x",
-        "{:.2f}-{:.2f}".format(*receipt.measured_interval),
-        f"{receipt.error_ratio:+.1%}",
-        format_duration(receipt.changed.value),
-    )
-
-
-def _print_drift(receipts: Sequence[Receipt]) -> None:
-    """How the machine was when the job was captured, beside how it was when it was flown."""
-    from windtunnel.units import format_duration
-
-    worst = max(receipts, key=lambda each: abs(each.drift_ratio))
-    if abs(worst.drift_ratio) > DRIFT:
+    worst = max(receipts, key=lambda receipt: abs(receipt.drift_ratio), default=None)
+    if worst is not None and abs(worst.drift_ratio) > DRIFT:
         before, now = format_duration(worst.predicted_baseline_ns), format_duration(worst.baseline.value)
-        say(
+        yield (
             f"the baseline took {before} at capture and {now} now ({worst.drift_ratio:+.0%}): "
             "speed-ups remain valid, absolute times of the capture do not"
         )
+    yield from (f"{receipt.whatif}: {note}" for receipt in receipts for note in receipt.notes)
+
+
+def _row(outcome: Outcome) -> tuple[Any, ...]:
+    receipt = outcome.receipt
+    if receipt is None:
+        return outcome.request, None, None, None, outcome.status, None
+    measured = receipt.measured, receipt.measured_interval
+    return receipt.whatif, receipt.predicted, *measured, receipt.error_ratio, receipt.changed.value
+
+
+def _error(value: float | str) -> str:
+    """The error of a prediction, or why there is none."""
+    return value if isinstance(value, str) else f"{value:+.1%}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, quote_word, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, quote_word, show, suggest
 from windtunnel.cli.files import database_of, derive_path, open_graph, require_free
 from windtunnel.cli.options import (
     AlignChoice,
@@ -24,9 +26,11 @@ from windtunnel.cli.options import (
     ReadLimitSize,
 )
 from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from windtunnel.whatifs import Answer
+    from windtunnel.whatifs.by_layer import LayerGain
 
 __all__ = ["whatif"]
 
@@ -87,6 +91,7 @@ def whatif(
     from windtunnel.flights import with_intervals
     from windtunnel.sources.ranks.clocks import clock_lines
     from windtunnel.whatifs import whatif as ask
+    from windtunnel.whatifs.by_layer import by_layer
 
     if search:
         limits = {"lossy": lossy, "memory": memory, "max_plans": max_plans, "latency": latency, "bandwidth": bandwidth}
@@ -114,18 +119,24 @@ def whatif(
         )
     answers = with_intervals(result, ledger)
     usable = [answer for answer in answers if answer.is_applicable]
-    if as_json:
-        baseline = answers[0].baseline
-        counts = {"num_tasks": baseline.graph.num_tasks, "num_played": baseline.num_played}
-        documents = [answer.to_dict() | (_layers_of(answer) if layers else {}) for answer in answers]
-        print_json({"schema": "windtunnel.answers/1", **counts, "answers": documents})
-    else:
-        _print_answers(usable, top)
-        if layers:
-            _print_layers(usable[:top])
-        _print_refusals([answer for answer in answers if not answer.is_applicable], in_full=why or not every)
-        for line in clock_lines(opened):
-            say_wrapped(line)
+    by_answer = [by_layer(answer) if layers else [] for answer in answers]
+    baseline = answers[0].baseline
+    documents = [
+        answer.to_dict() | ({"layers": [item.to_dict() for item in parts]} if layers else {})
+        for answer, parts in zip(answers, by_answer, strict=True)
+    ]
+    document = {"schema": "windtunnel.answers/1", "num_tasks": baseline.graph.num_tasks,
+                "num_played": baseline.num_played, "answers": documents}  # fmt: skip
+
+    def lines() -> Iterator[str | Table]:
+        if usable:
+            yield from _answers(usable[:top], num_more=len(usable) - top)
+        shown = [pair for pair in zip(answers, by_answer, strict=True) if pair[0].is_applicable][:top]
+        yield from (line for answer, parts in shown if parts for line in _layers(answer, parts))
+        yield from _refusals([answer for answer in answers if not answer.is_applicable], in_full=why or not every)
+        yield from clock_lines(opened)
+
+    show(document, lines(), as_json=as_json)
     if not usable and not every:
         raise NotApplicableError("none of these changes applies to this graph", fix=_all_of(graph))
     if not usable:
@@ -144,110 +155,88 @@ def _all_of(graph: Path) -> str:
     return f"windtunnel whatif {quote_word(graph)} --all"
 
 
-def _print_answers(answers: list[Answer], top: int) -> None:
-    from windtunnel.units import format_duration, format_size
+def _answers(answers: list[Answer], num_more: int) -> Iterator[str | Table]:
     from windtunnel.whatifs.speed import speed_of_measurement
 
-    if not answers:
-        return
     baseline = answers[0]
     speed = str(speed_of_measurement(baseline.baseline.graph, baseline.baseline_ns))
-    say_wrapped(f"baseline: {format_duration(baseline.baseline_ns)} per iteration{', ' * bool(speed)}{speed}")
-    rows = []
-    for answer in answers[:top]:
-        span = "no receipt" if answer.span is None else "{:.2f}-{:.2f}".format(*answer.span)
-        memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
-        rows.append((str(answer.request), f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory))
-    print_table(("what-if", "speed-up", "90 % interval", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
-    _print_parameters(answers[:top])
-    missing = max(answer.price_waited_ratio for answer in answers[:top])
+    yield f"baseline: {format_duration(baseline.baseline_ns)} per iteration{', ' * bool(speed)}{speed}"
+    columns = {"what-if": str, "speed-up": "{:.2f}x", "90 % interval": "{}", "iteration": format_duration,
+               "peak memory": format_size}  # fmt: skip
+    rows = [
+        (answer.request, answer.speedup, "{:.2f}-{:.2f}".format(*answer.span) if answer.span else "no receipt",
+         answer.predicted_ns, answer.peak_bytes)
+        for answer in answers
+    ]  # fmt: skip
+    yield Table(columns, rows)
+    yield from _parameters(answers)
+    missing = max(answer.price_waited_ratio for answer in answers)
     if missing:
-        say(
+        yield (
             f"other programs took up to {missing:.0%} of the cores during some measurements, which are "
             "imprecise and not saved"
         )
-    if any(answer.interval is not None and answer.interval.scope == "shipped" for answer in answers[:top]):
-        say("some intervals come from shipped receipts; windtunnel verify adds your own")
-    flown = [f"{answer.request} (predicted {answer.graph_speedup:.2f}x)" for answer in answers[:top] if answer.is_flown]
+    if any(answer.interval is not None and answer.interval.scope == "shipped" for answer in answers):
+        yield "some intervals come from shipped receipts; windtunnel verify adds your own"
+    flown = [f"{answer.request} (predicted {answer.graph_speedup:.2f}x)" for answer in answers if answer.is_flown]
     if flown:
-        say_wrapped(f"measured on this job by past flights: {', '.join(flown)}")
-    for answer in answers[:top]:
-        if answer.peak_violation:
-            say_wrapped(f"{answer.request}: the predicted peak is implausible and not shown: {answer.peak_violation}")
-    if large := [str(answer.request) for answer in answers[:top] if answer.exceeds_memory]:
-        device = baseline.baseline.graph.meta.priced_for
-        say_wrapped(f"exceeds the memory of {device}: {', '.join(large)}")
-    if any(answer.samples_ratio != 1 for answer in answers[:top]):
-        say("speed-ups are per sample, because some of these changes alter the batch size")
-    if len(answers) > top:
-        say(f"and {len(answers) - top:,} more with smaller speed-ups; --top {len(answers)} shows all")
-
-
-def _layers_of(answer: Answer) -> dict[str, Any]:
-    from windtunnel.whatifs.by_layer import by_layer
-
-    return {"layers": [item.to_dict() for item in by_layer(answer)]}
-
-
-def _print_layers(answers: list[Answer]) -> None:
-    """Where a change pays, if each layer is changed alone, and where it is better left."""
-    from windtunnel.units import format_duration
-    from windtunnel.whatifs.by_layer import by_layer, worth_it
-
+        yield f"measured on this job by past flights: {', '.join(flown)}"
     for answer in answers:
-        result = by_layer(answer)
-        if not result:
-            continue
-        say()
-        say(f"{answer.request}, applied to one layer at a time:")
-        rows = [
-            (
-                item.layer,
-                f"{item.speedup:.2f}x",
-                format_duration(item.now_ns),
-                format_duration(item.predicted_ns),
-                "" if item.pays else "no gain",
-            )
-            for item in result
-        ]
-        print_table(("layer", "speed-up", "now", "predicted", ""), rows, numbers=(1, 2, 3), gives_way=0)
-        paying = worth_it(result)
-        if paying:
-            sign = "," if ":" in str(answer.request) else ":"
-            say_wrapped(f"only on layers that gain: '{answer.request}{sign}layer={paying}'")
-        elif not any(item.pays for item in result):
-            say("no layer gains")
+        if answer.peak_violation:
+            yield f"{answer.request}: the predicted peak is implausible and not shown: {answer.peak_violation}"
+    if large := [str(answer.request) for answer in answers if answer.exceeds_memory]:
+        yield f"exceeds the memory of {baseline.baseline.graph.meta.priced_for}: {', '.join(large)}"
+    if any(answer.samples_ratio != 1 for answer in answers):
+        yield "speed-ups are per sample, because some of these changes alter the batch size"
+    if num_more > 0:
+        yield f"and {num_more:,} more with smaller speed-ups; --top {len(answers) + num_more} shows all"
 
 
-def _print_parameters(answers: list[Answer]) -> None:
+def _layers(answer: Answer, parts: Sequence[LayerGain]) -> Iterator[str | Table]:
+    """Where a change pays, if each layer is changed alone, and where it is better left."""
+    from windtunnel.whatifs.by_layer import worth_it
+
+    yield ""
+    yield f"{answer.request}, applied to one layer at a time:"
+    columns = {"layer": str, "speed-up": "{:.2f}x", "now": format_duration, "predicted": format_duration, "": str}
+    yield Table(columns, [
+        (item.layer, item.speedup, item.now_ns, item.predicted_ns, "" if item.pays else "no gain") for item in parts
+    ])  # fmt: skip
+    paying = worth_it(parts)
+    if paying:
+        sign = "," if ":" in str(answer.request) else ":"
+        yield f"only on layers that gain: '{answer.request}{sign}layer={paying}'"
+    elif not any(item.pays for item in parts):
+        yield "no layer gains"
+
+
+def _parameters(answers: list[Answer]) -> Iterator[str]:
     """What each what-if was asked with, defaults too: a speed-up on two ranks says nothing about eight."""
     used = {name: given for answer in answers for name, given in answer.used.items() if given}
     if not used:
         return
-    say()
-    say("parameters (set with NAME:key=value):")
+    yield ""
+    yield "parameters (set with NAME:key=value):"
     for name, given in used.items():
-        say_wrapped(f"  {name}: {', '.join(f'{key}={_format_value(key, value)}' for key, value in given.items())}")
+        yield f"  {name}: {', '.join(f'{key}={_format_value(key, value)}' for key, value in given.items())}"
 
 
 def _format_value(key: str, value: object) -> str:
     """A value in the unit of its parameter."""
-    from windtunnel.units import format_duration, format_size
-
     if isinstance(value, int) and key.endswith("_ns"):
         return format_duration(value)
     return format_size(value) if isinstance(value, int) and key.endswith("_bytes") else f"{value}"
 
 
-def _print_refusals(answers: list[Answer], *, in_full: bool) -> None:
+def _refusals(answers: list[Answer], *, in_full: bool) -> Iterator[str]:
     """What is in effect already, and our own mistakes, are always shown; what has nothing to act on if asked for."""
     from windtunnel.whatifs.answer import Status
 
     shown = [answer for answer in answers if in_full or answer.status is not Status.NOT_APPLICABLE]
     for answer in shown:
-        say_wrapped(f"{answer.request}  {answer.status}: {answer.reason}" + _advice_of(answer))
+        yield f"{answer.request}  {answer.status}: {answer.reason}" + _advice_of(answer)
     if len(shown) < len(answers):
-        say(f"{len(answers) - len(shown)} more do not apply; --why shows why")
+        yield f"{len(answers) - len(shown)} more do not apply; --why shows why"
 
 
 def _advice_of(answer: Answer) -> str:

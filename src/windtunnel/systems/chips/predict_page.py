@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
-from windtunnel.cli.console import print_table, say, say_wrapped
+from windtunnel.base.tables import Table
+from windtunnel.units import format_duration
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Device, Machine
@@ -40,9 +41,26 @@ class Chips:
         """Return area and energy by device, in raw units."""
         return {name: facts.json() for name, facts in self.facts.items()}
 
-    def print(self) -> None:
+    def lines(self) -> Iterator[str | Table]:
         """A line for one chip; of several a table, with a mark at those that none beats in step, energy and area."""
-        _print_chips(self.found, self.facts)
+        from windtunnel.base.pareto import is_best
+
+        if len(self.found) == 1:
+            yield from (
+                f"  chip    {_area(fact)}, {_energy(fact)} per iteration at 45 nm" for fact in self.facts.values()
+            )
+            return
+        shown = [
+            (item.device, item.makespan_ns, self.facts[item.device]) for item in self.found if item.device in self.facts
+        ]
+        if not shown:
+            return
+        goals = [(time_ns, fact.energy_j, fact.area_um2 or float("inf")) for _, time_ns, fact in shown]
+        marks = ["*" if best else "" for best in is_best(goals)]
+        columns = {"chip": str, "step": format_duration, "energy": _energy, "area": _area, "best": str}
+        yield ""
+        yield Table(columns, [(*item, item[-1], mark) for item, mark in zip(shown, marks, strict=True)])
+        yield "* no other is better in step, energy (at 45 nm) and area (of templates, 22 nm) at once"
 
 
 @registry.page("predict-chips", source="PHAZE")
@@ -61,30 +79,6 @@ def describe_chips(forecasts: Sequence[Forecast], chips: Sequence[Device | Machi
             dtype = "" if item.dtype == "as captured" else item.dtype
             facts[item.device] = ChipFacts(item.device, area, graph_energy_j(item.graph, chip, dtype))
     return Chips(forecasts, facts)
-
-
-def _print_chips(forecasts: Sequence[Forecast], facts: dict[str, ChipFacts]) -> None:
-    from windtunnel.base.pareto import is_best
-    from windtunnel.units import format_duration
-
-    if len(forecasts) == 1:
-        for fact in facts.values():
-            say_wrapped(f"  chip    {_area(fact)}, {_energy(fact)} per iteration at 45 nm")
-        return
-    shown = [item for item in forecasts if item.device in facts]
-    if not shown:
-        return
-    goals = [
-        (item.makespan_ns, facts[item.device].energy_j, facts[item.device].area_um2 or float("inf")) for item in shown
-    ]
-    rows = [
-        (item.device, format_duration(item.makespan_ns), _energy(facts[item.device]), _area(facts[item.device]),
-         "*" if best else "")
-        for item, best in zip(shown, is_best(goals), strict=True)
-    ]  # fmt: skip
-    say()
-    print_table(("chip", "step", "energy", "area", "best"), rows, numbers=(1, 2, 3), gives_way=0)
-    say_wrapped("* no other is better in step, energy (at 45 nm) and area (of templates, 22 nm) at once")
 
 
 def _area(facts: ChipFacts) -> str:
