@@ -59,6 +59,7 @@ from windtunnel.systems.cluster.state import (
     pop_event,
     push_event,
     speed_of,
+    stable_order,
 )
 from windtunnel.systems.cluster.timers import MARGINAL, hold_ends, next_timer, predict_frees
 
@@ -231,7 +232,7 @@ def shadow_of(state: Any, rules: Any, job: int) -> tuple[int, int]:
     scalars = state.scalars
     # Segments end in this order if nothing is preempted; the job can start when enough have ended.
     ends, free = hold_ends(state, rules), scalars[OPEN]
-    for position in np.argsort(ends, kind="mergesort"):
+    for position in stable_order(ends):
         free += state.jobs[state.segments[state.holding[position]].job].gpus
         if free >= state.jobs[job].gpus:
             return int(ends[position]), int(free - state.jobs[job].gpus)
@@ -254,7 +255,8 @@ def migrate(state: Any, rules: Any) -> int:
         ):
             jobs[num] = state.segments[segment].job
             num += 1
-    for job in np.sort(jobs[:num]):
+    for row in stable_order(jobs[:num]):
+        job = jobs[row]
         if state.jobs[job].gpus > scalars[MAX_OPEN]:
             continue
         scalars[PICKED] = 0
@@ -321,23 +323,25 @@ def choose_drain(state: Any, rules: Any, job: int) -> None:
     scalars, num = state.scalars, state.jobs[job].gpus
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
     # A machine is ready when the last of its segments has ended.
-    ready = np.full(len(state.machines), scalars[NOW], np.int64)
+    ready = np.empty(len(state.machines), np.int64)
+    for machine in range(len(ready)):
+        ready[machine] = scalars[NOW]
     ends = hold_ends(state, rules)
     for position in range(len(ends)):
         first = state.segments[state.holding[position]].placement
         for row in range(first, first + state.segments[state.holding[position]].width):
             machine = state.placements[row].machine
             ready[machine] = max(ready[machine], ends[position])
-    order = np.argsort(ready, kind="mergesort")
     needed = (num + per_machine - 1) // per_machine
     target_rack, best = -1, NEVER
     if num <= per_rack:
         for rack in range(len(state.rack_open)):
             # A rack is ready when its n-th machine is: the earliest such rack is drained.
-            ready_in_rack = np.sort(ready[state.rack_first[rack] : state.rack_first[rack + 1]])
-            if ready_in_rack[needed - 1] < best:
-                target_rack, best = rack, ready_in_rack[needed - 1]
-    for machine in order:
+            in_rack = ready[state.rack_first[rack] : state.rack_first[rack + 1]]
+            sufficient = in_rack[stable_order(in_rack)[needed - 1]]
+            if sufficient < best:
+                target_rack, best = rack, sufficient
+    for machine in stable_order(ready):
         if needed and (target_rack < 0 or state.machines[machine].rack == target_rack):
             keep_for(state, machine, job)
             needed -= 1

@@ -161,7 +161,7 @@ def simulate(
         return supply(state, code, profiles, speeds, cluster)
 
     requested = PythonPolicyRunner(policy, rules, cluster, jobs, supply_missing)
-    while (code := run_events(state, rules, most, st.NEVER)) != st.DONE:
+    while (code := run_events(st.by_reference(state), rules, most, st.NEVER)) != st.DONE:
         if progress is not None:
             progress("jobs", int(state.scalars[st.NUM_OVER]), len(jobs))
         if code in (st.NEED_SPEED, st.NEED_ROOM):
@@ -304,7 +304,7 @@ def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds, cluster: C
     # open addressing stays fast only while the table is at most half full
     if 2 * int((~np.isnan(state.table["speed"])).sum()) > len(state.table):
         state = _larger_table(state)
-    first, second = st.shape_keys(state, num)
+    first, second = st.shape_keys(st.by_reference(state), num)
     use = (
         link_use(speeds, model, int(batch), shape, cluster.links) if state.scalars[st.SHARES] else (0.0, 0.0, 0.0, 0.0)
     )
@@ -321,7 +321,7 @@ def _shape_of_pick(state: State, num: int) -> Shape:
 
 def _store_speed(state: State, row: tuple[Any, ...]) -> None:
     profile, first, second = row[0], np.uint64(row[1]), np.uint64(row[2])
-    state.table[st.table_slot(state, profile, first, second)] = np.array(row, st.SPEED)
+    state.table[st.table_slot(st.by_reference(state), profile, first, second)] = np.array(row, st.SPEED)
 
 
 def _larger_table(state: State) -> State:

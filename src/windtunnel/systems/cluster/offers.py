@@ -7,7 +7,7 @@ number of machines is in ``scalars[PICKED]`` (0: the job declines, or too few GP
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -60,6 +60,11 @@ class Rules(NamedTuple):
     migrates: bool
     asks: bool  # a Python function decides
     seed: int
+
+
+_NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
+RULES = np.dtype([(name, _NUMBERS[kind]) for name, kind in get_type_hints(Rules).items()])
+"""As a record, which is one argument of a compiled function where a tuple is 22."""
 
 
 @kernel
@@ -170,7 +175,8 @@ def pick_any(state: Any, rules: Any, num: int, kept: int) -> None:
     # taken whole; the last rack is the tightest one that takes all of the rest.
     racks = len(state.rack_open)
     used = state.scratch
-    used[:racks] = 0
+    for rack in range(racks):
+        used[rack] = 0
     num_racks = 0
     while num:
         selected, most, whole, least = -1, 0, -1, 1 << 40
@@ -208,7 +214,8 @@ def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
     """Pick open GPUs uniformly at random; the n-th start of a job always gets the same ones."""
     # A counter-based generator (seed, job, start, draw) needs no state and makes runs reproducible.
     used = state.scratch
-    used[: len(state.machines)] = 0
+    for machine in range(len(state.machines)):
+        used[machine] = 0
     salt = mix_bits(np.uint64(rules.seed), np.uint64(job)) ^ np.uint64(state.jobs[job].num_starts)
     for draw in range(num):
         left = state.scalars[OPEN] - draw
@@ -232,7 +239,8 @@ def offer_affine(state: Any, rules: Any, job: int) -> None:
     """Pick as Gandiva: the freest machine among jobs of equal demand; random GPUs if no machine has enough."""
     num, best, best_free, is_affine = state.jobs[job].gpus, -1, 0, False
     last = state.scratch  # by machine: the latest segment that holds GPUs of it
-    last[: len(state.machines)] = -1
+    for machine in range(len(state.machines)):
+        last[machine] = -1
     for index in range(state.scalars[NUM_HOLDING]):
         segment = state.holding[index]
         first = state.segments[segment].placement

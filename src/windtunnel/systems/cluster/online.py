@@ -25,6 +25,7 @@ __all__ = ["Online"]
 
 _UNKNOWN_NS = 1e17
 """Work of a job whose end is unknown: three years."""
+_MAX_EVENTS = np.iinfo(np.int64).max
 
 _ORDERS = ("nw_sens", "las2d", "fifo", "queues", "max_min")
 _TIMERS = ("fixed", "auto")
@@ -90,14 +91,14 @@ class Online:
         state = self._state
         if state.jobs["status"][job] == st.RUNNING:
             self._open.pop(int(state.jobs["segment"][job]), None)
-            end_segment(state, self._rules, job, True)
+            end_segment(st.by_reference(state), self._rules, job, True)
         else:  # it finished while it was being stopped
-            st.dequeue(state, job)
+            st.dequeue(st.by_reference(state), job)
             state.scalars[st.NUM_OVER] += 1
             state.jobs["status"][job], state.jobs["end"][job] = st.OVER, now_ns
 
     def _go(self, now_ns: int) -> None:
-        while (code := run_events(self._state, self._rules, np.iinfo(np.int64).max, now_ns)) != st.LATER:
+        while (code := run_events(st.by_reference(self._state), self._rules, _MAX_EVENTS, now_ns)) != st.LATER:
             if code == st.DONE:
                 break
             if code not in (st.NEED_SPEED, st.NEED_ROOM):

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.systems.cluster.layout import Cluster
-from windtunnel.systems.cluster.offers import Rules
+from windtunnel.systems.cluster.offers import RULES, Rules
 from windtunnel.systems.cluster.state import NEVER
 
 __all__ = ["FITS", "ORDERS", "Decision", "Policy", "Start", "Stop", "Wake", "policy_of", "read_policy"]
@@ -155,10 +157,10 @@ class Policy:
         """Return how long a job keeps its GPUs, which is also the unit of waits."""
         return cluster.lease_ns if self.lease_s is None else round(self.lease_s * 1e9)
 
-    def rules(self, cluster: Cluster) -> Rules:
+    def rules(self, cluster: Cluster) -> np.record:
         """Return the policy as numbers for a cluster."""
         unit = self.lease_ns(cluster)
-        return Rules(
+        rules = Rules(
             order=ORDERS.index(self.order),
             placement=_PLACEMENTS.index(self.placement),
             fit=FITS.index(self.fit),
@@ -182,6 +184,7 @@ class Policy:
             asks=self.decide is not None,
             seed=self.seed,
         )
+        return cast(np.record, np.rec.array([rules], RULES)[0])
 
 
 def _whole_ns(seconds: float) -> int:

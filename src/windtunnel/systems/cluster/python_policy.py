@@ -16,7 +16,6 @@ from windtunnel.errors import InputError
 from windtunnel.systems.cluster import state as st
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
-from windtunnel.systems.cluster.offers import Rules
 from windtunnel.systems.cluster.policy import Policy, Start, Stop, Wake
 from windtunnel.systems.cluster.queue_order import attained_service, sensitivity
 from windtunnel.systems.cluster.running import start, stop_job
@@ -58,11 +57,11 @@ class View:
 
     def sensitivity(self, job: int) -> float:
         """Return the fraction of its full speed that a job had so far; 0 if it never ran."""
-        return float(sensitivity(self._state, job))
+        return float(sensitivity.py_func(self._state, job))
 
     def attained_gpu_s(self, job: int) -> float:
         """Return the GPU-seconds of a job in finished segments."""
-        return float(attained_service(self._state, job))
+        return float(attained_service.py_func(self._state, job))
 
     def placement(self, job: int) -> Mapping[int, int]:
         """Return the GPUs that a running job holds, by machine."""
@@ -83,7 +82,7 @@ class PythonPolicyRunner:
     Parameters
     ----------
     policy : Policy
-    rules : Rules
+    rules : numpy.record
     cluster : Cluster
     jobs : Jobs
     supply_missing : callable
@@ -91,7 +90,12 @@ class PythonPolicyRunner:
     """
 
     def __init__(
-        self, policy: Policy, rules: Rules, cluster: Cluster, jobs: Jobs, supply_missing: Callable[[State, int], State]
+        self,
+        policy: Policy,
+        rules: np.record,
+        cluster: Cluster,
+        jobs: Jobs,
+        supply_missing: Callable[[State, int], State],
     ) -> None:
         self._policy, self._rules, self._cluster, self._jobs = policy, rules, cluster, jobs
         self._supply_missing = supply_missing
@@ -151,7 +155,7 @@ class PythonPolicyRunner:
                 state.pick[row] = (machine, count)
             state.scalars[st.PICKED] = len(given)
             state.scalars[st.PICKED_TIER] = 2 if len(racks) > 1 else int(len(given) > 1)
-            code = start(state, self._rules, job)
+            code = start(st.by_reference(state), self._rules, job)
             if code == st.DONE:
                 return state
             state = self._supply_missing(state, code)
@@ -163,7 +167,7 @@ class PythonPolicyRunner:
                 f"the policy stops {self._job_label(job)}, which does not run", fix="stop jobs of state.running"
             )
         ran_ns = int(state.scalars[st.NOW] - state.jobs["begin"][job])
-        while not stop_job(state, self._rules, job):
+        while not stop_job(st.by_reference(state), self._rules, job):
             state = self._supply_missing(state, st.NEED_ROOM)
         self._in_vain[job] = self._in_vain[job] + 1 if ran_ns <= 0 else 0
         if self._in_vain[job] >= _MAX_IN_VAIN:
@@ -183,5 +187,5 @@ class PythonPolicyRunner:
             if state.scalars[st.NUM_EVENTS] + 4 >= len(state.events):
                 state = self._supply_missing(state, st.NEED_ROOM)
             state.jobs["timer"][job] = at_ns
-            st.push_event(state, at_ns, st.TIMER, job)
+            st.push_event(st.by_reference(state), at_ns, st.TIMER, job)
         return state

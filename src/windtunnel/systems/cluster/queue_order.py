@@ -14,8 +14,8 @@ from windtunnel.systems.cluster.state import (
     NUM_WAITING,
     RUNNING,
     WAITING,
-    entry,
     kernel,
+    stable_order,
 )
 
 NW_SENS, LAS, SRTF, FIFO, QUEUES, GITTINS, MIXED, ENDS, FTF, MAX_MIN = range(10)
@@ -25,18 +25,31 @@ DYNAMIC = FTF  # from here on keys change while jobs wait
 _NS_PER_S = 1e9
 
 
-@entry
+@kernel
 def sensitivity(state: Any, job: int) -> float:
     """Return the fraction of its full speed that a job had so far; 0 if it never ran."""
     share: float = state.jobs[job].done / max(state.jobs[job].run, 1)
     return share
 
 
-@entry
+@kernel
 def attained_service(state: Any, job: int) -> float:
     """Return the GPU-seconds that a job ran."""
     served: float = state.jobs[job].run * state.jobs[job].gpus / _NS_PER_S
     return served
+
+
+@kernel
+def num_reached(levels: Any, value: float) -> int:
+    """Return how many of the levels, which increase, a value has reached."""
+    low, high = 0, len(levels)
+    while low < high:
+        middle = (low + high) >> 1
+        if levels[middle] <= value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @kernel
@@ -55,12 +68,12 @@ def set_key(state: Any, rules: Any, job: int) -> None:
     elif rules.order == SRTF:
         key = state.jobs[job].work - state.jobs[job].done
     elif rules.order == QUEUES:
-        key = float(np.searchsorted(state.thresholds, attained_service(state, job), side="right"))
+        key = float(num_reached(state.thresholds, attained_service(state, job)))
         ran = state.jobs[job].run
         if rules.promote > 0 and ran > 0 and state.jobs[job].longest_wait >= rules.promote * ran:
             key = 0.0
     elif rules.order == GITTINS:
-        index = np.searchsorted(state.gittins[0], attained_service(state, job), side="right") - 1
+        index = num_reached(state.gittins[0], attained_service(state, job)) - 1
         key = -state.gittins[1, max(index, 0)]
     elif rules.order == MIXED:
         key = attained_service(state, job) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
@@ -80,7 +93,8 @@ def rank_waiting(state: Any, rules: Any) -> None:
     # Most policies give keys that are constant while a job waits, so that ``waiting`` is kept sorted. Only
     # two policies compare jobs by the present time and sort anew in each pass.
     num = state.scalars[NUM_WAITING]
-    state.ranked[:num] = state.waiting[:num]
+    for row in range(num):
+        state.ranked[row] = state.waiting[row]
     if rules.order < DYNAMIC or num < 2:
         return
     keys = np.empty(num)
@@ -103,7 +117,7 @@ def rank_waiting(state: Any, rules: Any) -> None:
             got = (state.jobs[job].run / max(now - state.jobs[job].arrival, 1)) if state.jobs[job].run else 0.0
             fair = min(1.0, share / state.jobs[job].gpus)
             keys[row] = -fair / got if got > 0 else -1e18 * fair
-    order = np.argsort(keys, kind="mergesort")
+    order = stable_order(keys)
     for row in range(num):
         state.ranked[row] = state.waiting[order[row]]
 
@@ -119,7 +133,9 @@ def water_level(state: Any, num_gpus: float) -> float:
     for job in range(len(state.jobs)):
         if state.jobs[job].status == RUNNING or state.jobs[job].status == WAITING:
             histogram[state.jobs[job].gpus] += 1.0
-    left, sharers = num_gpus, histogram.sum()
+    left, sharers = num_gpus, 0.0
+    for count in range(len(histogram)):
+        sharers += histogram[count]
     for count in range(1, len(histogram)):
         if sharers <= 0 or left / sharers <= count:
             break

@@ -71,7 +71,7 @@ def quantum_end(state: Any, job: int) -> int:
     """Return when the next quantum of a running job ends."""
     # From the beginning of the segment, not from the last quantum: rounding does not add up.
     count = state.jobs[job].quanta + 1
-    time = np.int64(np.round(count * state.jobs[job].quantum / state.jobs[job].speed))
+    time = np.int64(np.rint(count * state.jobs[job].quantum / state.jobs[job].speed))
     return int(state.jobs[job].begin + max(time, count))
 
 

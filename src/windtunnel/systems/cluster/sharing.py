@@ -67,7 +67,8 @@ def share_links(state: Any) -> None:
     """Recompute the loads of all links, then the speeds that changed, from now on."""
     # All loads before any speed: a speed depends on the complete load of each of the job's links.
     scalars = state.scalars
-    state.loads[:] = 0.0
+    for link in range(len(state.loads)):
+        state.loads[link] = 0.0
     for position in range(scalars[NUM_HOLDING]):
         segment = state.holding[position]
         if state.segments[segment].tier > 0 and is_running(state, segment):

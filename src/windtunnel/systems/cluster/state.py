@@ -15,7 +15,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.experimental import structref
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -136,6 +137,53 @@ def kernel(function: Any) -> Any:
     return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)  # type: ignore[call-overload]
 
 
+@structref.register
+class StateType(types.StructRef):
+    """The numba type of ``StateRef``."""
+
+
+class StateRef(structref.StructRefProxy):
+    """A reference to the arrays of a ``State``, for compiled functions; Python reads the ``State`` itself."""
+
+
+structref.define_proxy(StateRef, StateType, State._fields)
+
+
+@entry
+def by_reference(state: Any) -> Any:
+    """Return a reference to a state.
+
+    A tuple of 22 arrays is 150 arguments of every call of a compiled function. A reference is one, which halves both
+    the time of a run and the code.
+    """
+    return StateRef(*state)
+
+
+@kernel
+def stable_order(keys: Any) -> Any:
+    """Return the order that sorts keys, equal keys as they come: merges of ever longer runs.
+
+    Much less code than ``np.argsort``, which numba compiles again for every caller.
+    """
+    num = len(keys)
+    order, merged = np.arange(num), np.empty(num, np.int64)
+    width = 1
+    while width < num:
+        for first in range(0, num, 2 * width):
+            left, middle, last = first, min(first + width, num), min(first + 2 * width, num)
+            right = middle
+            for row in range(first, last):
+                if left < middle and (right == last or keys[order[left]] <= keys[order[right]]):
+                    merged[row] = order[left]
+                    left += 1
+                else:
+                    merged[row] = order[right]
+                    right += 1
+        order, merged = merged, order
+        width *= 2
+    return order
+
+
 @entry
 def push_event(state: Any, time: int, kind: int, item: int) -> None:
     """Add an event to the binary heap, which is ordered by time, then by sequence number."""
@@ -202,7 +250,10 @@ def note_open(state: Any) -> None:
             most = count
             break
     state.scalars[MAX_OPEN] = most
-    state.scalars[MAX_OPEN_RACK] = state.rack_open.max()
+    most_of_rack = 0
+    for rack in range(len(state.rack_open)):
+        most_of_rack = max(most_of_rack, state.rack_open[rack])
+    state.scalars[MAX_OPEN_RACK] = most_of_rack
 
 
 @kernel

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.systems.cluster.state import EAGER, NEVER, NOW, NUM_HOLDING, NUM_SEGMENTS, WATCHED, kernel
+from windtunnel.systems.cluster.state import EAGER, NEVER, NOW, NUM_HOLDING, NUM_SEGMENTS, WATCHED, kernel, stable_order
 
 FIXED, AUTO, MARGINAL = 0, 1, 2  # where timers come from
 
@@ -38,9 +38,11 @@ def predict_frees(state: Any, rules: Any) -> None:
     time at which n GPUs are free is final, and holds for every smaller number that has no time yet.
     """
     scalars, frees = state.scalars, state.frees
-    frees[:] = NEVER
+    for level in range(2):
+        for count in range(frees.shape[1]):
+            frees[level, count] = NEVER
     ends = hold_ends(state, rules)
-    order = np.argsort(ends, kind="mergesort")
+    order = stable_order(ends)
     # Walks the future: GPUs come back in the order of ends, and each new maximum of free GPUs (of a
     # machine, of a rack) is recorded with its time.
     #      free GPUs     2 ----- 4 -------- 8        frees[0, 1..2] = now, [3..4] = t1, [5..8] = t2
