@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windtunnel.base.tables import Table
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.reports.charts import Part, draw_stacked_bar, escape
 from windtunnel.reports.colors import IDLE, KIND_COLORS, KIND_LABELS, PHASE_COLORS, PHASE_LABELS
@@ -63,6 +64,12 @@ def render_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers:
 
     body = "".join(row(cells, "td") for cells in rows)
     return f'<div class="scroll"><table><thead>{row(head, "th")}</thead><tbody>{body}</tbody></table></div>'
+
+
+def table_html(table: Table) -> str:
+    """A table that the console shows too, as HTML."""
+    rows = [[escape(cell) for cell in row] for row in table.cells()]
+    return render_table([escape(title) for title in table.titles], rows, numbers=table.numbers)
 
 
 def facts(explanation: Explanation) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from windtunnel.base.tables import Table
 from windtunnel.reports.charts import Part, draw_stacked_bar, escape
 from windtunnel.reports.page import _page, write_text
-from windtunnel.reports.sections import Section, render_table
+from windtunnel.reports.sections import Section, render_table, table_html
 from windtunnel.systems.stalls.model import RUNS, Stalls
 from windtunnel.units import format_duration, format_ratio
 
@@ -53,12 +54,15 @@ def _causes(measured: Stalls) -> str:
     missing = {stall.cause: stall.per_iteration_ns.value for stall in measured.stalls if stall.is_detected}
     whole = alone_ns + sum(missing.values())
     parts = [Part(name, used, used / whole, _COLORS[name]) for name, used in {"compute": alone_ns, **missing}.items()]
-    rows = [
-        (stall.cause, str(stall), format_ratio(stall.share) if stall.is_detected else "", stall.what)
-        for stall in measured.stalls
-    ]
-    table = render_table(("cause", "per iteration (90 %)", "share of its run", "why"), rows, numbers=(2,))
-    return draw_stacked_bar(parts, "time of an iteration by cause") + table
+    return draw_stacked_bar(parts, "time of an iteration by cause") + table_html(table_of_stalls(measured))
+
+
+def table_of_stalls(measured: Stalls) -> Table:
+    """Return what each cause costs per iteration."""
+    columns = {"stall": str, "per iteration (90 % interval)": str, "fraction": format_ratio, "cause": str}
+    return Table(columns, [
+        (stall.cause, stall, stall.share if stall.is_detected else None, stall.what) for stall in measured.stalls
+    ])  # fmt: skip
 
 
 def _runs(measured: Stalls) -> str:

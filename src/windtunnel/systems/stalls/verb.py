@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, format_ratio, format_size, parse_duration, parse_rate
 
 if TYPE_CHECKING:
     from windtunnel.systems.stalls.features import StallModel
@@ -88,7 +90,6 @@ def stalls(
     """
     from windtunnel.systems.stalls.features import fit_tiers
     from windtunnel.systems.stalls.run import Surroundings, measure_stalls
-    from windtunnel.units import parse_duration, parse_rate
 
     path = None if output is None else require_free(output, force=force)
     around = Surroundings(
@@ -111,17 +112,26 @@ def stalls(
         from windtunnel.systems.stalls.page import stalls_page
 
         stalls_page(result, path, overwrite=force)
-    if as_json:
-        fitted = {tier: asdict(model) for tier, model in models.items()}
-        print_json({"schema": "windtunnel.stalls/1", "jobs": [entry.to_dict() for entry in result], "models": fitted,
-                    "forecasts": [asdict(entry) for entry in forecasts]})  # fmt: skip
-        return
-    for item, forecast in zip_longest(result, forecasts):
-        _print(item)
-        if forecast is not None:
-            _print_forecast(forecast, item)
-    for tier, model in models.items():
-        _print_model(tier, model)
+    document = {
+        "schema": "windtunnel.stalls/1",
+        "jobs": [entry.to_dict() for entry in result],
+        "models": {tier: asdict(model) for tier, model in models.items()},
+        "forecasts": [asdict(entry) for entry in forecasts],
+    }
+
+    def lines() -> Iterator[str | Table]:
+        for item, forecast in zip_longest(result, forecasts):
+            yield from _lines(item)
+            if forecast is not None:
+                yield from _forecast_lines(forecast, item)
+        for tier, model in models.items():
+            yield from ("", _model_line(tier, model))
+
+    show(document, lines(), as_json=as_json)
+    if not as_json:
+        for item, forecast in zip(result, forecasts, strict=False):
+            if forecast.remedies:
+                advise(f"next: windtunnel verify {item.job} --whatif {forecast.remedies[0].request}")
 
 
 def _forecast(job: str, num_ranks: int, around: Surroundings) -> NetworkForecast:
@@ -132,66 +142,49 @@ def _forecast(job: str, num_ranks: int, around: Surroundings) -> NetworkForecast
         return network_forecast(job, num_ranks, around.bandwidth_bytes_per_s, around.latency_ns, progress=progress)
 
 
-def _print_forecast(forecast: NetworkForecast, found: Stalls) -> None:
-    from windtunnel.units import format_duration, format_ratio, format_size
-
+def _forecast_lines(forecast: NetworkForecast, found: Stalls) -> Iterator[str | Table]:
     off = forecast.iteration_ns / found.median_ns("network") - 1
-    say()
     used = format_duration(forecast.iteration_ns)
-    say(f"network run, predicted by replay: {used} per iteration (error {format_ratio(off)})")
-    rows = [
-        (format_duration(bucket.exposed_ns), format_size(bucket.size_bytes), _shorten_layers(bucket.layers))
-        for bucket in forecast.buckets
-    ]
-    print_table(("exposed", "size", "layers of the bucket"), rows, numbers=(0, 1))
+    yield ""
+    yield f"network run, predicted by replay: {used} per iteration (error {format_ratio(off)})"
+    rows = [(bucket.exposed_ns, bucket.size_bytes, _shorten_layers(bucket.layers)) for bucket in forecast.buckets]
+    yield Table({"exposed": format_duration, "size": format_size, "layers of the bucket": str}, rows)
     for remedy in forecast.remedies:
-        say(f"{format_duration(remedy.iteration_ns)} per iteration with {remedy.request.partition('+')[2]}")
-    if forecast.remedies:
-        advise(f"next: windtunnel verify {found.job} --whatif {forecast.remedies[0].request}")
+        yield f"{format_duration(remedy.iteration_ns)} per iteration with {remedy.request.partition('+')[2]}"
 
 
 def _shorten_layers(layers: Sequence[str]) -> str:
     return ", ".join(layers) if len(layers) <= _SHOWN_LAYERS else f"{layers[0]} ... {layers[-1]} ({len(layers)})"
 
 
-def _print_model(tier: str, model: StallModel) -> None:
-    from windtunnel.units import format_duration, format_ratio
-
-    say()
-    say(
+def _model_line(tier: str, model: StallModel) -> str:
+    return (
         f"{tier}: {format_duration(model.collective_ns)} for each of the {model.counts}, "
         f"{model.bandwidth_bytes_per_s / 1e6:.1f} MB/s, {format_duration(model.rest_ns)} otherwise; median error for "
         f"held-out jobs {format_ratio(median(model.left_out_errors))}"
     )
 
 
-def _print(found: Stalls) -> None:
+def _lines(found: Stalls) -> Iterator[str | Table]:
     from windtunnel.systems.stalls.model import RUNS
-    from windtunnel.units import format_duration, format_ratio
+    from windtunnel.systems.stalls.page import table_of_stalls
 
-    say(f"{found.job}: {found.num_ranks} ranks, {found.batch_size} samples each")
-    say()
-    rows = [
-        (name, format_duration(found.median_ns(name)), f"{found.samples_per_s(name):,.0f}", RUNS[name])
-        for name in found.times_ns
-    ]
-    print_table(("run", "iteration", "samples/s", "description"), rows, numbers=(1, 2))
-    say()
-    stalled = [(stall.cause, str(stall), format_ratio(stall.share) if stall.is_detected else "", stall.what)
-               for stall in found.stalls]  # fmt: skip
-    print_table(("stall", "per iteration (90 % interval)", "fraction", "cause"), stalled, numbers=(2,))
-    say()
-    say(f"bottleneck: {found.bottleneck}")
+    yield f"{found.job}: {found.num_ranks} ranks, {found.batch_size} samples each"
+    yield ""
+    rows = [(name, found.median_ns(name), found.samples_per_s(name), RUNS[name]) for name in found.times_ns]
+    yield Table({"run": str, "iteration": format_duration, "samples/s": "{:,.0f}", "description": str}, rows)
+    yield ""
+    yield table_of_stalls(found)
+    yield ""
+    yield f"bottleneck: {found.bottleneck}"
     both = found.interconnect()
     if both is not None:
-        say(f"interconnect as published (contention and exchange): {both}, {format_ratio(both.share)}")
-    for line in found.advice():
-        say(line)
+        yield f"interconnect as published (contention and exchange): {both}, {format_ratio(both.share)}"
+    yield from found.advice()
     link = found.environment.get("link")
     if link is not None:
-        say(f"link bandwidth: measured {link['measured_bytes_per_s'] / 1e6:.2f} of {link['bytes_per_s'] / 1e6:g} MB/s "
-            f"({link['how']})")  # fmt: skip
+        measured, total = link["measured_bytes_per_s"] / 1e6, link["bytes_per_s"] / 1e6
+        yield f"link bandwidth: measured {measured:.2f} of {total:g} MB/s ({link['how']})"
     if "disk" in found.environment:
-        say(f"the disk is {found.environment['disk']}")
-    for text in found.warnings:
-        say(f"note: {text}")
+        yield f"the disk is {found.environment['disk']}"
+    yield from (f"note: {text}" for text in found.warnings)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, clean, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, HtmlPath, Json, Output, whole_numbers
+from windtunnel.units import format_rate, format_ratio, format_size, parse_duration, parse_rate
 
 if TYPE_CHECKING:
     from windtunnel.systems.suite.comparison import Compared, Comparison
@@ -71,7 +74,6 @@ def run(
     Train each workload in its own process and measure throughput and utilization.
     """
     from windtunnel.systems.suite.run import run_suite
-    from windtunnel.units import parse_duration, parse_rate
 
     folder = output or Path(f"suite-{size}")
     with Progress("training the suite", heartbeat=True) as progress:
@@ -89,10 +91,8 @@ def run(
             resume=resume,
             progress=progress,
         )
-    if as_json:
-        print_json({"schema": "windtunnel.suite/1", "folder": str(folder), "results": _documents(done)})
-    else:
-        _print_run(done)
+    document = {"schema": "windtunnel.suite/1", "folder": str(folder), "results": _documents(done)}
+    show(document, _lines(done), as_json=as_json)
     suggest("windtunnel", "suite", "show", folder)
     if len(done.measured) < len(done.results):
         raise typer.Exit(SOME_FAILED)
@@ -116,22 +116,14 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
 
     with Progress("counting", heartbeat=True) as progress:
         entries = list_workloads(size, names, progress=progress)
-    if as_json:
-        print_json({"schema": "windtunnel.suite-list/1", "size": size, "workloads": list(map(_as_dict, entries))})
-    else:
-        rows = [
-            (
-                item.name,
-                ": ".join(filter(None, (item.domain, item.source))),
-                _format_count(item.num_parameters),
-                _format_count(item.flops_per_sample),
-            )
-            for item in entries
-        ]
-        print_table(("workload", "domain: source", "parameters", "FLOP/sample"), rows, numbers=(2, 3), gives_way=1)
-        for entry in entries:
-            if entry.note:
-                say_wrapped(f"{entry.name}: {entry.note}")
+    columns = {"workload": str, "domain: source": str, "parameters": _format_count, "FLOP/sample": _format_count}
+    rows = [
+        (item.name, ": ".join(filter(None, (item.domain, item.source))), item.num_parameters, item.flops_per_sample)
+        for item in entries
+    ]
+    notes = [f"{entry.name}: {entry.note}" for entry in entries if entry.note]
+    document = {"schema": "windtunnel.suite-list/1", "size": size, "workloads": list(map(dataclasses.asdict, entries))}
+    show(document, [Table(columns, rows, wraps="domain: source"), *notes], as_json=as_json)
     advise(f"next: windtunnel suite run --size {size}")
 
 
@@ -178,10 +170,7 @@ def compare_runs(
             result = compare_interleaved_runs(
                 before, now, workloads=names, arguments=arguments, rounds=rounds, progress=progress
             )
-    if as_json:
-        print_json(_comparison_document(result))
-    else:
-        _print_comparison(result)
+    show(_comparison_document(result), _comparison_lines(result), as_json=as_json)
     advise("next: windtunnel suite show NOW --against BEFORE" if not interleave else "next: windtunnel suite run")
 
 
@@ -200,16 +189,14 @@ def report_suite(
     from windtunnel.systems.suite.comparison import compare
     from windtunnel.systems.suite.page import write_suite_report
     from windtunnel.systems.suite.results import load_run
-    from windtunnel.units import format_size
 
     done = load_run(folder)
     path = require_free(html or folder / "suite.html", force=force)
     comparison = compare(against, done) if against is not None else None
     write_suite_report(done, path, comparison=comparison, overwrite=force)
-    if as_json:
-        print_json({"schema": "windtunnel.report/1", "path": str(path), "size_bytes": path.stat().st_size})
-    else:
-        say(f"{path}: {format_size(path.stat().st_size)}, works offline")
+    size_bytes = path.stat().st_size
+    document = {"schema": "windtunnel.report/1", "path": str(path), "size_bytes": size_bytes}
+    show(document, [f"{path}: {format_size(size_bytes)}, works offline"], as_json=as_json)
     advise(f"next: open {path} in a browser")
 
 
@@ -236,24 +223,22 @@ def _comparison_document(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _print_comparison(found: Comparison) -> None:
-    rows = [
-        (row.label, f"{row.first:.4g}", f"{row.second:.4g}", row.text, _verdict(row))
-        for row in (*found.rows, found.overall)
-    ]
-    print_table(("workload", "before", "now", "speed-up (95 % interval)", "verdict"), rows, numbers=(1, 2, 3))
+def _comparison_lines(found: Comparison) -> Iterator[str | Table]:
+    columns = {"workload": str, "before": "{:.4g}", "now": "{:.4g}", "speed-up (95 % interval)": "{}", "verdict": str}
+    rows = [(row.label, row.first, row.second, row.text, _verdict(row)) for row in (*found.rows, found.overall)]
+    yield Table(columns, rows)
     for which, labels in (("before", found.only_first), ("now", found.only_second)):
         if labels:
-            say_wrapped(f"only {which}: {', '.join(labels)}")
-    for note in found.notes:
-        say_wrapped(note)
+            yield f"only {which}: {', '.join(labels)}"
+    yield from found.notes
 
 
 def _verdict(row: Compared) -> str:
     return row.verdict if math.isnan(row.p_value) else f"{row.verdict}, p={row.p_value:.3f}"
 
 
-def _print_run(done: SuiteRun) -> None:
+def _lines(done: SuiteRun) -> Iterator[str | Table]:
+    numbers = ("throughput", "95 %", "compute", "arithmetic", "CPU")
     rows = [
         (
             _label(result),
@@ -265,22 +250,21 @@ def _print_run(done: SuiteRun) -> None:
         )
         for result in done.measured
     ]
-    print_table(("workload", "throughput", "95 %", "compute", "arithmetic", "CPU"), rows, numbers=(1, 2, 3, 4, 5))
+    yield Table({"workload": str, **dict.fromkeys(numbers, "{}")}, rows)
     for result in done.results:
         if not result.is_measured:
-            say_wrapped(f"{result.cell.workload} {result.status}: {result.message}")
-            say_wrapped(f"  fix: {result.fix}") if result.fix else None
-        for note in result.notes:
-            say_wrapped(f"{result.cell.workload}: {note}")
+            yield f"{result.cell.workload} {result.status}: {result.message}"
+            if result.fix:
+                yield f"  fix: {result.fix}"
+        yield from (f"{result.cell.workload}: {note}" for note in result.notes)
     disturbed = [result for result in done.measured if result.is_disturbed]
     if disturbed:
         worst = max(result.waited_ratio for result in disturbed)
-        say_wrapped(
+        yield (
             f"other programs took up to {worst:.0%} of the cores in {len(disturbed)} cells: repeat on an idle machine"
         )
     sources = {result.energy_source for result in done.measured if result.energy_j is None}
-    for source in sorted(filter(None, sources)):
-        say(clean(source, 200))
+    yield from sorted(filter(None, sources))
 
 
 def _label(result: Result) -> str:
@@ -289,15 +273,11 @@ def _label(result: Result) -> str:
 
 
 def _percent(ratio: float | None) -> str:
-    from windtunnel.units import format_ratio
-
     return "–" if ratio is None else format_ratio(ratio)
 
 
-def _format_count(count: float | None) -> str:
-    from windtunnel.units import format_rate
-
-    return "" if count is None else format_rate(count, "").strip()
+def _format_count(count: float) -> str:
+    return format_rate(count, "").strip()
 
 
 def _documents(done: SuiteRun) -> list[dict[str, Any]]:
@@ -305,7 +285,3 @@ def _documents(done: SuiteRun) -> list[dict[str, Any]]:
 
     documents: list[dict[str, Any]] = [msgspec.to_builtins(result) for result in done.results]
     return documents
-
-
-def _as_dict(entry: Any) -> dict[str, Any]:
-    return dataclasses.asdict(entry)

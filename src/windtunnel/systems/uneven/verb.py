@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json, LedgerPath, Output, numbers
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, format_ratio, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from windtunnel.systems.uneven.fleet import Fleet
     from windtunnel.systems.uneven.goal import Goal, Run
     from windtunnel.systems.uneven.search import Candidate, Comparison, Outcome
 
@@ -119,11 +123,9 @@ def compare(
         from windtunnel.systems.uneven.page import training_page
 
         training_page(result, output, overwrite=force)
-    if as_json:
-        print_json({**_document(result), "receipts": [item.to_dict() for item in kept]})
-        return
-    _print(result)
-    if kept:
+    document = {**_document(result), "receipts": [item.to_dict() for item in kept]}
+    show(document, _lines(result), as_json=as_json)
+    if kept and not as_json:
         advise("next: windtunnel db receipts")
 
 
@@ -177,12 +179,10 @@ def run(
 
         save(run_graph(ran, fleet), graph, overwrite=force)
         advise(f"next: windtunnel explain {graph} --table resources")
-    if as_json:
-        kind = "virtual" if virtual else "real"
-        links = {} if virtual else {"links": links_of(is_in_kernel=kernel_links)}
-        print_json({"schema": _SCHEMA, "cluster": fleet.name, "job": job, "kind": kind, **links, **ran.to_dict()})
-        return
-    _print_run(ran, [fleet.node_name(rank) for rank in range(fleet.num_nodes)])
+    kind = "virtual" if virtual else "real"
+    links = {} if virtual else {"links": links_of(is_in_kernel=kernel_links)}
+    document = {"schema": _SCHEMA, "cluster": fleet.name, "job": job, "kind": kind, **links, **ran.to_dict()}
+    show(document, _run_lines(ran, fleet), as_json=as_json)
 
 
 @registry.verb("train predict", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
@@ -208,7 +208,6 @@ def predict(
     from windtunnel.systems.uneven.analytic import strategy_graph
     from windtunnel.systems.uneven.endpoint import check_policy
     from windtunnel.systems.uneven.fleet import read_fleet
-    from windtunnel.units import format_duration, format_ratio, parse_size
 
     if output is not None:
         require_free(output, force=force)
@@ -234,14 +233,13 @@ def predict(
         "elapsed_ns": int(timeline.makespan_ns),
         "wait_shares": waits,
     }
-    if as_json:
-        print_json(document)
-        return
-    say(f"{one} on {fleet.name}: {fleet.num_workers} workers, {rate_per_s:,.1f} steps per second in total")
-    say(f"{steps} steps per worker take {format_duration(float(timeline.makespan_ns))}")
-    say(
-        f"workers wait {format_ratio(float(waits.mean()))} of the time (mean), {format_ratio(float(waits.max()))} (max)"
-    )
+    mean, largest = format_ratio(float(waits.mean())), format_ratio(float(waits.max()))
+    lines = [
+        f"{one} on {fleet.name}: {fleet.num_workers} workers, {rate_per_s:,.1f} steps per second in total",
+        f"{steps} steps per worker take {format_duration(float(timeline.makespan_ns))}",
+        f"workers wait {mean} of the time (mean), {largest} (max)",
+    ]
+    show(document, lines, as_json=as_json)
 
 
 @registry.verb("train plan values", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
@@ -273,30 +271,27 @@ def tune(
     from windtunnel.systems.uneven.fleet import read_fleet
     from windtunnel.systems.uneven.jobs import train_job
     from windtunnel.systems.uneven.tuning import tune as tuned
-    from windtunnel.units import format_duration, parse_duration
 
     fleet, one, goal = read_fleet(cluster), _candidate(policy), _goal(loss, duration, every)
     grid = numbers(values, "--values")
     period_ns = parse_duration(period) if period else max(goal.duration_ns // 10, 1)
     with Progress("tuning") as progress, stdout_to_stderr():
         result = tuned(train_job(job), fleet, one, grid, goal, period_ns, seed=seed, progress=progress)
-    if as_json:
-        about = {"schema": _SCHEMA, "cluster": fleet.name, "job": job, "strategy": str(result.candidate)}
-        print_json({**about, "periods": [asdict(item) for item in result.periods], "run": result.run.to_dict()})
-        return
+    document = {"schema": _SCHEMA, "cluster": fleet.name, "job": job, "strategy": str(result.candidate),
+                "periods": [asdict(item) for item in result.periods], "run": result.run.to_dict()}  # fmt: skip
     rows = [
-        (
-            format_duration(item.begin_ns),
-            "  ".join(f"{value:g}: {loss:.4f}" for value, loss in sorted(item.losses)),
-            f"{item.selected:g}",
-        )
+        (item.begin_ns, "  ".join(f"{value:g}: {loss:.4f}" for value, loss in sorted(item.losses)), item.selected)
         for item in result.periods
     ]
-    print_table(("start", f"loss by {result.number}", "selected"), rows, numbers=(0, 2))
     last = result.run.points[-1]
-    say()
-    say(f"{result.candidate} on {fleet.name}: a loss of {last.loss:.4f} after {format_duration(last.time_ns)}")
-    advise(f"next: windtunnel train run {cluster} --policy {result.candidate} --job {job} --duration {duration}")
+    lines: list[str | Table] = [
+        Table({"start": format_duration, f"loss by {result.number}": str, "selected": "{:g}"}, rows),
+        "",
+        f"{result.candidate} on {fleet.name}: a loss of {last.loss:.4f} after {format_duration(last.time_ns)}",
+    ]
+    show(document, lines, as_json=as_json)
+    if not as_json:
+        advise(f"next: windtunnel train run {cluster} --policy {result.candidate} --job {job} --duration {duration}")
 
 
 def _candidate(text: str) -> Candidate:
@@ -309,7 +304,6 @@ def _candidate(text: str) -> Candidate:
 
 def _goal(loss: float, duration: str, every: str) -> Goal:
     from windtunnel.systems.uneven.goal import Goal
-    from windtunnel.units import parse_duration
 
     duration_ns = parse_duration(duration)
     every_ns = parse_duration(every) if every else max(duration_ns // 20, 1)
@@ -342,35 +336,24 @@ def _document(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _print(found: Comparison) -> None:
-    from windtunnel.units import format_duration, format_ratio, format_size
-
-    say(f"{found.job} on {found.fleet.name}, time to a loss of {found.target_loss:.3f}")
-    say()
+def _lines(found: Comparison) -> Iterator[str | Table]:
+    yield f"{found.job} on {found.fleet.name}, time to a loss of {found.target_loss:.3f}"
+    yield ""
+    columns = {"strategy": str, "predicted": "{}", "measured": "{}", "final loss": "{:.3f}", "waiting": format_ratio,
+               "traffic": format_size}  # fmt: skip
     rows = []
     for outcome in found.outcomes:
-        waits = outcome.predicted.wait_shares()
-        rows.append(
-            (
-                str(outcome.candidate),
-                "not reached" if outcome.predicted_ns is None else format_duration(outcome.predicted_ns),
-                _format_real_times(outcome),
-                f"{outcome.predicted.points[-1].loss:.3f}",
-                format_ratio(sum(waits) / len(waits)),
-                format_size(sum(outcome.predicted.bytes_by_pair().values())),
-            )
-        )
-    print_table(
-        ("strategy", "predicted", "measured", "final loss", "waiting", "traffic"), rows, numbers=(1, 2, 3, 4, 5)
-    )
+        run, waits = outcome.predicted, outcome.predicted.wait_shares()
+        predicted = "not reached" if outcome.predicted_ns is None else format_duration(outcome.predicted_ns)
+        rows.append((outcome.candidate, predicted, _format_real_times(outcome), run.points[-1].loss,
+                     sum(waits) / len(waits), sum(run.bytes_by_pair().values())))  # fmt: skip
+    yield Table(columns, rows)
     for text in dict.fromkeys(text for item in found.outcomes for text in item.predicted.warnings):
-        say(f"note: {text}")
+        yield f"note: {text}"
 
 
 def _format_real_times(one: Outcome) -> str:
     """Real times to the target: their median, and the ends of what was seen where there were several."""
-    from windtunnel.units import format_duration
-
     if not one.flown:
         return ""
     times_ns = one.reached_ns
@@ -380,14 +363,10 @@ def _format_real_times(one: Outcome) -> str:
     return format_duration(one.median_ns) + spread
 
 
-def _print_run(ran: Run, names: list[str]) -> None:
-    from windtunnel.units import format_duration, format_ratio
-
-    rows = [(format_duration(point.time_ns), f"{point.loss:.4f}", f"{point.accuracy:.3f}", str(point.num_steps))
-            for point in ran.points]  # fmt: skip
-    print_table(("time", "loss", "accuracy", "steps"), rows, numbers=(0, 1, 2, 3))
-    say()
-    for name, share in zip(names, ran.wait_shares(), strict=False):
-        say(f"{name:12} waits {format_ratio(share)}")
-    for text in ran.warnings:
-        say(f"note: {text}")
+def _run_lines(ran: Run, fleet: Fleet) -> Iterator[str | Table]:
+    columns = {"time": format_duration, "loss": "{:.4f}", "accuracy": "{:.3f}", "steps": "{}"}
+    yield Table(columns, [(point.time_ns, point.loss, point.accuracy, point.num_steps) for point in ran.points])
+    yield ""
+    for rank, share in zip(range(fleet.num_nodes), ran.wait_shares(), strict=False):
+        yield f"{fleet.node_name(rank):12} waits {format_ratio(share)}"
+    yield from (f"note: {text}" for text in ran.warnings)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel import registry
+from windtunnel.base.tables import Table
 from windtunnel.graph import Graph
 from windtunnel.reports.charts import Step, escape, waterfall
 from windtunnel.reports.page import _page, write_text
-from windtunnel.reports.sections import Section, render_table
+from windtunnel.reports.sections import Section, render_table, table_html
 from windtunnel.systems.utilization.study import ModelUse, use_of_graph
 from windtunnel.units import format_count, format_duration, format_ratio
 
@@ -61,30 +62,25 @@ def utilization_page(uses: Sequence[ModelUse], path: str | Path, *, title: str =
     )
 
 
-def by_batch_size(uses: Sequence[ModelUse]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return head and rows of the table of utilization by batch size; all columns are numbers."""
-    rows: list[tuple[str, ...]] = [
-        (
-            str(item.batch_size or ""),
-            format_duration(item.use.duration_ns),
-            "" if item.predicted_ns is None else format_duration(item.predicted_ns),
-            format_count(item.use.flops),
-            format_ratio(item.use.value),
-            format_ratio(item.use.all_value),
-        )
+def by_batch_size(uses: Sequence[ModelUse]) -> Table:
+    """Return the table of utilization by batch size."""
+    columns = {"batch": "{}", "measured": format_duration, "predicted": format_duration, "FLOP": format_count,
+               "utilization": format_ratio, "with elementwise": format_ratio}  # fmt: skip
+    rows = [
+        (item.batch_size or "", item.use.duration_ns, item.predicted_ns, item.use.flops, item.use.value,
+         item.use.all_value)
         for item in uses
-    ]
-    return ("batch", "measured", "predicted", "FLOP", "utilization", "with elementwise"), rows
+    ]  # fmt: skip
+    return Table(columns, rows, wraps="with elementwise")
 
 
 def _overview(uses: Sequence[ModelUse]) -> Section:
-    head, rows = by_batch_size(uses)
     best = max(uses, key=lambda model: model.use.value)
     return Section(
         "sizes",
         "batch sizes",
         f"At best {format_ratio(best.use.value)} of the peak is used",
-        render_table(head, rows, numbers=tuple(range(len(head)))),
+        table_html(by_batch_size(uses)),
     )
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, quote_word, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import (
+    Progress,
+    advise,
+    quote_word,
+    show,
+    suggest,
+)
 from windtunnel.cli.files import open_graph, require_free
 from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InputError
+from windtunnel.units import format_count, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from windtunnel.systems.utilization.cells.run import CellStudy
@@ -84,13 +93,8 @@ def utilization(
     with Progress(f"utilization of {target}") as progress:
         result = _measure_use(target, sizes, image_size, threads, predict, database, progress)
         tried = _fly_advice(result[-1], image_size) if try_advice else []
-    if as_json:
-        print_json({"schema": "windtunnel.utilization/1", "jobs": [_as_dict(item) for item in result]})
-    else:
-        _print_uses(result)
-        _print_waterfall(result[-1])
-        _print_layers(result[-1])
-        _print_advice(tried)
+    document = {"schema": "windtunnel.utilization/1", "jobs": [_as_dict(item) for item in result]}
+    show(document, _lines(result, tried), as_json=as_json)
     if path is not None:
         from windtunnel.systems.utilization.page import utilization_page
 
@@ -185,58 +189,36 @@ def _as_dict(found: ModelUse) -> dict[str, Any]:
     }
 
 
-def _print_uses(found: list[ModelUse]) -> None:
+def _lines(found: list[ModelUse], tried: list[FlownAdvice]) -> Iterator[str | Table]:
     from windtunnel.systems.utilization.page import by_batch_size
 
-    peak = found[0].peak
-    say_wrapped(
+    peak, last = found[0].peak, found[-1].use
+    yield (
         f"peak: {peak.flops_per_s / 1e9:.0f} GFLOP/s measured in {peak.dtype} on {peak.num_threads} "
         f"thread{'s' if peak.num_threads > 1 else ''} ({peak.isa})"
     )
     if peak.spread > 0.1:
-        say_wrapped("warning: the peak varied between runs, and may be too low because other programs were running")
-    head, rows = by_batch_size(found)
-    print_table(head, rows, numbers=tuple(range(len(head))), gives_way=len(head) - 1)
-
-
-def _print_waterfall(found: ModelUse) -> None:
-    losses = [loss for loss in found.use.waterfall if abs(loss.percent) >= 0.005]
-    rows = [(f"{loss.percent:.2f} %", loss.name, loss.meaning) for loss in losses]
-    say()
-    print_table(("share", "part", "meaning"), rows, numbers=(0,), gives_way=2)
-
-
-def _print_layers(found: ModelUse) -> None:
-    from windtunnel.units import format_duration, format_ratio
-
-    rows = [
-        (
-            layer.layer or "(none)",
-            format_duration(layer.duration_ns),
-            format_ratio(layer.utilization),
-            format_ratio(layer.bound),
+        yield "warning: the peak varied between runs, and may be too low because other programs were running"
+    yield by_batch_size(found)
+    yield ""
+    losses = [(loss.percent, loss.name, loss.meaning) for loss in last.waterfall if abs(loss.percent) >= 0.005]
+    yield Table({"share": "{:.2f} %", "part": str, "meaning": str}, losses, wraps="meaning")
+    if last.layers:
+        columns = {"layer": str, "time": format_duration, "utilization": format_ratio, "roofline": format_ratio}
+        layers = last.layers[:_TOP_LAYERS]
+        yield ""
+        yield Table(
+            columns, [(item.layer or "(none)", item.duration_ns, item.utilization, item.bound) for item in layers]
         )
-        for layer in found.use.layers[:_TOP_LAYERS]
-    ]
-    if rows:
-        say()
-        print_table(("layer", "time", "utilization", "roofline"), rows, numbers=(1, 2, 3))
-
-
-def _print_advice(tried: list[FlownAdvice]) -> None:
-    rows = [
-        (
-            item.advice.text,
-            ", ".join(item.advice.layers[:2]),
-            f"{item.advice.predicted_gain:.2f}x",
-            f"{item.measured_gain:.2f}x",
-        )
-        for item in tried
-    ]
-    if rows:
-        say()
-        print_table(("advice", "layers", "predicted", "measured"), rows, numbers=(2, 3))
-        say_wrapped("gains are FLOP per second: the network has to be trained with the added channels")
+    if tried:
+        columns = {"advice": str, "layers": str, "predicted": "{:.2f}x", "measured": "{:.2f}x"}
+        rows = [
+            (item.advice.text, ", ".join(item.advice.layers[:2]), item.advice.predicted_gain, item.measured_gain)
+            for item in tried
+        ]
+        yield ""
+        yield Table(columns, rows)
+        yield "gains are FLOP per second: the network has to be trained with the added channels"
 
 
 def _survey(sizes: list[int], image_size: int, threads: int, database: Any, *, as_json: bool) -> None:
@@ -247,10 +229,7 @@ def _survey(sizes: list[int], image_size: int, threads: int, database: Any, *, a
         result = survey(
             vision_names(), sizes, image_size=image_size, num_threads=threads, database=database, progress=progress
         )
-    if as_json:
-        print_json(_survey_dict(result))
-    else:
-        _print_survey(result)
+    show(_survey_dict(result), _survey_lines(result), as_json=as_json)
     advise("next: windtunnel utilization resnet18 --predict")
 
 
@@ -279,29 +258,21 @@ def _survey_dict(found: Survey) -> dict[str, Any]:
     }
 
 
-def _print_survey(found: Survey) -> None:
-    from windtunnel.units import format_count, format_duration, format_ratio
-
+def _survey_lines(found: Survey) -> Iterator[str | Table]:
+    columns = [("model", str), ("batch size", "{}"), ("measured", format_duration), ("predicted", "{}"),
+               ("FLOP", format_count), ("utilization", format_ratio), ("predicted", format_ratio)]  # fmt: skip
     rows = [
-        (
-            row.net.name,
-            str(row.net.batch_size),
-            format_duration(row.net.measured_ns),
-            format_duration(row.predicted_ns) + (" *" if row.is_fitted else ""),
-            format_count(row.net.flops),
-            format_ratio(row.utilization),
-            format_ratio(row.predicted_utilization),
-        )
+        (row.net.name, row.net.batch_size, row.net.measured_ns,
+         format_duration(row.predicted_ns) + (" *" if row.is_fitted else ""), row.net.flops, row.utilization,
+         row.predicted_utilization)
         for row in sorted(found.rows, key=lambda row: -row.utilization)
-    ]
-    head = ("model", "batch size", "measured", "predicted", "FLOP", "utilization", "predicted")
-    print_table(head, rows, numbers=(1, 2, 3, 4, 5, 6))
-    say_wrapped(
+    ]  # fmt: skip
+    yield Table(columns, rows)
+    yield (
         f"images of {found.image_size} pixels, {found.num_threads} threads, peak {found.peak.flops_per_s / 1e9:.0f} "
         "GFLOP/s measured; *: used to fit the framework overhead"
     )
-    for name, reason in found.failures.items():
-        say_wrapped(f"{name}: {reason}")
+    yield from (f"{name}: {reason}" for name, reason in found.failures.items())
 
 
 def _search(num_trials: int, batch_size: int, threads: int, database: Any, *, as_json: bool) -> None:
@@ -310,10 +281,8 @@ def _search(num_trials: int, batch_size: int, threads: int, database: Any, *, as
     with Progress("searching cells", heartbeat=True) as progress:
         prices = cell_prices(batch_size=batch_size, num_threads=threads, database=database)
         study = fly_searches(prices, num_trials=num_trials, num_threads=threads, progress=progress)
-    if as_json:
-        print_json({"schema": "windtunnel.cells/1", "num_trials": num_trials, "searches": _fronts(study)})
-    else:
-        _print_fronts(study)
+    document = {"schema": "windtunnel.cells/1", "num_trials": num_trials, "searches": _fronts(study)}
+    show(document, _front_lines(study), as_json=as_json)
     best = max(study.fronts, key=lambda front: front.area_ratio)
     advise(f"next: windtunnel utilization cell-{best.flown[-1][0].cell.index} --predict")
 
@@ -342,29 +311,19 @@ def _fronts(study: CellStudy) -> dict[str, Any]:
     }
 
 
-def _print_fronts(study: CellStudy) -> None:
-    from windtunnel.units import format_count, format_duration, format_ratio
-
+def _front_lines(study: CellStudy) -> Iterator[str | Table]:
     rows = [
-        (front.name, ", ".join(front.search.objectives), str(len(front.search.tried)), f"{front.area_ratio:.3f}")
+        (front.name, ", ".join(front.search.objectives), len(front.search.tried), front.area_ratio)
         for front in study.fronts
     ]
-    print_table(("search", "objectives", "cells tried", "hypervolume"), rows, numbers=(2, 3), gives_way=1)
-    say_wrapped("hypervolume: of parameters and measured latency, relative to the best search")
+    columns = {"search": str, "objectives": str, "cells tried": "{}", "hypervolume": "{:.3f}"}
+    yield Table(columns, rows, wraps="objectives")
+    yield "hypervolume: of parameters and measured latency, relative to the best search"
     for front in study.fronts:
-        say()
-        result = [
-            (
-                f"cell-{item.cell.index}",
-                format_count(item.parameters),
-                format_duration(item.latency_ns),
-                format_duration(measured_ns),
-                format_ratio(item.utilization),
-            )
+        columns = {f"best by {front.name}": str, "parameters": format_count, "predicted": format_duration,
+                   "measured": format_duration, "utilization": format_ratio}  # fmt: skip
+        yield ""
+        yield Table(columns, [
+            (f"cell-{item.cell.index}", item.parameters, item.latency_ns, measured_ns, item.utilization)
             for item, measured_ns in front.flown
-        ]
-        print_table(
-            (f"best by {front.name}", "parameters", "predicted", "measured", "utilization"),
-            result,
-            numbers=(1, 2, 3, 4),
-        )
+        ])  # fmt: skip
