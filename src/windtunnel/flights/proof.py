@@ -87,8 +87,10 @@ class Witness:
     def _see_inputs(self, _module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._found["input elements"] += max((tensor.numel() for tensor in _tensors((args, kwargs))), default=0)
 
-    def _see_update(self, *_: Any) -> None:
+    def _see_update(self, optimizer: Any, *_: Any) -> None:
         self._found["updates"] += 1
+        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        self._found["sparse gradients"] += sum(gradient is not None and gradient.is_sparse for gradient in gradients)
 
     def _settings(self) -> dict[str, float]:
         import torch

@@ -18,7 +18,7 @@ import torch
 from windtunnel import registry
 from windtunnel.cost.rerun.form import Form
 from windtunnel.cost.rerun.lengths import with_lengths
-from windtunnel.cost.rerun.program import NOT_FLOWN, UNDEFINED, Call, Program, TensorSpec, tensors_of
+from windtunnel.cost.rerun.program import NOT_FLOWN, UNDEFINED, Call, Program, TensorSpec, argument_names, tensors_of
 from windtunnel.errors import PriceError
 
 __all__ = ["DTYPES", "Prepared", "Replaced", "Slot", "fill", "prepare"]
@@ -129,6 +129,8 @@ def prepare(program: Program, form: Form) -> list[Prepared]:
             rows[rectifier].function = _pass_through
     for index, layer, settings in form.replaced:
         rows[index].function = Replaced(program.calls[index].operator, layer, dict(settings))
+    for index in form.sparse:
+        rows[index].positional[argument_names(program.calls[index].schema).index("sparse")] = True
     _mark_lives(program, rows)
     return rows
 

@@ -43,6 +43,8 @@ class Form:
         those that the captured program runs again.
     keeps_activations : bool
         Whether the captured program's own checkpoints are left out.
+    sparse : tuple of int
+        Calls of embeddings whose tables get gradients of the rows that were read only.
 
     Examples
     --------
@@ -63,6 +65,7 @@ class Form:
     checkpointed: tuple[tuple[int, int], ...] = ()
     compiled: tuple[tuple[int, int], ...] = ()
     keeps_activations: bool = False
+    sparse: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
@@ -113,6 +116,7 @@ def require_uncompiled(compiled: Sequence[tuple[int, int]], form: Form) -> None:
         raise InEffectError("this runs as compiled code", where=f"{len(within)} calls")
     changed = {index for first, last in form.checkpointed for index in range(first, last)}
     changed |= {index for norm in form.rectified for index in norm[:2]} | {index for index, _, _ in form.replaced}
+    changed |= set(form.sparse)
     if within & changed:
         raise NotApplicableError(
             "what this changes is compiled as a whole: what the compiler would make of the change is not known",

@@ -54,18 +54,23 @@ class UpdateForm:
         0: as captured.
     reshaped : mapping of str to tuple of int
         Shapes of parameters, by name, that have another one.
+    sparse : frozenset of str
+        Names of parameters that have sparse gradients, in addition to those that had them.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     threads: int = 0
     reshaped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sparse: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
         """What is different, as one line of text."""
-        changed = [dict(self.options), sorted(self.frozen), self.threads]
-        return json.dumps([*changed, *([dict(self.reshaped)] if self.reshaped else [])], separators=(",", ":"))
+        changed: list[Any] = [dict(self.options), sorted(self.frozen), self.threads]
+        changed += [dict(self.reshaped)] if self.reshaped else []
+        changed += [{"sparse": sorted(self.sparse)}] if self.sparse else []
+        return json.dumps(changed, separators=(",", ":"))
 
 
 class Factor(float):
@@ -268,7 +273,11 @@ def step_of(
         with torch.device(device):
             tensors = [
                 _make_parameter(
-                    torch, form.reshaped.get(name, shape), dtype, touched.get(name, 1.0), is_sparse=is_sparse
+                    torch,
+                    form.reshaped.get(name, shape),
+                    dtype,
+                    touched.get(name, 1.0),
+                    is_sparse=is_sparse or name in form.sparse,
                 )
                 for name, shape, dtype, is_sparse in zip(
                     group["parameters"], group["shapes"], group["dtypes"], _sparse(group), strict=True
