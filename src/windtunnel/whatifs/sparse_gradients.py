@@ -125,19 +125,19 @@ def _check_optimizers(graph: Graph, tables: set[str]) -> None:
     for optimizer in graph.meta.optimizers:
         name = str(optimizer["class"]).rpartition(".")[2]
         for group in optimizer["groups"]:
-            mine = tables & set(group["parameters"])
-            if not mine:
+            affected = tables & set(group["parameters"])
+            if not affected:
                 continue
             if name not in _ROW_BY_ROW:
                 raise NotApplicableError(
                     f"{name} needs gradients of whole tables",
-                    where=f"{min(mine)}, {len(mine)} tables",
+                    where=f"{min(affected)}, {len(affected)} tables",
                     fix="train the tables by SGD, Adagrad or SparseAdam, and capture that",
                 )
             whole = [option for option in _ROW_BY_ROW[name] if group["options"].get(option)]
             if whole:
                 raise NotApplicableError(
                     f"{name} with {whole[0]}={group['options'][whole[0]]} changes rows that were not read",
-                    where=f"{min(mine)}, {len(mine)} tables",
+                    where=f"{min(affected)}, {len(affected)} tables",
                     fix=f"train the tables with {whole[0]}=0, and capture that",
                 )
