@@ -82,6 +82,7 @@ BARS = (
     "unseen_gpu",
     "unseen_gpus",
     "gpu_h100",
+    "gpu_operators",
     "dpro_replay_error",
     "ddp_from_one",
     "optimizer_flown",

@@ -11,6 +11,7 @@ from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
 from windtunnel.cost.ceilings import Ceilings, measure_ceilings
 from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer
+from windtunnel.cost.operators.learned import LearnedPricer
 from windtunnel.cost.operators.tile_pricer import TilePricer
 from windtunnel.cost.peak import Bandwidth, Peak, measure_bandwidth, measure_peak
 from windtunnel.cost.pricer import Pricer, Prices
@@ -23,6 +24,7 @@ __all__ = [
     "Bounds",
     "CalibratedPricer",
     "Ceilings",
+    "LearnedPricer",
     "MeasuredPricer",
     "Peak",
     "Pricer",

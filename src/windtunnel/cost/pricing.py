@@ -21,6 +21,7 @@ from windtunnel.cost.pricer import ComparingPricer, Pricer, Prices, exact_prices
 from windtunnel.cost.work import Work, dtype_of, work_of
 from windtunnel.errors import InputError, MissingExtraError, PriceError
 from windtunnel.graph import Graph, Strings
+from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device, Machine
 
 __all__ = [
@@ -41,6 +42,7 @@ AUTO = "auto"
 _FIRST, _LAST = "measured", "roofline"
 _OTHER_CODE = ("ast",)  # prices what a compiler makes, not the kernels that torch calls: only where it is named
 _NAMED = 5
+_CONVOLUTIONS = ("convolution", "convolution backward")
 _ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 Tiers = Sequence[Sequence[Pricer]]
@@ -81,7 +83,7 @@ def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype
     work, row_T = work_of(graph)
     if dtype:
         work = in_type(work, dtype)
-    work = with_known_peaks(work, device)
+    work = with_known_peaks(with_library_types(work, device), device)
     tiers = tiers_of(model)
     prices, sources = price_work(work, device, tiers)
     if (sources < 0).any():
@@ -177,6 +179,19 @@ def in_type(work: Work, dtype: str) -> Work:
     types = np.where((captured == "fp32") | (captured == ""), dtype, work.dtype).astype(object)
     shrunk = np.where(captured == "fp32", _ITEM_BYTES[dtype] / 4, 1.0)
     return replace(work, dtype=types, bytes_moved=work.bytes_moved * shrunk)
+
+
+def with_library_types(work: Work, device: Device) -> Work:
+    """The same work, convolutions of fp32 in tf32 on GPUs that have it: cuDNN's default."""
+    if device.kind != "gpu" or "tf32" not in device.peak_flops_per_s:
+        return work
+    is_fp32 = np.flatnonzero(work.dtype == "fp32")
+    changed = [row for row in is_fp32.tolist() if class_of(work.operator[row]) in _CONVOLUTIONS]
+    if not changed:
+        return work
+    dtype = work.dtype.copy()
+    dtype[changed] = "tf32"
+    return replace(work, dtype=dtype)
 
 
 def with_known_peaks(work: Work, device: Device) -> Work:

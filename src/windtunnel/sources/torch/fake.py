@@ -26,7 +26,7 @@ NOT_RUN = "torch step, not run"
 """``meta.source`` of such a graph."""
 
 
-def fake_capture(build: Callable[[], Any], *, progress: Progress | None = None) -> Graph:
+def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress: Progress | None = None) -> Graph:
     """Build a job on fake tensors and take down one iteration.
 
     Parameters
@@ -34,6 +34,8 @@ def fake_capture(build: Callable[[], Any], *, progress: Progress | None = None) 
     build : callable
         Makes the model, the optimizer and the data, and returns a step function or a registered workload; whatever is
         made before or outside is real, and is allocated.
+    has_device : bool
+        Let the job find a CUDA device, and use the operators for attention, dropout and updates that it has there.
     progress : callable
         Called with (what, done, total) after every iteration.
 
@@ -55,7 +57,7 @@ def fake_capture(build: Callable[[], Any], *, progress: Progress | None = None) 
     from windtunnel.sources.torch.recorder import Recorder
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
-    with skip_compute(Values(guesses=True), maps_devices=False):
+    with skip_compute(Values(guesses=True), has_device=has_device, maps_devices=False):
         built = build()
         models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
         recorder.recording.discovery.add(models, optimizers)

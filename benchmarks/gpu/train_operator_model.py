@@ -1,0 +1,148 @@
+"""Train the shipped model of operators from recorded timings, and say how well it does on shapes that it has not seen.
+
+In: timings of an H100 and an H200 (``benchmarks.gpu.timings``). Out: ``learned.npz`` of the package. The same timings
+make the same file. Needs XGBoost, no GPU.
+
+    python -m benchmarks.gpu.train_operator_model --out src/windtunnel/cost/operators/learned.npz
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.gpu.timings import Timings, read_all, shared_folder
+from windtunnel.cost.operators.facts import FAMILIES, Facts, facts_of
+from windtunnel.cost.operators.learned_features import base_ns, features_of
+from windtunnel.cost.operators.learned_model import SHIPPED, LearnedModel, position_of
+from windtunnel.cost.operators.learned_trees import BoostedTrees
+from windtunnel.hardware import device
+
+NUM_FOLDS, LEVEL, SEED = 5, 0.9, 2026
+ROUNDS = 400
+SETTINGS = {
+    "max_depth": 6,
+    "eta": 0.06,
+    "subsample": 0.8,
+    "colsample_bytree": 0.5,
+    "min_child_weight": 2,
+    "max_bin": 64,
+    "tree_method": "hist",
+    "nthread": 1,
+    "seed": SEED,
+}
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Timed work with its features on the device that it ran on."""
+
+    facts: Facts
+    features: NDArray[Any]
+    base_ns: Floats
+    labels: Floats
+    device: NDArray[np.object_]
+    fold: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows_of(self, family: str) -> NDArray[np.int64]:
+        return np.flatnonzero(self.facts.family == family)
+
+
+def examples_of(timings: Timings) -> Examples:
+    """Features, labels and the fold of each timing: all timings of one operator and shape are in one fold."""
+    facts = facts_of(timings.work)
+    known = np.flatnonzero(facts.family != "")
+    facts, timings = facts.take(known), timings.take(known)
+    parts = {name: np.flatnonzero(timings.device == name) for name in sorted(set(timings.device.tolist()))}
+    order = np.concatenate(list(parts.values()))
+    features = np.concatenate([features_of(facts.take(rows), device(name)) for name, rows in parts.items()])
+    base = np.concatenate([base_ns(facts.take(rows), device(name)) for name, rows in parts.items()])
+    fold = np.array([zlib.crc32(text.encode()) % NUM_FOLDS for text in timings.shape[order].tolist()])
+    labels = np.log(timings.latency_ns[order] / base)
+    return Examples(facts.take(order), features, base, labels, timings.device[order], fold)
+
+
+def fit(features: NDArray[Any], labels: Floats) -> BoostedTrees:
+    """Trees on log(measured / base)."""
+    import xgboost
+
+    return BoostedTrees.of_booster(xgboost.train(SETTINGS, xgboost.DMatrix(features, labels), ROUNDS))
+
+
+def held_out(examples: Examples) -> Floats:
+    """log(measured / predicted) of each example by trees that did not see its shape."""
+    residuals = np.full(len(examples), np.nan)
+    for family in FAMILIES:
+        rows = examples.rows_of(family)
+        for number in range(NUM_FOLDS):
+            is_test = examples.fold[rows] == number
+            trees = fit(examples.features[rows[~is_test]], examples.labels[rows[~is_test]])
+            tests = rows[is_test]
+            residuals[tests] = examples.labels[tests] - trees.predict(examples.features[tests])
+    return residuals
+
+
+def other_chip(examples: Examples, name: str) -> Floats:
+    """log(measured / predicted) of a device's examples by trees that did not see the device; NaN of all others."""
+    residuals = np.full(len(examples), np.nan)
+    for family in FAMILIES:
+        rows = examples.rows_of(family)
+        is_test = examples.device[rows] == name
+        if is_test.any() and not is_test.all():
+            trees = fit(examples.features[rows[~is_test]], examples.labels[rows[~is_test]])
+            tests = rows[is_test]
+            residuals[tests] = examples.labels[tests] - trees.predict(examples.features[tests])
+    return residuals
+
+
+def train(examples: Examples, residuals: Floats) -> LearnedModel:
+    """The model of all examples, with intervals by what was held out."""
+    trees, ends = {}, {}
+    for family in FAMILIES:
+        rows = examples.rows_of(family)
+        trees[family] = fit(examples.features[rows], examples.labels[rows])
+        ends[family] = interval_of(residuals[rows], LEVEL)
+    chips = {name: position_of(device(name)) for name in sorted(set(examples.device.tolist()))}
+    return LearnedModel(trees, ends, LEVEL, chips)
+
+
+def interval_of(residuals: Floats, level: float) -> tuple[float, float]:
+    """Order statistics of split-conformal intervals: each side leaves out half of what may be outside."""
+    rank = min(math.ceil((len(residuals) + 1) * (1 + level) / 2), len(residuals))
+    ordered = np.sort(residuals)
+    return float(ordered[len(ordered) - rank]), float(ordered[rank - 1])
+
+
+def errors(residuals: Iterable[float]) -> dict[str, float]:
+    """Median and 90th percentile of |predicted / measured - 1|, in percent."""
+    ratios = np.abs(np.exp(-np.asarray(list(residuals))) - 1)
+    return {"num": len(ratios), "median": 100 * float(np.median(ratios)), "p90": 100 * float(np.quantile(ratios, 0.9))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=SHIPPED)
+    examples = examples_of(read_all(shared_folder()))
+    options = parser.parse_args()
+    residuals = held_out(examples)
+    for family in FAMILIES:
+        row = errors(residuals[examples.rows_of(family)])
+        print(f"{family:22s} {row['num']:5d}  median {row['median']:5.1f} %  p90 {row['p90']:5.1f} %")
+    path = train(examples, residuals).save(options.out)
+    print(f"{path}: {path.stat().st_size / 2**20:.2f} MiB of {len(examples)} timings")
+
+
+if __name__ == "__main__":
+    main()

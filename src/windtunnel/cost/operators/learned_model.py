@@ -1,0 +1,162 @@
+"""The shipped model of operators on GPUs: trees on physical features, by family, with intervals.
+
+In: a file of arrays, or what was trained. Out: ``LearnedModel``: the time of rows of work on a device and how far off
+it may be. The trees predict the logarithm of measured over base time, so that what a device can do at best enters by
+physics and only the rest is learned. Not here: training (a benchmark does it), the cost model that
+graphs are priced by (``learned``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.operators.facts import COLUMNS, Facts
+from windtunnel.cost.operators.learned_features import FEATURES, base_ns, features_of
+from windtunnel.cost.operators.learned_trees import BoostedTrees
+from windtunnel.errors import SchemaVersionError
+from windtunnel.hardware import Device
+
+__all__ = ["SHIPPED", "LearnedModel", "load_learned", "position_of", "shipped_model"]
+
+# P rows of work
+Floats = NDArray[np.float64]
+
+SHIPPED = Path(__file__).parent / "learned.npz"
+_SCHEMA = 1
+WIDTH_PER_OCTAVE = 0.15
+"""How much wider an interval is, in logarithms, for each octave between a device and the nearest measured one."""
+_OTHER_FAMILY, _OTHER_VENDOR = (
+    1.0,
+    2.0,
+)  # octaves: other architectures have other kernels, other vendors other libraries
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedModel:
+    """Times of operators on GPUs.
+
+    Parameters
+    ----------
+    trees : mapping of str to BoostedTrees
+        By family, on log(measured / base).
+    ends : mapping of str to (float, float)
+        By family, lower and upper end of log(measured / predicted) that hold ``level`` of what was held out.
+    level : float
+    chips : mapping of str to tuple of float
+        Measured devices and where they lie among devices (``position_of``).
+    """
+
+    trees: Mapping[str, BoostedTrees]
+    ends: Mapping[str, tuple[float, float]]
+    level: float
+    chips: Mapping[str, tuple[Any, ...]]
+
+    def covers(self, facts: Facts) -> NDArray[np.bool_]:
+        """Rows of a family that was learned, bool [P]."""
+        return np.isin(facts.family.astype(str), list(self.trees))
+
+    def durations_ns(self, facts: Facts, device: Device, reference: Device | None = None) -> Floats:
+        """Predicted times [P].
+
+        Parameters
+        ----------
+        facts : Facts
+        device : Device
+        reference : Device, optional
+            Device whose learned factors are used; by default the device itself.
+        """
+        return base_ns(facts, device) * np.exp(self.log_factors(facts, reference or device))
+
+    def log_factors(self, facts: Facts, device: Device) -> Floats:
+        """Logarithm of measured over base time [P]."""
+        factors = np.zeros(len(facts))
+        features = features_of(facts, device)
+        for family, trees in self.trees.items():
+            rows = np.flatnonzero(facts.family == family)
+            if len(rows):
+                factors[rows] = trees.predict(features[rows])
+        return factors
+
+    def log_ends(self, facts: Facts, device: Device) -> tuple[Floats, Floats]:
+        """Ends of the interval of log(measured / predicted) [P], wider the further a device is from measured ones."""
+        ends = np.array([self.ends[family] for family in facts.family.tolist()]).reshape(-1, 2)
+        further = WIDTH_PER_OCTAVE * self.distance(device)
+        return -np.hypot(ends[:, 0], further), np.hypot(ends[:, 1], further)
+
+    def distance(self, device: Device) -> float:
+        """Octaves from a device to the nearest one that was measured."""
+        own = position_of(device)
+        return min((_distance(own, other) for other in self.chips.values()), default=math.inf)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model as arrays, compressed; equal models make equal files."""
+        header = {
+            "schema": _SCHEMA,
+            "features": list(FEATURES),
+            "columns": list(COLUMNS),
+            "level": self.level,
+            "ends": {name: list(ends) for name, ends in self.ends.items()},
+            "chips": {name: list(position) for name, position in self.chips.items()},
+        }
+        arrays = {key: value for name, trees in self.trees.items() for key, value in trees.arrays(name).items()}
+        text = np.frombuffer(json.dumps(header, sort_keys=True).encode(), dtype=np.uint8)
+        with Path(path).open("wb") as file:
+            np.savez_compressed(file, **{"header": text, **arrays})  # type: ignore[arg-type]
+        return Path(path)
+
+
+def load_learned(path: str | os.PathLike[str]) -> LearnedModel:
+    """Read a model.
+
+    Raises
+    ------
+    SchemaVersionError
+        It was written by a version with other features.
+    """
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    header = json.loads(arrays.pop("header").tobytes())
+    if header.get("schema") != _SCHEMA or header.get("features") != list(FEATURES):
+        raise SchemaVersionError(
+            "this model knows other features than this version",
+            where=os.fspath(path),
+            fix="train it anew with python -m benchmarks.gpu.train_operator_model",
+        )
+    names = dict.fromkeys(key.rpartition("/")[0] for key in arrays)
+    return LearnedModel(
+        {name: BoostedTrees.from_arrays(arrays, name) for name in names},
+        {name: (float(low), float(high)) for name, (low, high) in header["ends"].items()},
+        float(header["level"]),
+        {name: tuple(position) for name, position in header["chips"].items()},
+    )
+
+
+@functools.cache
+def shipped_model() -> LearnedModel:
+    """The model of this package."""
+    return load_learned(SHIPPED)
+
+
+def position_of(device: Device) -> tuple[Any, ...]:
+    """Vendor, architecture, and octaves of what matters to operators: bandwidth, peaks, multiprocessors, last cache."""
+    fp32 = device.peak_flops_per_s.get("fp32", 0.0) or max(device.peak_flops_per_s.values(), default=1.0)
+    bf16 = device.peak_flops_per_s.get("bf16", device.peak_flops_per_s.get("fp16", fp32))
+    cache = float(device.last_cache_bytes or 2**22)
+    numbers = (device.bandwidth_bytes_per_s, fp32, bf16, float(device.num_units), cache)
+    return device.vendor, device.architecture, *(round(math.log2(number), 4) for number in numbers)
+
+
+def _distance(first: tuple[Any, ...], second: tuple[Any, ...]) -> float:
+    octaves = math.dist(first[2:], second[2:])
+    is_other_vendor, is_other_family = first[0] != second[0], first[1] != second[1]
+    return octaves + (_OTHER_VENDOR if is_other_vendor else _OTHER_FAMILY if is_other_family else 0.0)
