@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from windtunnel.errors import GraphError, InputError
 from windtunnel.graph.schema import EDGE_COLUMNS, UNPLACED, EdgeKind
@@ -53,7 +53,7 @@ def remove(graph: Graph, mask: ArrayLike, keep_gaps: bool = True) -> Graph:
 
 
 def _bridge_removed_tasks(graph: Graph, edges: Table, removed: Mask) -> Table:
-    src, dst, lag_ns, from_start, kind = bridge(
+    paths = bridge(
         graph.topological_order(),
         edges["src"],
         edges["dst"],
@@ -65,8 +65,10 @@ def _bridge_removed_tasks(graph: Graph, edges: Table, removed: Mask) -> Table:
         int(EdgeKind.DATA),
         int(EdgeKind.CONTROL),
     )
+    paths = paths[~removed[paths["target"]]]
+    columns = {"src": "origin", "dst": "target", "kind": "kind", "lag_ns": "delay", "from_start": "from_start"}
     return Table.from_columns(
-        {"src": src, "dst": dst, "kind": kind, "lag_ns": lag_ns, "from_start": from_start}, EDGE_COLUMNS
+        {name: np.ascontiguousarray(paths[field]) for name, field in columns.items()}, EDGE_COLUMNS
     )
 
 
@@ -80,13 +82,20 @@ def keep_rows(graph: Graph, keep: Mask) -> Graph:
 def lags(edges: Table) -> NDArray[np.int64]:
     """The lag of every edge, int64 [E]; 0 where the column is absent."""
     column: NDArray[np.int64] | None = edges.get("lag_ns")
-    return np.zeros(edges.num_rows, dtype=np.int64) if column is None else column
+    return _read_only_zeros(edges, np.int64) if column is None else column
 
 
 def starts(edges: Table) -> Mask:
     """Whether each edge waits for the start of its predecessor, bool [E]."""
     column: Mask | None = edges.get("from_start")
-    return np.zeros(edges.num_rows, dtype=bool) if column is None else column
+    return _read_only_zeros(edges, np.bool_) if column is None else column
+
+
+def _read_only_zeros(edges: Table, dtype: DTypeLike) -> NDArray[Any]:
+    """Return zeros that are read-only as columns are: numba compiles a function again for arrays that are not."""
+    zeros = np.zeros(edges.num_rows, dtype)
+    zeros.flags.writeable = False
+    return zeros
 
 
 def move(graph: Graph, mask: ArrayLike, resource: ArrayLike | None = None) -> Graph:

@@ -95,11 +95,22 @@ def shortest_cycle_through(start: int, indptr: Ints, edge_rows: Ints, dst: Ints,
     return np.empty(0, dtype=np.int32)
 
 
+# A path from the kept task ``origin`` over removed ones to ``target``, and the row of the next path to the same target.
+# Records, because numba compiles one array that grows many times faster than one for each column.
+PATH = np.dtype(
+    [
+        ("delay", np.int64), ("next", np.int64), ("origin", np.int32), ("target", np.int32),
+        ("from_start", np.bool_), ("kind", np.int8),
+    ],
+    align=True,
+)  # fmt: skip
+
+
 @njit(cache=True)
-def _grow_array(array: Ints, size: int) -> Ints:
-    bigger = np.empty(max(size, 2 * array.size), dtype=array.dtype)
-    for i in range(array.size):  # numba compiles a loop many times faster than a slice
-        bigger[i] = array[i]
+def _double(paths: Ints) -> Ints:
+    bigger = np.empty(2 * paths.size, PATH)
+    for i in range(paths.size):  # numba compiles a loop many times faster than a slice
+        bigger[i] = paths[i]
     return bigger
 
 
@@ -134,42 +145,29 @@ def bridge(
     order_kind: int,
     data_kind: int,
     control_kind: int,
-) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Edges that replace the paths through removed tasks.
+) -> Ints:
+    """Paths over removed tasks, of which those to kept tasks replace what is removed.
 
     A removed task counts as one of zero duration, so a path's lag is the sum of its lags and its first edge says
-    whether it starts at the start or the end of the kept predecessor. Per (src, from_start, dst) the longest
+    whether it starts at the start or the end of the kept predecessor. Per (origin, from_start, target) the longest
     path wins. Walks the removed tasks in topological order; each keeps a linked list of the kept tasks that reach it.
 
     Returns
     -------
-    src, dst, lag_ns, from_start, kind of the new edges; a path of ORDER edges alone stays ORDER, one of DATA edges
+    records of ``PATH``, to removed tasks and to kept ones; a path of ORDER edges alone stays ORDER, one of DATA edges
     alone DATA: what was read by a removed task is not read by all that waited for it.
     """
     #         a --lag 3--> (x) --lag 2--> (y) --lag 1--> b        x and y are removed
     #      becomes
     #         a ---------------- lag 6 ----------------> b
-    # Each removed task keeps a linked list of (origin, delay, starts, kind): the kept tasks whose paths
-    # reach it, all ends in one pool:
-    #      first[v] -> entry -> link[entry] -> ... -> -1
+    # Each removed task keeps a linked list of the paths from kept tasks to it, all in one pool:
+    #      first[v] -> path -> path.next -> ... -> -1
     # Lists are short where few tasks are removed in a row; duplicates of one origin merge, else parallel
     # paths through a chain of diamonds would double at each of them.
     num_tasks = removed.size
     first = np.full(num_tasks, -1, dtype=np.int64)
-    size = 1024
-    link = np.empty(size, dtype=np.int64)
-    origin = np.empty(size, dtype=np.int32)
-    delay = np.empty(size, dtype=np.int64)
-    starts = np.empty(size, dtype=np.bool_)
-    label = np.empty(size, dtype=np.int8)
-    used = 0
-    out_size = 1024
-    out = np.empty((out_size, 2), dtype=np.int32)
-    out_lag = np.empty(out_size, dtype=np.int64)
-    out_start = np.empty(out_size, dtype=np.bool_)
-    out_kind = np.empty(out_size, dtype=np.int8)
-    num_out = 0
-    # the place of a pair in the list being filled, so that parallel paths merge instead of multiplying
+    paths, used = np.empty(1024, PATH), 0
+    # the row of a pair in the list being filled, so that parallel paths merge instead of multiplying
     seen = np.full(2 * num_tasks, -1, dtype=np.int64)
     stamp = np.full(2 * num_tasks, -1, dtype=np.int64)
     in_indptr, in_rows = adjacency(dst, num_tasks)
@@ -191,61 +189,32 @@ def bridge(
                 if not removed[v]:
                     continue
                 # -2 stands for the edge itself, from a kept task; else the list of the removed predecessor is walked.
-                entry = -2
+                row = -2
             else:
-                entry = first[u]
-            while entry != -1:
-                if entry == -2:
+                row = first[u]
+            while row != -1:
+                if row == -2:
                     a, w, s, k = u, lag_ns[e], from_start[e], kind[e]
-                    entry = -1
+                    row = -1
                 else:
-                    a, w, s = origin[entry], delay[entry] + lag_ns[e], starts[entry]
-                    k = _join_kinds(label[entry], kind[e], order_kind, data_kind, control_kind)
-                    entry = link[entry]
+                    a, w, s = paths[row].origin, paths[row].delay + lag_ns[e], paths[row].from_start
+                    k = _join_kinds(paths[row].kind, kind[e], order_kind, data_kind, control_kind)
+                    row = paths[row].next
                 # ``stamp[key] == position`` says that this origin is in the list of this task already; comparing with
                 # the position saves clearing the array for every task.
                 key = 2 * a + (1 if s else 0)
+                if stamp[key] == position:
+                    path = paths[seen[key]]
+                    path.delay = max(path.delay, w)
+                    path.kind = _parallel_kind(path.kind, k, order_kind, control_kind)
+                    continue
+                if used == paths.size:
+                    paths = _double(paths)
+                path = paths[used]
+                path.origin, path.target, path.delay, path.from_start, path.kind = a, v, w, s, k
+                path.next = first[v]
                 if removed[v]:
-                    if stamp[key] == position:
-                        index = seen[key]
-                        delay[index] = max(delay[index], w)
-                        label[index] = _parallel_kind(label[index], k, order_kind, control_kind)
-                        continue
-                    if used == size:
-                        size = 2 * size
-                        link, origin, delay = (
-                            _grow_array(link, size),
-                            _grow_array(origin, size),
-                            _grow_array(delay, size),
-                        )
-                        starts, label = _grow_array(starts, size), _grow_array(label, size)
-                    link[used], origin[used], delay[used] = first[v], a, w
-                    starts[used], label[used] = s, k
                     first[v] = used
-                    stamp[key], seen[key] = position, used
-                    used += 1
-                else:
-                    if stamp[key] == position:
-                        index = seen[key]
-                        out_lag[index] = max(out_lag[index], w)
-                        out_kind[index] = _parallel_kind(out_kind[index], k, order_kind, control_kind)
-                        continue
-                    if num_out == out_size:
-                        out_size = 2 * out_size
-                        wider = np.empty((out_size, 2), dtype=np.int32)
-                        for i in range(num_out):
-                            wider[i, 0], wider[i, 1] = out[i, 0], out[i, 1]
-                        out = wider
-                        out_lag, out_start = _grow_array(out_lag, out_size), _grow_array(out_start, out_size)
-                        out_kind = _grow_array(out_kind, out_size)
-                    out[num_out, 0], out[num_out, 1] = a, v
-                    out_lag[num_out], out_start[num_out], out_kind[num_out] = w, s, k
-                    stamp[key], seen[key] = position, num_out
-                    num_out += 1
-    return (
-        out[:num_out, 0].copy(),
-        out[:num_out, 1].copy(),
-        out_lag[:num_out],
-        out_start[:num_out],
-        out_kind[:num_out],
-    )
+                stamp[key], seen[key] = position, used
+                used += 1
+    return paths[:used]

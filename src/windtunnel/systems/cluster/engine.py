@@ -292,7 +292,7 @@ def serve_reservation(state: Any, rules: Any) -> int:
     # free one after the other; without this a job of many machines could wait forever behind small ones.
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
     if scalars[RESERVER] < 0:
-        oldest, since = -1, scalars[NOW] - rules.reserve_after + 1
+        oldest, since = NOBODY, scalars[NOW] - rules.reserve_after + 1
         for row in range(scalars[NUM_WAITING]):
             job = state.waiting[row]
             if state.jobs[job].gpus > per_machine and state.jobs[job].since < since:

@@ -13,9 +13,11 @@ import numpy as np
 
 from windtunnel.systems.cluster.state import (
     EAGER,
+    FIRST_ROW,
     MAX_OPEN,
     MAX_OPEN_RACK,
     NEVER,
+    NO_MACHINE,
     NOBODY,
     NOW,
     NUM_HOLDING,
@@ -113,7 +115,7 @@ def fill_rack(state: Any, rules: Any, rack: int, num: int, kept: int) -> None:
     begin = state.scalars[PICKED]
     while num:
         if rules.fit != FIRST:
-            machine = -1
+            machine = NO_MACHINE
             whole, most, least = -1, 0, 1 << 40
             for index in range(first, last):
                 if state.machines[index].kept_for != kept or state.machines[index].free == 0:
@@ -237,7 +239,7 @@ def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
 @kernel
 def offer_affine(state: Any, rules: Any, job: int) -> None:
     """Pick as Gandiva: the freest machine among jobs of equal demand; random GPUs if no machine has enough."""
-    num, best, best_free, is_affine = state.jobs[job].gpus, -1, 0, False
+    num, best, best_free, is_affine = state.jobs[job].gpus, NO_MACHINE, 0, False
     last = state.scratch  # by machine: the latest segment that holds GPUs of it
     for machine in range(len(state.machines)):
         last[machine] = -1
@@ -274,12 +276,12 @@ def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool
     if np.isnan(loose):
         return False, False
     machines, per_machine = scalars[PICKED], len(state.open_count) - 1
-    copy_pick(state, 0, len(state.machines) + 1, machines)
+    copy_pick(state, FIRST_ROW, len(state.machines) + 1, machines)
     is_worth = True
     for level in range(tier):
         # the tightest placement of this level: full machines, then one partly used machine
         scalars[PICKED] = 0
-        left, machine = num, 0
+        left, machine = num, FIRST_ROW
         while left > 0 and machine < len(state.machines):
             add_pick(state, machine, min(left, per_machine))
             left -= per_machine
@@ -296,7 +298,7 @@ def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool
             is_worth = False
             break
     scalars[PICKED] = machines
-    copy_pick(state, len(state.machines) + 1, 0, machines)
+    copy_pick(state, len(state.machines) + 1, FIRST_ROW, machines)
     return is_worth, True
 
 

@@ -26,6 +26,7 @@ COMING, WAITING, RUNNING, OVER = 0, 1, 2, 3  # status of a job
 # Typed constants instead of literals: numba compiles a function again for every literal type that it is called with.
 STOP, RETURN, TIMER = np.int64(0), np.int64(1), np.int64(2)  # a segment ends, its GPUs come back, a job may take worse
 NOBODY = np.int64(-1)  # a job for which a machine is drained
+FIRST_ROW, NO_MACHINE = np.int64(0), np.int64(-1)
 SPANS_RACK, SPANS_NETWORK = np.int64(0), np.int64(1)  # what a job takes when its timer is over
 IS_LAST, IS_STOPPED = np.bool_(True), np.bool_(False)  # its work is done with a segment, or it waits again
 
@@ -225,7 +226,7 @@ def pop_event(state: Any) -> tuple[int, int]:
     kind, item = events[0].kind, events[0].subject
     scalars[NUM_EVENTS] -= 1
     last = scalars[NUM_EVENTS]  # stays where it is until its final position is known
-    hole = 0
+    hole = FIRST_ROW
     while True:
         below = 2 * hole + 1
         if below >= last:

@@ -23,6 +23,7 @@ from windtunnel.systems.tensor_programs.model.features import MAX_DIMENSIONS, Pa
 __all__ = ["CACHE_BYTES", "traffic_bytes"]
 
 CACHE_BYTES = (48 * 1024, 2 * 1024**2)  # the first and second level of one core, of servers since 2021
+_IS_COMPAT = np.bool_(False)  # a literal would compile ``touch`` and what it calls again
 _touch, _is_absent, _LINE_BYTES, _STACK = kernel.touch, kernel.is_absent, kernel.LINE_BYTES, kernel.STACK
 
 
@@ -61,7 +62,9 @@ def _traffic(loops: Any, stores: Any, loop_ids: Any, accesses: Any, rows: Any, c
             for access in range(local.shape[0]):
                 buffer = buffers[local[access, 0]]
                 shape = buffer[3:]
-                count = _touch(local[access], buffer[1], rows, code, low, high, minimum, shape, False, stack, extents)
+                count = _touch(
+                    local[access], buffer[1], rows, code, low, high, minimum, shape, _IS_COMPAT, stack, extents
+                )
                 inside[access, level] = _LINE_BYTES * _lines(count, extents, shape, buffer[1], buffer[0])
         for loop in around:
             high[loop] = low[loop]
