@@ -27,7 +27,7 @@ from windtunnel.sources.torch.dataflow import Flow, trace_flow
 from windtunnel.sources.torch.ops import Role
 from windtunnel.sources.torch.timeline_points import match_in_order
 
-__all__ = ["join_events", "read_events", "records_of"]
+__all__ = ["join_by_id", "read_events"]
 
 # N nodes, O records
 Int = NDArray[np.int64]
@@ -63,15 +63,16 @@ def read_events(
     num_operators = int((events.category == Category.OPERATOR).sum())
     num_joined = int((events.category[list(node_of)] == Category.OPERATOR).sum())
     joined = {"by": how, "nodes": len(node_of), "operators of no node": num_operators - num_joined}
-    return join_events(events, document, node_of), joined
+    return replace(events, operators=_records_of(document, node_of)), joined
 
 
-def join_events(events: Events, document: Document, node_of: dict[int, int]) -> Events:
-    """The events with records of the operators whose nodes are known, by row."""
-    return replace(events, operators=records_of(document, node_of))
+def join_by_id(trace: Trace, events: Events, document: Document) -> Events:
+    """The events with what the nodes of the same numbers say of them."""
+    node_of = _by_id(trace, np.arange(trace.num_rows), document.nodes)
+    return replace(events, operators=_records_of(document, node_of))
 
 
-def records_of(document: Document, node_of: dict[int, int]) -> OperatorRecords:
+def _records_of(document: Document, node_of: dict[int, int]) -> OperatorRecords:
     """Records of the rows of ``node_of``, in the order of the rows."""
     parent, _ = find_parents(document.nodes)
     works = describe_nodes(document, parent)

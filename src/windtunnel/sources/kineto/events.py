@@ -87,6 +87,7 @@ def to_events(trace: Trace) -> Events:
         memory=_find_memory(trace),
         arrows=_find_arrows(trace),
         frame=frame,
+        call=Sparse(np.empty(0, np.int32), np.empty(0, np.int64)),
         operators=find_operators(trace, category),
         names=trace.strings,
         threads=trace.threads,

@@ -48,6 +48,10 @@ def find_categories(trace: Trace) -> NDArray[np.uint8]:
     category[trace.letter != COMPLETE] = Category.NO_EVENT
     is_python = np.array([text == "python_function" for text in trace.strings])[trace.cat]
     category[is_python & matching(trace.strings, r"^nn\.Module: ")[trace.name]] = Category.MODULE
+    # marks of our own captures: operators to the profiler
+    is_mark = matching(trace.strings, "^wt:")[trace.name] & (trace.letter == COMPLETE)
+    category[is_mark] = Category.ANNOTATION
+    category[is_mark & matching(trace.strings, "^wt:module:")[trace.name]] = Category.MODULE
     is_collective = matching(trace.strings, _HOST_COLLECTIVE)[trace.name]
     category[(category == Category.ANNOTATION) & is_collective] = Category.OPERATOR
     # before there were annotations, profilers wrote the marks of steps as operators

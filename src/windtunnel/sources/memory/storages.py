@@ -55,6 +55,7 @@ class Ledger:
     phases: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     categories: list[int] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)  # types of the devices that they lie on
     first_sizes: list[int] = field(default_factory=list)
     first_categories: list[int] = field(default_factory=list)
 

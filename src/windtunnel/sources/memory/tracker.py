@@ -211,6 +211,7 @@ class StorageTracker(DispatchTracer):
         ledger.phases.append(phase)
         ledger.sizes.append(size)
         ledger.categories.append(category)
+        ledger.devices.append(storage.device.type)
         ledger.first_sizes.append(size)
         ledger.first_categories.append(category)
         reference = _Reference(storage, self._death)

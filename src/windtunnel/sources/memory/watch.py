@@ -129,8 +129,8 @@ class Watch:
         return MemoryProfile(profile.events, meta)
 
 
-def profile_of_tracker(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfile:
-    """Build the profile of what a tracker of operators has recorded."""
+def profile_of_tracker(tracker: StorageTracker, *, is_fake: bool, device: str = "") -> MemoryProfile:
+    """Build the profile of what a tracker of operators has recorded; of all storages, or of those on a device."""
     ledger, indices = tracker.ledger, tracker.places
     begin_ns = min([entry[0] for entry in ledger.entries[:1]], default=0)
     about = [
@@ -152,7 +152,8 @@ def profile_of_tracker(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfi
         "torch": torch.__version__,
         **({"is_uncompiled": True} if asks_to_compile() else {}),
     }
-    return MemoryProfile.of([(*row, *about[row[2]]) for row in [*first, *later]], meta)
+    rows = [row for row in [*first, *later] if not device or ledger.devices[row[2]] == device]
+    return MemoryProfile.of([(*row, *about[row[2]]) for row in rows], meta)
 
 
 def _operator_name(name: Any) -> str:

@@ -345,6 +345,10 @@ def _task_columns(parts: _Parts) -> dict[str, Any]:
         line[: host.num_slices] = labels.line[host.event] + 1
         line[host.num_slices + launched] = labels.line[launch_event] + 1
         columns["line"] = encode(line, ("", *events.lines))
+    if (labels.call >= 0).any():
+        columns["call"] = np.full(len(row), -1, np.int32)
+        columns["call"][: host.num_slices] = labels.call[host.event]
+        columns["call"][host.num_slices + launched] = labels.call[launch_event]
     if events.rank is not None:
         columns["rank"] = np.full(len(row), events.rank, np.int32)
     return {**columns, **_optional_columns(parts, row)}

@@ -220,7 +220,9 @@ class Events:
     layer : Sparse
         Code into ``layers`` of operators for which the file itself names the layer.
     frame : Sparse
-        Code into ``lines`` of rows of category FRAME: FILE:NUMBER, or empty for the program outside of any file.
+        Code into ``lines`` (FILE:NUMBER) of rows of category FRAME, and of operators whose line is known.
+    call : Sparse
+        Row of the captured program's calls that an operator, or a node of autograd, belongs to.
     syncs, collectives, memory, arrows, operators
         Tables of what only some rows have, see there.
     counts : dict
@@ -256,6 +258,7 @@ class Events:
     memory: MemoryRecords
     arrows: Arrows
     frame: Sparse
+    call: Sparse
     operators: OperatorRecords
     names: tuple[str, ...]
     threads: tuple[tuple[Owner, Owner], ...]
@@ -290,6 +293,7 @@ class Events:
             "memory": MemoryRecords(longs, ints, longs, longs, longs, flags),
             "arrows": Arrows(longs, ints, longs, flags),
             "frame": Sparse(ints, longs),
+            "call": Sparse(ints, longs),
             "operators": OperatorRecords.empty(),
             "threads": ((0, 0),),
         }
@@ -318,6 +322,6 @@ class Events:
         nothing = np.empty(0, np.int64)
         gone = ("category", "start_ns", "duration_ns", "stream", "correlation", "external_id", "file_category")
         emptied: dict[str, Any] = dict.fromkeys(gone, nothing)
-        tables = {"sequence_number", "layer", "syncs", "collectives", "memory", "arrows", "frame"}
+        tables = {"sequence_number", "layer", "syncs", "collectives", "memory", "arrows", "frame", "call"}
         bare = type(self).of(nothing, nothing, nothing, nothing, ())
         return replace(self, **emptied, **{table: getattr(bare, table) for table in tables})

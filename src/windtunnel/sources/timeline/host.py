@@ -87,12 +87,13 @@ def cut_threads(events: Events, waiting_calls: Int64s) -> Host:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """What is known of each host event [H]: codes of the events' names, of ``layers`` and of their lines; -1 none."""
+    """What is known of each host event [H]: codes of the events' names, of ``layers``, lines and calls; -1 none."""
 
     op: Int32s
     phase: Int32s
     layer: Int32s
     line: Int32s
+    call: Int32s
     layers: tuple[str, ...]
     forward_of: Int32s  # event of the forward operator of a backward operator, -1 for none
 
@@ -118,7 +119,10 @@ def label_events(events: Events, host: Host) -> Labels:
     maker = _forward_or_previous(events, host, forward_of)
     line = find_lines(events, host.row, host.parent, maker)
     own_layer = np.where((own_layer < 0) & (maker >= 0), layer[maker], own_layer).astype(np.int32)
-    return Labels(op, phase, _inherit_layer(host, own_layer, maker), line, tuple(layers), forward_of)
+    call = np.full(events.num_rows, -1, np.int32)
+    call[events.call.row] = events.call.value
+    call = inherit(host.parent, call[host.row])
+    return Labels(op, phase, _inherit_layer(host, own_layer, maker), line, call, tuple(layers), forward_of)
 
 
 def _forward_or_previous(events: Events, host: Host, forward_of: Int32s) -> Int32s:

@@ -6,6 +6,7 @@ columns in the order in which the operators began. Not here: what the events mea
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import sys
@@ -26,7 +27,15 @@ from torch.profiler import ExecutionTraceObserver
 from windtunnel.errors import TraceError
 from windtunnel.sources.torch.labels import escape_label, plain
 
-__all__ = ["ITERATION", "Events", "LightProfiler", "RichProfiler", "annotate", "quiet_native_log"]
+__all__ = [
+    "ITERATION",
+    "Events",
+    "LightProfiler",
+    "RichProfiler",
+    "annotate",
+    "execution_nodes",
+    "quiet_native_log",
+]
 
 ITERATION = "wt:iteration"
 Int = NDArray[np.int64]
@@ -74,12 +83,18 @@ def annotate(name: str, inputs: list[Any] | None = None) -> Any:
 
 
 class LightProfiler:
-    """Names and times only: the profile whose durations are believed."""
+    """Names and times only: the profile whose durations are believed.
+
+    Parameters
+    ----------
+    device : str
+        Also record the kernels of a device of this type, such as ``cuda``.
+    """
 
     options: dict[str, Any] = {}  # noqa: RUF012
 
-    def __init__(self) -> None:
-        self._profile = torch.autograd.profiler.profile(use_kineto=True, **self.options)
+    def __init__(self, device: str = "") -> None:
+        self._profile = torch.autograd.profiler.profile(use_kineto=True, use_device=device or None, **self.options)
 
     def start(self) -> None:
         """Begin to record on this thread."""
@@ -95,6 +110,12 @@ class LightProfiler:
         """What was recorded."""
         return _columns(self._raw(), [], {})
 
+    def save(self, path: Path) -> None:
+        """Write what was recorded as a Kineto trace."""
+        assert self._profile.kineto_results is not None
+        with quiet_native_log():
+            self._profile.kineto_results.save(str(path))
+
     def discard(self) -> None:
         """Forget what was recorded."""
 
@@ -108,8 +129,8 @@ class RichProfiler(LightProfiler):
 
     options = {"record_shapes": True, "profile_memory": True}  # noqa: RUF012
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, device: str = "") -> None:
+        super().__init__(device)
         self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-")
         self._trace_path = Path(self._folder.name) / "execution-trace.json"
         self._observer = ExecutionTraceObserver()
@@ -138,7 +159,7 @@ class RichProfiler(LightProfiler):
             The two recordings do not belong together.
         """
         try:
-            nodes = _execution_nodes(self._trace_path)
+            nodes = execution_nodes(self._trace_path)
             exported = self._export_rows()
         finally:
             self.discard()
@@ -152,15 +173,17 @@ class RichProfiler(LightProfiler):
             )
         return events
 
+    def save_execution_trace(self, path: Path) -> None:
+        """Write the execution trace."""
+        path.write_bytes(self._trace_path.read_bytes())
+
     def discard(self) -> None:
         """Forget what was recorded."""
         self._folder.cleanup()
 
     def _export_rows(self) -> list[dict[str, Any]]:
         path = self._trace_path.with_name("profile.json")
-        assert self._profile.kineto_results is not None
-        with quiet_native_log():
-            self._profile.kineto_results.save(str(path))
+        self.save(path)
         document = msgspec.json.decode(path.read_bytes())
         rows: list[dict[str, Any]] = [
             event["args"] | {"name": event["name"], "when": (event["ts"], -event.get("dur", 0))}
@@ -170,8 +193,10 @@ class RichProfiler(LightProfiler):
         return rows
 
 
-def _execution_nodes(path: Path) -> dict[int, dict[str, Any]]:
-    document = msgspec.json.decode(path.read_bytes())
+def execution_nodes(path: Path) -> dict[int, dict[str, Any]]:
+    """Nodes of an execution trace by their record-function ids."""
+    data = path.read_bytes()
+    document = msgspec.json.decode(gzip.decompress(data) if path.suffix == ".gz" else data)
     nodes = {}
     for node in document["nodes"]:
         attributes = {item["name"]: item["value"] for item in node.pop("attrs")}

@@ -7,7 +7,8 @@ that profiled and bare iterations find the allocator in the same state; a few it
 Iterations whose models are called with other shapes than usual are measured again: one graph is one form of the step.
 So are iterations that waited for a core because other programs ran, as often again as there are iterations.
 After every change of instrument one iteration is let pass, since the switch itself disturbs the caches and the
-allocator. A step that turns out to compute on a GPU is left to ``device_recorder``.
+allocator. A step that turns out to compute on a GPU is recorded by the same instruments in another order; the device's
+own clock times its bare iterations, and the traces of profiled ones hold its kernels (``device_traces``).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
 from windtunnel.measure.allocator import hold_heap, page_faults
 from windtunnel.measure.collector import CollectorClock
-from windtunnel.sources.memory.watch import Watch
+from windtunnel.sources.memory.watch import Watch, profile_of_tracker
 from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, module_paths, require_host
 from windtunnel.sources.torch.compile_boundaries import run_eagerly
 from windtunnel.sources.torch.compiled import CompiledRegions, Mode
-from windtunnel.sources.torch.device_recorder import DeviceRecorder, lies_on_device
+from windtunnel.sources.torch.device_traces import DeviceTraces, lies_on_device
 from windtunnel.sources.torch.disturbed_iterations import QuietWatch
 from windtunnel.sources.torch.lines import lines_of, mark_lines, without_lines
 from windtunnel.sources.torch.loader import LoaderMeter
@@ -39,6 +40,7 @@ from windtunnel.sources.torch.recording import (
     Recording,
     Slot,
     schedule,
+    schedule_on_device,
 )
 from windtunnel.sources.torch.segments import PhaseClock
 from windtunnel.sources.torch.shapes import ShapeSorter
@@ -91,20 +93,15 @@ class Recorder:
         self._quiet = QuietWatch(iterations)
         self._running = False
         self._is_fake = is_fake
-        self._on_device: DeviceRecorder | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether every planned iteration has been measured."""
-        if self._on_device is not None:
-            return self._on_device.is_complete
         return self._position >= len(self._slots)
 
     @property
     def instrument(self) -> str:
         """What the running iteration is measured with, in a word."""
-        if self._on_device is not None:
-            return "device"
         if self.is_complete:
             return "none"
         slot = self._slots[self._position]
@@ -115,28 +112,31 @@ class Recorder:
     @property
     def num_measured(self) -> int:
         """Bare and profiled iterations measured so far."""
-        if self._on_device is not None:
-            return len(self._on_device.bare_ns)
         return len(self.recording.bare_ns) + len(self.recording.light_ns)
 
     def begin(self) -> None:
         """Start the instruments of the next iteration."""
-        slot = self._slots[self._position]
+        slot, device = self._slots[self._position], self.recording.device
+        if slot is Slot.BARE and device is not None:
+            device.begin_bare()
+            self._running = True
+            return
         if slot is Slot.DISCOVER:
             self._stance.enter_context(run_eagerly())
             self.recording.discovery.watch()
             self._begin_messages()
         elif slot is Slot.RICH:
-            require_host(self.recording.discovery.parameters().values())
+            if device is None:
+                require_host(self.recording.discovery.parameters().values())
+                self._clock.install()
             self.recording.is_heap_held = hold_heap()
-            self._clock.install()
             self._begin_rich()
         elif slot is Slot.OPERATORS:
             self._begin_rich(Mode.UNCOMPILED)
         elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
             self._begin_memory(slot)
         elif slot in PROFILED and self._profiler is None:
-            self._profiler, self._valid = LightProfiler(), []
+            self._profiler, self._valid = LightProfiler(self._device_kind), []
             self._regions.set_mode(Mode.MARKED)
             self._profiler.start()
         self._running = True
@@ -155,37 +155,50 @@ class Recorder:
 
     def boundary(self, *, is_regular: bool = True) -> None:
         """End the running iteration and begin the next one; an irregular iteration is measured again."""
-        on_device = self._on_device
-        if on_device is not None:
-            self._boundary_on_device(on_device, is_regular)
+        if self._is_timed_by_device:
+            self._end_bare_on_device(is_regular)
             return
         elapsed_ns = time.perf_counter_ns() - self._begun_ns
         self._end_marker()
         is_regular &= len(self._regions) == self._num_regions  # nothing was compiled meanwhile
         self._end(elapsed_ns, is_regular and self._is_of_the_form(elapsed_ns))
+        self._continue()
+
+    def _continue(self) -> None:
         if self._progress is not None:
             self._progress("capturing", self._position, len(self._slots))
-        if self._on_device is not None:
-            return
         if not self.is_complete:
             self.begin()
         else:
             self.recording.is_complete = True
             self.close()
 
-    def _boundary_on_device(self, recorder: DeviceRecorder, is_regular: bool) -> None:
-        recorder.boundary(is_regular=is_regular)
-        if self._progress is not None:
-            self._progress("capturing", *recorder.progress)
-        if recorder.is_complete:
-            self.recording.is_complete = True
-            self.close()
+    @property
+    def _is_timed_by_device(self) -> bool:
+        """Whether the running iteration is a bare one on a device: between two of these the host does nothing."""
+        is_bare = not self.is_complete and self._slots[self._position] is Slot.BARE
+        return is_bare and self.recording.device is not None
+
+    def _end_bare_on_device(self, is_regular: bool) -> None:
+        device = self.recording.device
+        assert device is not None
+        device.mark_bare(is_regular=is_regular)
+        self.recording.num_dropped += not is_regular
+        self._position += is_regular
+        if not self._is_timed_by_device:
+            self.recording.bare_ns = device.end_bare()
+            self._running = False
+            self._continue()
 
     def graph(self) -> Graph:
         """What was measured, as a graph."""
+        if self.recording.device is not None:
+            from windtunnel.sources.torch.device_build import build_device_graph
+
+            return build_device_graph(self.recording)
         from windtunnel.sources.torch.build import build_graph
 
-        return build_graph(self.recording) if self._on_device is None else self._on_device.graph()
+        return build_graph(self.recording)
 
     def _is_of_the_form(self, elapsed_ns: int) -> bool:
         """Whether the iteration counts, by the shapes of its inputs; what does not is held out with its time.
@@ -208,13 +221,12 @@ class Recorder:
         self._quiet = QuietWatch(self._iterations)
         self._slots = list(self._planned)
         self._position = 0
-        self._on_device = None
 
     def abort(self) -> None:
         """End the instruments in the middle of an iteration and keep what is whole."""
-        if self._on_device is not None:
-            self._on_device.close()
-            return
+        if self._running and self._is_timed_by_device and self.recording.device is not None:
+            self.recording.bare_ns = self.recording.device.end_bare()
+            self._running = False
         if self._running and not self.is_complete:
             self._end(0, is_regular=False)
             self._close_light()
@@ -232,6 +244,10 @@ class Recorder:
         self._loader.remove()
         self.recording.num_workers, self.recording.fetch_ns = self._loader.num_workers, self._loader.fetch_ns()
 
+    @property
+    def _device_kind(self) -> str:
+        return "" if self.recording.device is None else self.recording.device.kind
+
     def _begin_memory(self, slot: Slot) -> None:
         if slot is Slot.LEARN_MEMORY or self._watch is None:
             self._watch = Watch(workspace=True)
@@ -242,6 +258,10 @@ class Recorder:
     def _end_memory(self, slot: Slot, is_regular: bool) -> None:
         if self._watch is None or self._following is None:
             return
+        device = self.recording.device
+        if device is not None and is_regular and self._watch.tracker is not None:
+            # the log of the allocator is the host's: on a device storages are followed operator by operator
+            self.recording.memory = profile_of_tracker(self._watch.tracker, is_fake=False, device=device.kind)
         self._following.__exit__(None, None, None)
         self._following = None
         if slot is Slot.MEMORY and is_regular:
@@ -259,7 +279,7 @@ class Recorder:
             self.recording.messages, self._log = self._log.messages, None
 
     def _begin_rich(self, mode: Mode = Mode.MARKED) -> None:
-        self._profiler = RichProfiler()
+        self._profiler = RichProfiler(self._device_kind)
         self._annotator = Annotator(self.recording.discovery)
         self._regions.set_mode(mode)
         self._profiler.start()
@@ -294,8 +314,9 @@ class Recorder:
             self.recording.discovery.unwatch()
             self._end_messages()
             if not (self._is_fake or is_distributed()) and lies_on_device(self.recording.discovery):
-                self._on_device = DeviceRecorder(self._iterations, self.recording.discovery)
-            elif is_regular:
+                self.recording.device = DeviceTraces()
+                self._slots[self._position :] = schedule_on_device(self._iterations)
+            if is_regular:
                 self._watch_shapes()
         elif slot is Slot.AS_IS and is_regular:
             self.recording.as_is_ns.append(elapsed_ns)
@@ -341,7 +362,12 @@ class Recorder:
         self._annotator.roll_call_gradients()
         self._profiler.stop()
         self._regions.set_mode(Mode.BARE)
-        if is_regular and slot is Slot.OPERATORS:
+        device = self.recording.device
+        if is_regular and device is not None:
+            assert isinstance(self._profiler, RichProfiler)
+            device.keep_rich(self._profiler, "rich" if slot is Slot.RICH else "operators")
+            self.recording.rich_ns = elapsed_ns
+        elif is_regular and slot is Slot.OPERATORS:
             self.recording.operators = self._profiler.events()
         elif is_regular:
             events = self._profiler.events()
@@ -354,6 +380,8 @@ class Recorder:
         if self._profiler is not None:
             self._profiler.stop()
             self._regions.set_mode(Mode.BARE)
-            if self._valid:
+            if self._valid and self.recording.device is not None:
+                self.recording.device.keep_light(self._profiler, self._valid)
+            elif self._valid:
                 self.recording.light.append((self._profiler.events(), self._valid))
             self._profiler = None

@@ -14,15 +14,27 @@ from typing import Any
 
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.torch.annotate import Discovery
+from windtunnel.sources.torch.device_traces import DeviceTraces
 from windtunnel.sources.torch.disturbed_iterations import quiet_iterations
 from windtunnel.sources.torch.messages import Message
 from windtunnel.sources.torch.profile import Events
 from windtunnel.sources.torch.segments import Marks
 
-__all__ = ["OF_ONE_FORM", "PROFILED", "SLOWED", "TIMED", "WITHOUT_TIMES", "Recording", "Slot", "schedule"]
+__all__ = [
+    "OF_ONE_FORM",
+    "PROFILED",
+    "SLOWED",
+    "TIMED",
+    "WITHOUT_TIMES",
+    "Recording",
+    "Slot",
+    "schedule",
+    "schedule_on_device",
+]
 
 _AS_IS = 4  # iterations before the heap is held
 _BLOCK = 2  # measured iterations between two changes of instrument
+_MAX_TRACED = 8  # iterations of a step on a device
 
 
 class Slot(Enum):
@@ -70,6 +82,7 @@ class Recording:
     memory: MemoryProfile | None = None
     discovery: Discovery = field(default_factory=Discovery)
     messages: list[Message] = field(default_factory=list)
+    device: DeviceTraces | None = None  # of a step that computes on a GPU
     shapes: dict[str, Any] = field(default_factory=dict)
     num_dropped: int = 0
     is_heap_held: bool = False
@@ -119,3 +132,16 @@ def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
         size = min(_BLOCK, iterations - first)
         yield from [Slot.SETTLE_BARE, *[Slot.BARE] * size]
         yield from [Slot.SETTLE_LIGHT, *[Slot.LIGHT] * size]
+
+
+def schedule_on_device(iterations: int) -> Iterator[Slot]:
+    """The same of a step on a device, after discovery.
+
+    A device runs behind its host, so that bare and profiled iterations do not alternate.
+    """
+    yield Slot.RICH
+    yield Slot.LEARN_MEMORY
+    yield from [Slot.SETTLE_BARE] * _BLOCK
+    yield from [Slot.BARE] * iterations
+    yield from [Slot.PRIME] * _BLOCK
+    yield from [Slot.LIGHT] * min(iterations, _MAX_TRACED)

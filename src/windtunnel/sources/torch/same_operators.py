@@ -1,0 +1,170 @@
+"""What one richly profiled iteration knows of its operators, said of the operators of others.
+
+In: the `Events` of a rich iteration and those of light ones, of one program. Out: the light events with the inputs, the
+work, the layers, the lines, the calls and the allocations of the rich ones. Operators are matched by their order on
+threads of one role, iteration by iteration: a light profile holds no number that a rich one repeats.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.sources.timeline.device import find_device
+from windtunnel.sources.timeline.events import Category, Events, MemoryRecords, OperatorRecords, Sparse
+from windtunnel.sources.timeline.host import Labels, cut_threads, label_events
+from windtunnel.sources.timeline.names import STEP, matching
+from windtunnel.sources.timeline.operators import find_operators, label_updates
+from windtunnel.sources.timeline.resource_names import thread_roles
+from windtunnel.sources.torch.timeline_points import match_in_order
+
+__all__ = ["share_operators"]
+
+# N rows of the light events, K matched rows
+Int = NDArray[np.int64]
+_GRAPH_LAUNCH = r"^(cuda|hip|cu)GraphLaunch"  # belongs to no operator
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """Rows [K] of the light events, ascending, the rich row of each, and the iteration that it is in."""
+
+    light: Int
+    rich: Int
+    iteration: Int
+
+
+def share_operators(light: Events, rich: Events) -> tuple[Events, float]:
+    """The light events with what the rich ones know; and the share of the light operators that were matched."""
+    match, num_operators = _match_rows(light, rich)
+    labels, position = _labels(rich)
+    known = {name: _spread(match, getattr(labels, name), position) for name in ("layer", "line", "call")}
+    shared = replace(
+        light,
+        layer=known["layer"],
+        layers=labels.layers,
+        frame=known["line"],
+        lines=rich.lines,
+        call=known["call"],
+        operators=_share_records(match, rich.operators),
+        memory=_share_memory(match, light, rich),
+    )
+    return shared, len(match.light) / max(num_operators, 1)
+
+
+def _labels(rich: Events) -> tuple[Labels, Int]:
+    """Labels of the host events of the rich iteration, and the event of each row."""
+    host = cut_threads(rich, np.empty(0, np.int64))
+    computes = np.zeros(host.num_slices, bool)
+    operators = find_operators(rich, host, find_device(rich), computes)
+    return label_updates(operators, host, label_events(rich, host)), host.position.astype(np.int64)
+
+
+def _spread(match: _Match, codes: NDArray[np.int32], position: Int) -> Sparse:
+    value = codes[position[match.rich]]
+    return Sparse(match.light[value >= 0].astype(np.int32), value[value >= 0].astype(np.int64))
+
+
+def _match_rows(light: Events, rich: Events) -> tuple[_Match, int]:
+    theirs = _by_role(rich)
+    pairs: list[tuple[int, int, int]] = []
+    num_operators = 0
+    for (iteration, role), rows in _by_role(light).items():
+        num_operators += len(rows)
+        other = theirs.get((0, role), [])
+        found = match_in_order(_names(light, rows), _names(rich, other))
+        if found is not None:
+            pairs += [
+                (row, other[index], iteration) for row, index in zip(rows, found.tolist(), strict=True) if index >= 0
+            ]
+    columns = np.array(sorted(pairs), np.int64).reshape(-1, 3).T
+    return _Match(*columns), num_operators
+
+
+def _names(events: Events, rows: list[int]) -> list[str]:
+    return [events.names[code] for code in events.name[rows].tolist()]
+
+
+def _by_role(events: Events) -> dict[tuple[int, str], list[int]]:
+    """Operators by iteration and by the role of their thread, in the order of their beginning."""
+    is_step = matching(events.names, STEP)[events.name] & (events.category == Category.ANNOTATION)
+    steps = np.flatnonzero(is_step)
+    steps = steps[np.argsort(events.start_ns[steps], kind="stable")]
+    is_graph = matching(events.names, _GRAPH_LAUNCH)[events.name] & (events.category == Category.CALL)
+    rows = np.flatnonzero((events.category == Category.OPERATOR) | is_graph)
+    rows = rows[np.lexsort((-events.duration_ns[rows], events.start_ns[rows]))]
+    iteration = np.searchsorted(events.start_ns[steps], events.start_ns[rows], side="right") - 1
+    ends = events.start_ns[steps] + events.duration_ns[steps]
+    inside = (iteration >= 0) & (events.start_ns[rows] < ends[np.maximum(iteration, 0)])
+    roles = thread_roles(events)
+    result: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row, number in zip(rows[inside].tolist(), iteration[inside].tolist(), strict=True):
+        result[number, roles[events.thread[row]]].append(row)
+    return result
+
+
+def _share_records(match: _Match, records: OperatorRecords) -> OperatorRecords:
+    """Records of the matched rows; data flows within each iteration."""
+    record = np.full(int(match.rich.max(initial=-1)) + 2, -1, np.int64)
+    usable = records.row < len(record)
+    record[records.row[usable]] = np.flatnonzero(usable)
+    kept = np.flatnonzero(record[match.rich] >= 0)
+    chosen, iteration = record[match.rich[kept]], match.iteration[kept]
+    sources, targets, sizes = [], [], []
+    for number in np.unique(iteration).tolist():
+        index = np.full(len(records), -1, np.int64)
+        local = np.flatnonzero(iteration == number)
+        index[chosen[local]] = local
+        source, target = index[records.source], index[records.target]
+        both = (source >= 0) & (target >= 0)
+        sources.append(source[both])
+        targets.append(target[both])
+        sizes.append(records.size_bytes[both])
+    columns = ("schema", "shapes", "dtypes", "strides", "arguments", "flops", "bytes_read", "bytes_written")
+    taken = {name: getattr(records, name)[chosen] for name in (*columns, "node", "computes")}
+    empty = np.empty(0, np.int64)
+    return OperatorRecords(
+        row=match.light[kept].astype(np.int32),
+        **taken,
+        source=np.concatenate([empty, *sources]).astype(np.int32),
+        target=np.concatenate([empty, *targets]).astype(np.int32),
+        size_bytes=np.concatenate([empty, *sizes]),
+        texts=records.texts,
+    )
+
+
+def _share_memory(match: _Match, light: Events, rich: Events) -> MemoryRecords:
+    """Changes of memory at the same share of the time of the operator that ran, in every iteration."""
+    memory = rich.memory
+    if not len(memory.time_ns) or not len(match.rich):
+        return light.memory
+    columns: list[MemoryRecords] = []
+    for number in np.unique(match.iteration).tolist():
+        local = np.flatnonzero(match.iteration == number)
+        time_ns, thread = np.zeros(len(memory.time_ns), np.int64), np.full(len(memory.time_ns), -1, np.int32)
+        for code in np.unique(memory.thread).tolist():
+            own = local[rich.thread[match.rich[local]] == code]
+            own = own[np.argsort(rich.start_ns[match.rich[own]], kind="stable")]
+            changes = np.flatnonzero(memory.thread == code)
+            index = np.searchsorted(rich.start_ns[match.rich[own]], memory.time_ns[changes], side="right") - 1
+            changes, index = changes[index >= 0], index[index >= 0]
+            theirs, ours = match.rich[own[index]], match.light[own[index]]
+            share = (memory.time_ns[changes] - rich.start_ns[theirs]) / np.maximum(rich.duration_ns[theirs], 1)
+            passed = np.minimum(share, 1.0) * light.duration_ns[ours]
+            time_ns[changes], thread[changes] = light.start_ns[ours] + passed.astype(np.int64), light.thread[ours]
+        kept = np.flatnonzero(thread >= 0)
+        columns.append(
+            MemoryRecords(
+                time_ns[kept],
+                thread[kept],
+                memory.change_bytes[kept],
+                memory.total_bytes[kept],
+                memory.address[kept],
+                memory.on_device[kept],
+            )
+        )
+    fields = MemoryRecords.__slots__
+    return MemoryRecords(*(np.concatenate([getattr(part, name) for part in columns]) for name in fields))
