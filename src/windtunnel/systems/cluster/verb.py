@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json, numbers
 from windtunnel.systems.cluster import verb_drive, verb_explain  # noqa: F401 - each registers its verbs
@@ -30,9 +32,9 @@ from windtunnel.systems.cluster.options import (
     SpeedsPath,
     read_inputs,
 )
+from windtunnel.units import format_ratio
 
 if TYPE_CHECKING:
-    from windtunnel.systems.cluster.metrics import Summary
     from windtunnel.systems.cluster.search import Outcome, Tuned
 
 _SCHEMA = "windtunnel.cluster/1"
@@ -109,12 +111,9 @@ def simulate(
 
         save(segments_graph(run), graph, overwrite=force)
     _write(given, [outcome], output, force=force)
-    if as_json:
-        print_json({"schema": _SCHEMA, "cluster": given.cluster.json(), "policy": policy, "notes_of_trace": given.notes,
-                    **document(run)})  # fmt: skip
-        return
-    _print(given, [outcome])
-    if graph is not None:
+    about = {"schema": _SCHEMA, "cluster": given.cluster.json(), "policy": policy, "notes_of_trace": given.notes}
+    show({**about, **document(run)}, _lines(given, [outcome]), as_json=as_json)
+    if graph is not None and not as_json:
         advise(f"next: windtunnel explain {graph} --table resources")
 
 
@@ -164,18 +163,9 @@ def compare(
     with Progress("simulating", heartbeat=True) as progress:
         result = compared(given.cluster, given.jobs, given.speeds, named, quantum=quantum, progress=progress)
     _write(given, result, output, force=force)
-    if as_json:
-        outcomes = [{"policy": item.name, **document(item.run)} for item in result]
-        print_json(
-            {
-                "schema": _SCHEMA,
-                "cluster": given.cluster.json(),
-                "notes_of_trace": given.notes,
-                "outcomes": outcomes,
-            }
-        )
-        return
-    _print(given, result)
+    outcomes = [{"policy": item.name, **document(item.run)} for item in result]
+    about = {"schema": _SCHEMA, "cluster": given.cluster.json(), "notes_of_trace": given.notes}
+    show({**about, "outcomes": outcomes}, _lines(given, result), as_json=as_json)
 
 
 @registry.verb("cluster plan timers", source="Dally")
@@ -215,16 +205,14 @@ def tune(
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     with Progress("tuning", heartbeat=True) as progress:
         result = tuned(given.cluster, given.jobs, given.speeds, read_policy(policy), leases=tries, progress=progress)
-    if as_json:
-        pairs = [
-            {"rack_timer_s": rack, "network_timer_s": network, "mean_jct_h": pair.mean_jct_h, "jct_h": pair.jct_h,
-             "makespan_h": pair.makespan_h}
-            for (rack, network), pair in result.pairs.items()
-        ]  # fmt: skip
-        best = dict(zip(("rack_timer_s", "network_timer_s"), result.best, strict=True))
-        print_json({"schema": _SCHEMA, "best": best, "auto_mean_jct_h": result.auto.mean_jct_h, "pairs": pairs})
-        return
-    _print_tuned(result)
+    pairs = [
+        {"rack_timer_s": rack, "network_timer_s": network, "mean_jct_h": pair.mean_jct_h, "jct_h": pair.jct_h,
+         "makespan_h": pair.makespan_h}
+        for (rack, network), pair in result.pairs.items()
+    ]  # fmt: skip
+    best = dict(zip(("rack_timer_s", "network_timer_s"), result.best, strict=True))
+    document = {"schema": _SCHEMA, "best": best, "auto_mean_jct_h": result.auto.mean_jct_h, "pairs": pairs}
+    show(document, _tuned_lines(result), as_json=as_json)
 
 
 def _write(given: ClusterInputs, found: list[Outcome], output: Path | None, *, force: bool) -> None:
@@ -234,38 +222,31 @@ def _write(given: ClusterInputs, found: list[Outcome], output: Path | None, *, f
         cluster_page(found, output, notes=given.notes, overwrite=force)
 
 
-def _print(given: ClusterInputs, found: list[Outcome]) -> None:
+def _lines(given: ClusterInputs, found: list[Outcome]) -> Iterator[str | Table]:
     from windtunnel.systems.cluster.metrics import honest_notes
 
-    say(f"{given.jobs} on {given.cluster}")
-    say()
-    head = ("policy", "mean JCT", "p99 JCT", "mean wait", "max wait", "makespan", "comm", "utilization")
-    print_table(head, [_row(entry.name, entry.summary) for entry in found], numbers=range(1, 8))
-    say("times in hours; JCT: job completion time; comm: communication, as a fraction of running time")
-    for text in given.notes:
-        say_wrapped(f"note: {text}")
-    for item in found:
-        for text in honest_notes(item.run):
-            say_wrapped(f"{item.name}: {text}")
-
-
-def _row(name: str, one: Summary) -> tuple[str, ...]:
-    from windtunnel.units import format_ratio
-
-    times = (one.mean_jct_h, one.jct_h[99], one.mean_queueing_h, one.longest_wait_h, one.makespan_h)
-    shares = (format_ratio(one.communication_share), format_ratio(one.utilization))
-    return (name, *(f"{time:,.1f}" for time in times), *shares)
-
-
-def _print_tuned(found: Tuned) -> None:
-    best = sorted(found.pairs, key=lambda pair: found.pairs[pair].mean_jct_h)[:8]
+    yield f"{given.jobs} on {given.cluster}"
+    yield ""
+    times = dict.fromkeys(("mean JCT", "p99 JCT", "mean wait", "max wait", "makespan"), "{:,.1f}")
     rows = [
-        (f"{rack / 3600:g} h", f"{network / 3600:g} h", f"{item.mean_jct_h:,.2f}", f"{item.jct_h[99]:,.1f}")
-        for rack, network in best
-        for item in (found.pairs[rack, network],)
-    ]
-    print_table(("machine timer", "rack timer", "mean JCT (h)", "p99 JCT (h)"), rows, numbers=(0, 1, 2, 3))
-    say(f"automatic timers: mean JCT {found.auto.mean_jct_h:,.2f} h")
+        (item.name, s.mean_jct_h, s.jct_h[99], s.mean_queueing_h, s.longest_wait_h, s.makespan_h,
+         s.communication_share, s.utilization)
+        for item in found
+        for s in (item.summary,)
+    ]  # fmt: skip
+    yield Table({"policy": str, **times, "comm": format_ratio, "utilization": format_ratio}, rows)
+    yield "times in hours; JCT: job completion time; comm: communication, as a fraction of running time"
+    yield from (f"note: {text}" for text in given.notes)
+    yield from (f"{item.name}: {text}" for item in found for text in honest_notes(item.run))
+
+
+def _tuned_lines(found: Tuned) -> Iterator[str | Table]:
+    best = sorted(found.pairs.items(), key=lambda pair: pair[1].mean_jct_h)[:8]
+    columns = {"machine timer": "{:g} h", "rack timer": "{:g} h", "mean JCT (h)": "{:,.2f}", "p99 JCT (h)": "{:,.1f}"}
+    yield Table(columns, [
+        (rack / 3600, network / 3600, item.mean_jct_h, item.jct_h[99]) for (rack, network), item in best
+    ])  # fmt: skip
+    yield f"automatic timers: mean JCT {found.auto.mean_jct_h:,.2f} h"
     seconds = round(found.best[1])
     clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    say(f"for Slurm: sbatch --switches=1@{clock}, with SchedulerParameters=max_switch_wait={seconds} or more")
+    yield (f"for Slurm: sbatch --switches=1@{clock}, with SchedulerParameters=max_switch_wait={seconds} or more")

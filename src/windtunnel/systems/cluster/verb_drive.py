@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, show
 from windtunnel.cli.options import Json
 from windtunnel.errors import InputError
+from windtunnel.units import parse_size
 
 if TYPE_CHECKING:
     from windtunnel.systems.cluster.jobs import Jobs
@@ -96,10 +98,15 @@ def drive(
 
 
 def _show(rows: list[dict[str, Any]], policy: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"schema": _SCHEMA, "policy": policy, "jobs": rows})
-    else:
-        _print(rows)
+    columns = [("job", str), ("GPUs", "{}"), ("machines", str), ("start", "{:.0f} s"), ("predicted", "{:.0f} s"),
+               ("end", "{:.0f} s"), ("predicted", "{:.0f} s")]  # fmt: skip
+    names = ("job_id", "gpus", "machines", "started_s", "predicted_start_s", "ended_s", "predicted_end_s")
+    failed = [row for row in rows if row["state"] != "COMPLETED"]
+    notes = [f"note: job {row['job_id']} is {row['state']}" for row in failed]
+    table = Table(columns, [[row[name] for name in names] for row in rows])
+    show({"schema": _SCHEMA, "policy": policy, "jobs": rows}, [table, *notes], as_json=as_json)
+    if failed and not as_json:
+        raise typer.Exit(1)
 
 
 def _on_processes(shape: Cluster, jobs: Jobs, rule: Policy, sizes: dict[str, int]) -> list[dict[str, Any]]:
@@ -152,8 +159,6 @@ def _rows(run: ClusterRun, predicted: ClusterRun) -> list[dict[str, Any]]:
 
 
 def _sizes(text: str) -> dict[str, int]:
-    from windtunnel.units import parse_size
-
     pairs = [piece.partition("=") for piece in text.split()]
     if not all(sign for _, sign, _ in pairs):
         raise InputError(f"{text!r} is no list of sizes", where="--gradients", fix="write 'vgg=8MB resnet=1MB'")
@@ -190,20 +195,3 @@ def _beside(found: list[Driven], predicted: ClusterRun) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return rows
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    shown = [
-        (
-            str(row["job_id"]), str(row["gpus"]), row["machines"], f"{row['started_s']:.0f} s",
-            f"{row['predicted_start_s']:.0f} s", f"{row['ended_s']:.0f} s", f"{row['predicted_end_s']:.0f} s",
-        )
-        for row in rows
-    ]  # fmt: skip
-    head = ("job", "GPUs", "machines", "start", "predicted", "end", "predicted")
-    print_table(head, shown, numbers=(1, 3, 4, 5, 6))
-    failed = [row for row in rows if row["state"] != "COMPLETED"]
-    for row in failed:
-        say(f"note: job {row['job_id']} is {row['state']}")
-    if failed:
-        raise typer.Exit(1)

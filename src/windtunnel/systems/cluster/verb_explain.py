@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, print_json, print_table, say_wrapped
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, show
 from windtunnel.cli.options import Json
 from windtunnel.systems.cluster.options import (
     FREE,
@@ -76,41 +78,37 @@ def explain(
             run = simulated(given.cluster, given.jobs, given.speeds, created)
             job = str(given.jobs.job_id[run.queueing_ns.argmax()])
         result = explain_job(given.cluster, given.jobs, given.speeds, created, job, progress=progress)
-    if as_json:
-        end_ns, mean_ns = int(result.run.end_ns[result.job]), float(result.run.jct_ns.mean())
-        about = {"schema": _SCHEMA, "policy": policy, "job": job, "end_ns": end_ns, "mean_jct_ns": mean_ns}
-        print_json({**about, "num_offers": result.num_offers, "declined": [asdict(item) for item in result.declined]})
-        return
-    _print_why(result, job, policy)
+    end_ns, mean_ns = int(result.run.end_ns[result.job]), float(result.run.jct_ns.mean())
+    about = {"schema": _SCHEMA, "policy": policy, "job": job, "end_ns": end_ns, "mean_jct_ns": mean_ns}
+    declined = [asdict(item) for item in result.declined]
+    document = {**about, "num_offers": result.num_offers, "declined": declined}
+    show(document, _lines(result, job, policy), as_json=as_json)
 
 
-def _print_why(found: Why, job: str, policy: str) -> None:
+def _lines(found: Why, job: str, policy: str) -> Iterator[str | Table]:
     from windtunnel.systems.cluster.explain import TIERS
 
     run, row = found.run, found.job
     begun_ns = int(run.jobs.arrival_ns[row])
     gpus, waiting_ns, jct_ns = int(run.jobs.gpus[row]), float(run.queueing_ns[row]), float(run.jct_ns[row])
-    say_wrapped(f"job {job} of {gpus} GPUs under {policy}: JCT {_hours(jct_ns)}, "
-                f"of which {_hours(waiting_ns)} waiting")  # fmt: skip
+    yield f"job {job} of {gpus} GPUs under {policy}: JCT {_hours(jct_ns)}, of which {_hours(waiting_ns)} waiting"
     if not found.declined:
-        say_wrapped(f"it declined no offer: while it waited, {gpus} GPUs were not free or went to other jobs")
+        yield f"it declined no offer: while it waited, {gpus} GPUs were not free or went to other jobs"
         return
     mean_ns = float(run.jct_ns.mean())
-    rows = [
-        (
-            _hours(item.time_ns - begun_ns), TIERS[item.tier], str(item.num_machines), f"{item.speed:.2f}",
-            str(item.num_same), _sooner(float(run.end_ns[row] - item.end_ns)), _sooner(mean_ns - item.mean_jct_ns),
-        )
+    columns = {"waited": _hours, "offer": str, "machines": "{}", "speed": "{:.2f}", "count": "{}",
+               "end of the job": str, "mean JCT": str}  # fmt: skip
+    yield Table(columns, [
+        (item.time_ns - begun_ns, TIERS[item.tier], item.num_machines, item.speed, item.num_same,
+         _sooner(float(run.end_ns[row] - item.end_ns)), _sooner(mean_ns - item.mean_jct_ns))
         for item in found.declined
-    ]  # fmt: skip
-    head = ("waited", "offer", "machines", "speed", "count", "end of the job", "mean JCT")
-    print_table(head, rows, numbers=(0, 2, 3, 4))
+    ])  # fmt: skip
     best = found.best
     reported = "none would have ended it sooner"
     if best is not None:
         gain = _sooner(float(run.end_ns[row] - best.end_ns))
         reported = f"best: {TIERS[best.tier]}, {_hours(best.time_ns - begun_ns)} after arrival, ending {gain}"
-    say_wrapped(f"{found.num_offers} offers were declined; {reported}")
+    yield (f"{found.num_offers} offers were declined; {reported}")
 
 
 def _hours(time_ns: float) -> str:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, quote_word
+from windtunnel.cli.console import Progress, advise, quote_word, show
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json, MaxDownsets
 from windtunnel.errors import InputError
-from windtunnel.systems.placement.output import print_even, print_moves, print_plan
+from windtunnel.systems.placement.output import lines_of_plan
+from windtunnel.units import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from windtunnel.search.placement.model import Problem
@@ -93,7 +94,6 @@ def split(
     Choose which device runs which operator, and prove a bound for every placement.
     """
     from windtunnel.search.placement.search import place as best_plan
-    from windtunnel.units import parse_duration
 
     for path in filter(None, (output, picture)):
         require_free(path, force=force)
@@ -114,12 +114,7 @@ def split(
     even = _even_split(plan, objective, combine) if compare else None
     _write(plan, output, picture)
     document = _document(plan, objective, even, is_explained=explain)
-    if as_json:
-        print_json(document)
-        return
-    print_plan(document, plan)
-    print_even(document)
-    print_moves(document)
+    show(document, lines_of_plan(document, plan), as_json=as_json)
 
 
 def _document(plan: Plan, objective: str, even: Plan | None, *, is_explained: bool) -> dict[str, Any]:
@@ -136,7 +131,6 @@ def _document(plan: Plan, objective: str, even: Plan | None, *, is_explained: bo
 def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str, links: str) -> Problem:
     from windtunnel.cli.files import open_graph
     from windtunnel.systems.placement.formats import is_problem, read_problem
-    from windtunnel.units import parse_rate, parse_size
 
     memory_bytes = float(parse_size(memory)) if memory else None
     _require_this_verb(source)
@@ -168,7 +162,6 @@ def _require_this_verb(source: Path) -> None:
 
 def _add_replicas(problem: Problem, replicas: int, bandwidth: str, sync: str) -> Problem:
     from windtunnel.search.placement.fleet import with_replicas
-    from windtunnel.units import parse_rate
 
     return with_replicas(problem, replicas, parse_rate(bandwidth), sync)  # type: ignore[arg-type]
 

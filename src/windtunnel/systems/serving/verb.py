@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json, LedgerPath, Output, whole_numbers
 from windtunnel.errors import InputError
@@ -23,6 +24,7 @@ from windtunnel.systems.serving.options import (
     memory_limit,
     profile_of,
 )
+from windtunnel.units import format_duration, format_size, parse_duration, parse_ratio
 
 if TYPE_CHECKING:
     from windtunnel.systems.serving.model import Split
@@ -82,7 +84,6 @@ def profile(
     from windtunnel.systems.serving.instances import server_cores
     from windtunnel.systems.serving.profile import Profile, write_profile
     from windtunnel.systems.serving.run import measure_cells, measuring
-    from windtunnel.units import parse_duration, parse_ratio
 
     path = require_free(output if output is not None else Path(f"{_stem(job)}.profile.csv"), force=force)
     inputs = whole_numbers(batches, "--batch-sizes", least=1)
@@ -104,16 +105,15 @@ def profile(
             result = measure_cells(job, cells, rounds=rounds, budget_s=limit_s, progress=progress)
     sizes = result.own_bytes
     write_profile(path, result.cells.items(), sizes)
-    if as_json:
-        rows = [
-            {"num_threads": t, "batch_size": b, "latency_ns": ns, "memory_bytes": sizes and sizes[t, b]}
-            for (t, b), ns in result.cells.items()
-        ]
-        print_json({"schema": "windtunnel.serve-profile/1", "job": job, "cells": rows, "written": str(path)})
-        return
-    _print_cells(result.cells)
-    advise(f"wrote {path}")
-    suggest("windtunnel", "serve", "plan", path, "--batch-size", max(inputs))
+    rows = [
+        {"num_threads": t, "batch_size": b, "latency_ns": ns, "memory_bytes": sizes and sizes[t, b]}
+        for (t, b), ns in result.cells.items()
+    ]
+    document = {"schema": "windtunnel.serve-profile/1", "job": job, "cells": rows, "written": str(path)}
+    show(document, [_cell_table(result.cells)], as_json=as_json)
+    if not as_json:
+        advise(f"wrote {path}")
+        suggest("windtunnel", "serve", "plan", path, "--batch-size", max(inputs))
 
 
 def _stem(job: str) -> str:
@@ -121,13 +121,10 @@ def _stem(job: str) -> str:
     return Path(name).stem if name.endswith(".py") else name
 
 
-def _print_cells(found: dict[tuple[int, int], float]) -> None:
-    from windtunnel.units import format_duration
-
+def _cell_table(found: dict[tuple[int, int], float]) -> Table:
     counts, inputs = (sorted({cell[index] for cell in found}) for index in (0, 1))
-    head = ["batch", *(f"{count} thread{'s' * (count > 1)}" for count in counts)]
-    rows = [[f"{b}", *(format_duration(found[t, b]) if (t, b) in found else "" for t in counts)] for b in inputs]
-    print_table(head, rows, numbers=range(len(head)))
+    threads = {f"{count} thread{'s' * (count > 1)}": format_duration for count in counts}
+    return Table({"batch": "{}", **threads}, [(b, *(found.get((t, b)) for t in counts)) for b in inputs])
 
 
 @registry.verb("serve plan", source="Packrat", default="splits")
@@ -181,11 +178,9 @@ def plan(
         from windtunnel.systems.serving.page import serving_page
 
         serving_page(profile.name, num_threads, plans, page, overwrite=force)
-    if as_json:
-        print_json({"schema": "windtunnel.serve-plan/1", "threads": num_threads, "rule": rule,
-                    "plans": [_document(known, plan_) for plan_ in plans]})  # fmt: skip
-    else:
-        _print_plans(known, plans)
+    document = {"schema": "windtunnel.serve-plan/1", "threads": num_threads, "rule": rule,
+                "plans": [_document(known, plan_) for plan_ in plans]}  # fmt: skip
+    show(document, [_plan_table(known, plans)], as_json=as_json)
     if page is not None:
         advise(f"wrote {page}")
 
@@ -213,20 +208,18 @@ def _document(known: Profile, plans: dict[str, Split | None]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_plans(known: Profile, plans: Sequence[dict[str, Split | None]]) -> None:
-    from windtunnel.units import format_duration, format_size
-
+def _plan_table(known: Profile, plans: Sequence[dict[str, Split | None]]) -> Table:
     rows = []
     for plan_ in plans:
         best, others = plan_["best"], (plan_["one"], plan_["thin"])
         assert best is not None
-        gains = [f"{other.latency_ns / best.latency_ns:.2f}x" if other is not None else "" for other in others]
+        gains = [None if other is None else other.latency_ns / best.latency_ns for other in others]
         size = known.bytes_of(best.cells)
-        memory = [] if size is None else [format_size(size)]
-        rows.append([f"{best.batch:,}", str(best), format_duration(best.latency_ns), *gains, *memory])
-    head = ["batch", "instances <threads,batch>", "latency", "vs. one instance", "vs. one per thread"]
-    head += ["memory"] * (known.own_bytes is not None)
-    print_table(head, rows, numbers=(0, *range(2, len(head))), gives_way=1)
+        rows.append([best.batch, best, best.latency_ns, *gains, *([] if size is None else [size])])
+    columns = {"batch": "{:,}", "instances <threads,batch>": str, "latency": format_duration,
+               "vs. one instance": "{:.2f}x", "vs. one per thread": "{:.2f}x"}  # fmt: skip
+    columns |= {} if known.own_bytes is None else {"memory": format_size}
+    return Table(columns, rows, wraps="instances <threads,batch>")
 
 
 @registry.verb("serve verify", source="Packrat")
@@ -266,7 +259,6 @@ def fly(
     from windtunnel.systems.serving.profile import write_profile
     from windtunnel.systems.serving.run import fly_splits
     from windtunnel.systems.serving.search import shortlist
-    from windtunnel.units import parse_duration
 
     path = require_free(output if output is not None else Path(f"{_stem(job)}.flown.csv"), force=force)
     known = profile_of(profile, flown)
@@ -282,22 +274,22 @@ def fly(
     busy = [row for item in result if item.split.threads == num_threads for row in _full(item)]
     if busy:
         write_profile(path, busy)
+    rows = [
+        {
+            "split": str(item.split),
+            "predicted_ns": item.split.latency_ns,
+            "latency_ns": item.latency.value,
+            "low_ns": item.latency.low,
+            "high_ns": item.latency.high,
+            "error_ratio": item.error_ratio,
+        }
+        for item in result
+    ]
+    document = {"schema": "windtunnel.serve-flight/1", "job": job, "batch": batch, "flights": rows,
+                "written": str(path) if busy else None}  # fmt: skip
+    show(document, _lines(result), as_json=as_json)
     if as_json:
-        rows = [
-            {
-                "split": str(item.split),
-                "predicted_ns": item.split.latency_ns,
-                "latency_ns": item.latency.value,
-                "low_ns": item.latency.low,
-                "high_ns": item.latency.high,
-                "error_ratio": item.error_ratio,
-            }
-            for item in result
-        ]
-        print_json({"schema": "windtunnel.serve-flight/1", "job": job, "batch": batch, "flights": rows,
-                    "written": str(path) if busy else None})  # fmt: skip
         return
-    _print_flown(result)
     if whole is None:
         advise("no receipts: the profile has no instance with all threads for this batch size")
     if not busy:
@@ -314,16 +306,13 @@ def _full(one: FlownSplit) -> list[tuple[tuple[int, int], float]]:
     return [((it.threads, it.batch), ns) for it, share, ns in rows if share == it.batch]
 
 
-def _print_flown(found: Sequence[FlownSplit]) -> None:
-    from windtunnel.units import format_duration
-
-    rows = [
-        [str(item.split), format_duration(item.split.latency_ns), format_duration(item.latency.value),
-         f"{format_duration(item.latency.low)} to {format_duration(item.latency.high)}", f"{item.error_ratio:+.1%}"]
+def _lines(found: Sequence[FlownSplit]) -> Iterator[str | Table]:
+    columns = {"instances <threads,batch>": str, "predicted": format_duration, "measured": format_duration,
+               "90 % interval": "{}", "error": "{:+.1%}"}  # fmt: skip
+    yield Table(columns, [
+        (item.split, item.split.latency_ns, item.latency.value,
+         f"{format_duration(item.latency.low)} to {format_duration(item.latency.high)}", item.error_ratio)
         for item in found
-    ]  # fmt: skip
-    head = ["instances <threads,batch>", "predicted", "measured", "90 % interval", "error"]
-    print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)
-    best = min(found, key=lambda one: one.latency.value)
-    say()
-    say(f"lowest measured latency: {best.split}")
+    ])  # fmt: skip
+    yield ""
+    yield f"lowest measured latency: {min(found, key=lambda flown: flown.latency.value).split}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.options import Json
 from windtunnel.errors import InputError
 from windtunnel.systems.serving.options import (
@@ -21,7 +23,7 @@ from windtunnel.systems.serving.options import (
     memory_limit,
     profile_of,
 )
-from windtunnel.units import format_duration
+from windtunnel.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from windtunnel.systems.serving.live import LiveServer
@@ -76,7 +78,6 @@ def run(
     from windtunnel.systems.serving.search import best_splits
     from windtunnel.systems.serving.tail import Server
     from windtunnel.systems.serving.web import listening, serve_http
-    from windtunnel.units import parse_duration
 
     known = profile_of(profile, flown)
     splits = best_splits(known, threads or known.max_threads, memory_limit(memory))
@@ -101,10 +102,7 @@ def run(
         elif arrivals is not None:
             with Progress("answering") as progress:
                 answered = send(live, arrivals, progress=progress)
-    if as_json:
-        print_json(_document(live, answered))
-    else:
-        _print(live, answered)
+    show(_document(live, answered), _lines(live, answered), as_json=as_json)
 
 
 def _by_split(live: LiveServer) -> dict[str, list[Batch]]:
@@ -141,22 +139,21 @@ def _document(live: LiveServer, answered: Answered | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(live: LiveServer, answered: Answered | None) -> None:
+def _lines(live: LiveServer, answered: Answered | None) -> Iterator[str | Table]:
+    columns = {"instances <threads,batch>": str, "batch size": "{}", "batches": "{:,}", "requests": "{:,}",
+               "predicted": format_duration, "measured": format_duration, "error": "{:+.1%}"}  # fmt: skip
     rows = []
     for used in _by_split(live).values():
         split, full_ns = used[0].split, _full_ns(used)
-        rows.append([
-            str(split), f"{split.batch}", f"{len(used):,}", f"{sum(item.inputs for item in used):,}",
-            format_duration(split.latency_ns), "" if full_ns is None else format_duration(full_ns),
-            "" if full_ns is None else f"{split.latency_ns / full_ns - 1:+.1%}",
-        ])  # fmt: skip
-    head = ["instances <threads,batch>", "batch size", "batches", "requests", "predicted", "measured", "error"]
-    print_table(head, rows, numbers=range(1, 7), gives_way=0)
-    say()
+        error = None if full_ns is None else split.latency_ns / full_ns - 1
+        num_requests = sum(item.inputs for item in used)
+        rows.append((split, split.batch, len(used), num_requests, split.latency_ns, full_ns, error))
+    yield Table(columns, rows)
+    yield ""
     for change in live.changes:
         words = f"{change.before} to {change.after}, batch size {change.after.batch}"
         took = format_duration(change.ended_ns - change.begun_ns)
-        say(f"failed, {words}: {change.failed}" if change.failed else f"changed in {took}: {words}")
+        yield f"failed, {words}: {change.failed}" if change.failed else f"changed in {took}: {words}"
     if answered is not None:
         half, tail = (format_duration(answered.latency_ns(part)) for part in (0.5, 0.99))
-        say(f"{len(answered.arrival_ns_R):,} requests answered, p50 {half}, p99 {tail}")
+        yield f"{len(answered.arrival_ns_R):,} requests answered, p50 {half}, p99 {tail}"

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.options import Json, LedgerPath
 from windtunnel.systems.serving.options import FlownPath, MemoryLimit, ProfilePath, memory_limit, slowdown_of
-from windtunnel.units import format_duration
+from windtunnel.units import format_duration, parse_duration, parse_ratio
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +78,6 @@ def size(
     from windtunnel.systems.serving.profile import read_profile
     from windtunnel.systems.serving.requests import requests_of
     from windtunnel.systems.serving.sizing import size_servers
-    from windtunnel.units import parse_duration, parse_ratio
 
     known, limit_ns, part = read_profile(profile), parse_duration(limit), parse_ratio(share)
     slowdown = slowdown_of(known, flown)
@@ -94,29 +94,24 @@ def size(
         flights = _fly(job, [best, *_one_instance(known, best, arrivals, part, slowdown)], rounds)
         if len(flights) > 1:
             Ledger(ledger).add(receipt_of_requests(job, requests, part, flights[1], flights[0]))
-    if as_json:
-        print_json({
-            "schema": "windtunnel.serve-size/1", "num_requests": len(arrivals), "limit_ns": limit_ns, "share": part,
-            "servers": [_document(item, part) for item in result],
-            "chosen": None if selected is None else _document(selected, part),
-            "flights": [{"foretold": _document(item, part), "measured": [_latencies(it, part) for it in used]}
-                        for item, used in flights],
-        })  # fmt: skip
+    document = {
+        "schema": "windtunnel.serve-size/1", "num_requests": len(arrivals), "limit_ns": limit_ns, "share": part,
+        "servers": [_document(item, part) for item in result],
+        "chosen": None if selected is None else _document(selected, part),
+        "flights": [{"foretold": _document(item, part), "measured": [_latencies(it, part) for it in used]}
+                    for item, used in flights],
+    }  # fmt: skip
+    lines: list[str | Table] = [_table(result, limit_ns, part), ""]
+    if selected is None:
+        limit = format_duration(limit_ns)
+        lines.append(f"no server meets the SLO: {_percentile(part)} of {len(arrivals):,} requests within {limit}")
     else:
-        _print_sized(result, limit_ns, part)
-        say()
-        if selected is None:
-            say(
-                f"no server meets the SLO: {_percentile(part)} of {len(arrivals):,} requests within "
-                f"{format_duration(limit_ns)}"
-            )
-        else:
-            say(f"fewest threads that meet the SLO: {selected.server.split.threads}, as {selected.server}")
-        if flights:
-            say()
-            _print_flights(flights, part)
-        else:
-            advise("next: --verify JOB answers such requests for real")
+        lines.append(f"fewest threads that meet the SLO: {selected.server.split.threads}, as {selected.server}")
+    if flights:
+        lines += ["", _flight_table(flights, part)]
+    show(document, lines, as_json=as_json)
+    if not (flights or as_json):
+        advise("next: --verify JOB answers such requests for real")
     if selected is None:
         raise typer.Exit(1)
 
@@ -163,34 +158,28 @@ def _document(one: Sized, part: float) -> dict[str, Any]:
             **_latencies(one.answered, part)}  # fmt: skip
 
 
-def _print_sized(found: Sequence[Sized], limit_ns: int, part: float) -> None:
-    rows = []
-    for item in found:
-        server = item.server
-        rows.append([
-            f"{server.split.threads}", str(server.split), f"{server.split.batch}", format_duration(server.wait_ns),
-            *_format_latencies(item.answered, part), "yes" if item.latency_ns <= limit_ns else "",
-        ])  # fmt: skip
-    head = ["threads", "instances <threads,batch>", "batch size", "max wait", "p50", _percentile(part), "meets SLO"]
-    print_table(head, rows, numbers=(0, 2, 3, 4, 5), gives_way=1)
+def _table(found: Sequence[Sized], limit_ns: int, part: float) -> Table:
+    columns = {"threads": "{}", "instances <threads,batch>": str, "batch size": "{}", "max wait": format_duration,
+               "p50": format_duration, _percentile(part): format_duration, "meets SLO": str}  # fmt: skip
+    rows = [
+        (item.server.split.threads, item.server.split, item.server.split.batch, item.server.wait_ns,
+         item.answered.latency_ns(0.5), item.answered.latency_ns(part), "yes" if item.latency_ns <= limit_ns else "")
+        for item in found
+    ]  # fmt: skip
+    return Table(columns, rows, wraps="instances <threads,batch>")
 
 
 def _percentile(part: float) -> str:
     return f"p{100 * part:.4g}"
 
 
-def _format_latencies(one: Answered, part: float) -> list[str]:
-    return [format_duration(one.latency_ns(level)) for level in (0.5, part)]
-
-
-def _print_flights(flights: Sequence[tuple[Sized, list[Answered]]], part: float) -> None:
+def _flight_table(flights: Sequence[tuple[Sized, list[Answered]]], part: float) -> Table:
+    columns = [("instances <threads,batch>", str), ("p50 predicted", format_duration),
+               (_percentile(part), format_duration), ("p50 measured", format_duration),
+               (_percentile(part), format_duration), ("error", "{:+.1%}")]  # fmt: skip
     rows = []
     for item, used in flights:
+        predicted = [item.answered.latency_ns(level) for level in (0.5, part)]
         middle, tail = (median(it.latency_ns(level) for it in used) for level in (0.5, part))
-        rows.append([
-            str(item.server.split), *_format_latencies(item.answered, part),
-            format_duration(middle), format_duration(tail), f"{item.latency_ns / tail - 1:+.1%}",
-        ])  # fmt: skip
-    head = ["instances <threads,batch>", "p50 predicted", _percentile(part), "p50 measured",
-            _percentile(part), "error"]  # fmt: skip
-    print_table(head, rows, numbers=(1, 2, 3, 4, 5), gives_way=0)
+        rows.append((item.server.split, *predicted, middle, tail, item.latency_ns / tail - 1))
+    return Table(columns, rows)

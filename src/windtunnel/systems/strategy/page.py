@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
-from windtunnel.cli.console import advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import advise, show, suggest
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -36,7 +39,6 @@ def search(
 ) -> None:
     """Search the fastest strategy of a captured data-parallel job, write it to ``path`` and print it."""
     from windtunnel.systems.strategy.optimizer import optimize
-    from windtunnel.units import parse_duration, parse_rate, parse_size
 
     given = (
         parse_duration(latency) if latency else None,
@@ -56,10 +58,7 @@ def search(
         progress=progress,
     )
     result.save(path)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        _print(result)
+    show(result.to_dict(), _lines(result), as_json=as_json)
     advise(f"wrote {path}")
     suggest("windtunnel", "verify", path)
 
@@ -101,21 +100,14 @@ def _measure_averaging(graph: Graph, database: Any, progress: Any) -> tuple[floa
     return averaging_rate(sweep.fit, ranks.num_ranks)
 
 
-def _print(strategy: Strategy) -> None:
-    from windtunnel.units import format_duration
-
-    if not strategy.request:
-        say(
-            f"no strategy is predicted to be faster than the baseline: {format_duration(strategy.baseline_ns)} per step"
-        )
+def _lines(strategy: Strategy) -> Iterator[str | Table]:
+    baseline, predicted = format_duration(strategy.baseline_ns), format_duration(strategy.predicted_ns)
+    if strategy.request:
+        yield f"{strategy.speedup:.2f}x, {baseline} to {predicted} per step: {strategy.request}"
     else:
-        times = f"{format_duration(strategy.baseline_ns)} to {format_duration(strategy.predicted_ns)}"
-        say_wrapped(f"{strategy.speedup:.2f}x, {times} per step: {strategy.request}")
-    rows = [
-        (name, f"{search_['num_messages']:.0f}", format_duration(search_["chain_ns"]), f"{search_['num_asked']:,.0f}")
-        for name, search_ in strategy.searches.items()
-    ]
-    print_table(("search", "messages", "chain time", "plans"), rows, numbers=(1, 2, 3))
-    for request, speedup in strategy.others:
-        say_wrapped(f"  {speedup:.2f}x {request}")
-    say(f"{strategy.num_replays} replays of the full graph")
+        yield f"no strategy is predicted to be faster than the baseline: {baseline} per step"
+    columns = {"search": str, "messages": "{:.0f}", "chain time": format_duration, "plans": "{:,.0f}"}
+    names = ("num_messages", "chain_ns", "num_asked")
+    yield Table(columns, [(name, *(found[key] for key in names)) for name, found in strategy.searches.items()])
+    yield from (f"  {speedup:.2f}x {request}" for request, speedup in strategy.others)
+    yield f"{strategy.num_replays} replays of the full graph"
