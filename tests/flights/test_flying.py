@@ -7,9 +7,10 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import FlightError, InputError, NotApplicableError
-from windtunnel.flights import Ledger, fly, interval_of, verify, with_intervals
+from windtunnel.flights import Ledger, fly, interval_of, run, verify, with_intervals
 from windtunnel.graph import GraphBuilder, Kind, ResourceKind
 from windtunnel.measure import StopRule
+from windtunnel.sources.targets import target_of
 from windtunnel.sources.torch.script import capture_script
 from windtunnel.whatifs import whatif
 
@@ -272,3 +273,25 @@ def test_a_flight_without_checkpoints_computes_less_and_is_refused_where_there_a
 
     with pytest.raises(FlightError, match="changed nothing"):
         fly(program(lambda block, values: block(values)), NO_CHECKPOINTS, rule=BRIEF)
+
+
+@pytest.mark.parametrize(("free", "refuses"), [(2 << 20, True), (1 << 40, False)])
+def test_a_flight_that_does_not_fit_is_refused_before_it_starts(tmp_path, monkeypatch, one_thread, free, refuses):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs = torch.randn(512, 64)
+
+    def step():
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    graph = windtunnel.capture(step, iterations=2, model=model)
+    answer = whatif(graph, "batch-size:factor=4", database=":memory:", budget_s=0.01)[0]
+    monkeypatch.setattr(run, "available_bytes", lambda: free)
+    if not refuses:
+        run.require_memory(answer, target_of(step))
+        return
+    with pytest.raises(FlightError, match="MiB are free") as refused:
+        run.require_memory(answer, target_of(step))
+    assert "batch of at most" in refused.value.fix

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 
 import pytest
 
 from windtunnel.hardware import devices, machine, recognize
-from windtunnel.hardware.host import cpu_quota_cores, num_sockets, this_host
+from windtunnel.hardware.host import cpu_quota_cores, free_gpu_bytes, num_sockets, this_host
 
 CPUINFO = """processor : 0
 model name : Example(R) Xeon(R)  Gold 1
@@ -108,3 +110,17 @@ def test_a_gpu_is_recognized_by_its_driver_name_and_memory(driver_name, memory_m
 @pytest.mark.parametrize("driver_name", ["", "Some Card", "AMD Radeon Graphics"])
 def test_an_unknown_gpu_is_left_out(driver_name):
     assert recognize(driver_name, 2**34) is None
+
+
+def test_the_free_memory_of_the_visible_gpu_is_asked_of_the_driver(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\nprintf "%s\\n" "$*" > "$0.asked"\nprintf \'1024\\n\'\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+
+    assert 2**30 == free_gpu_bytes()
+    assert "--query-gpu=memory.free" in (tmp_path / "nvidia-smi.asked").read_text()
+    assert (tmp_path / "nvidia-smi.asked").read_text().endswith("--id 3\n")
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert free_gpu_bytes() is None

@@ -26,17 +26,21 @@ from windtunnel.flights.proof import unproven
 from windtunnel.flights.receipt import Receipt, conditions_of, model_fingerprint
 from windtunnel.flights.step_variant import StepLane
 from windtunnel.graph import Graph
+from windtunnel.hardware.host import available_bytes, free_gpu_bytes
 from windtunnel.measure import fingerprint
 from windtunnel.measure.deadline import OutOfTimeError, interrupt_after
 from windtunnel.measure.disturbance import disturbance_line
 from windtunnel.measure.turns import Measurement, StopRule, Turn, measure
 from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadName, build_workload, discover, target_of
 from windtunnel.sources.torch.live import LiveProgram
+from windtunnel.units import format_size
 from windtunnel.whatifs import Answer, Request, parse_request, whatif
+from windtunnel.whatifs.device_tasks import lies_on_device
 
-__all__ = ["capture_baseline", "fly", "remaining_time", "require_flights", "verify"]
+__all__ = ["capture_baseline", "fly", "remaining_time", "require_flights", "require_memory", "verify"]
 
 CAPTURE_ITERATIONS = 20
+_AMPLE = 8.0  # times the baseline's peak: no change that keeps the batch needs more, beside its baseline
 
 
 def verify(
@@ -104,6 +108,7 @@ def verify(
         answer = whatif(graph, [request], prices=prices, database=database)[0]
     if not answer.is_applicable:
         raise NotApplicableError(f"{request} does not apply here: {answer.reason}", where=str(subject))
+    require_memory(answer, subject)
     rule = rule or (StopRule() if time_limit_s is None else StopRule(time_limit_s=time_limit_s))
     measured = fly(
         subject,
@@ -149,7 +154,7 @@ def fly(
     request = name if isinstance(name, Request) else parse_request(name)
     subject = target_of(target, argv=argv, model=model, optimizer=optimizer)
     flights = _flights_of(request)
-    is_apart = isinstance(subject, Script) or any(getattr(flight, "is_apart", False) for flight, _ in flights)
+    is_apart = _runs_apart(subject, flights)
     rule = rule or StopRule()
     if time_limit_s is None:
         time_limit_s = rule.give_up_s
@@ -164,6 +169,45 @@ def fly(
     with running as (baseline, changed):
         check = partial(_require_change, request, flights)
         return measure(baseline, changed, rule, progress, check, deadline_s=deadline_s)
+
+
+def _runs_apart(subject: Target, flights: Flights) -> bool:
+    """Whether both programs have processes of their own."""
+    return isinstance(subject, Script) or any(getattr(flight, "is_apart", False) for flight, _ in flights)
+
+
+def _num_ranks(flights: Flights) -> int:
+    """Processes of the changed program."""
+    ranks = [given[flight.ranks_parameter] for flight, given in flights if hasattr(flight, "ranks_parameter")]
+    return int(max(ranks, default=1))
+
+
+def require_memory(answer: Answer, subject: Target) -> None:
+    """Refuse a flight whose programs would not fit into the memory that is free.
+
+    Raises
+    ------
+    FlightError
+        They would not; says what is free, and what part of the batch would fit.
+    """
+    before, is_on_gpu = answer.baseline_peak_bytes, bool(lies_on_device(answer.baseline.graph).any())
+    free = free_gpu_bytes() if is_on_gpu else available_bytes()
+    flights = _flights_of(answer.request)
+    num_ranks = _num_ranks(flights)
+    if before is None or free is None or free > _AMPLE * before * num_ranks * max(1.0, answer.samples_ratio):
+        return  # the peak of a change takes seconds to predict
+    after = answer.peak_bytes
+    if after is None:
+        return
+    # in one process the baseline's memory is taken already, and what is added counts
+    needed = before + num_ranks * after if _runs_apart(subject, flights) else after - before
+    if needed > free:
+        raise FlightError(
+            f"both programs together need about {format_size(needed)} {'on the GPU' if is_on_gpu else 'of memory'}, "
+            f"and {format_size(free)} are free",
+            where=f"{answer.request} of {subject}",
+            fix=f"free memory, or fly with a batch of at most {free / needed:.0%} of this one",
+        )
 
 
 def _require_change(request: Request, flights: Flights, baseline: Turn, changed: Turn) -> None:
@@ -263,9 +307,8 @@ def _process_lanes(
     """Each lane in processes of its own."""
     config = _lane_config(subject, request, sees_operators=_sees_operators(flights))
     steps = tuple((step.name, given) for step, (_, given) in zip(request.steps, flights, strict=True))
-    ranks = [given[flight.ranks_parameter] for flight, given in flights if hasattr(flight, "ranks_parameter")]
     changed_config = LaneConfig(**{**_fields(config), "steps": steps})
-    num_ranks = int(max(ranks, default=1))
+    num_ranks = _num_ranks(flights)
     with (
         ProcessLane(config, title="baseline", deadline_s=deadline_s) as baseline,
         ProcessLane(

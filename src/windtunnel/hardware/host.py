@@ -22,6 +22,7 @@ __all__ = [
     "available_bytes",
     "clock_hz",
     "cpu_quota_cores",
+    "free_gpu_bytes",
     "matching",
     "num_sockets",
     "peak_own_bytes",
@@ -198,17 +199,28 @@ def _isa_flags(info: str) -> tuple[str, ...]:
     return tuple(sorted({flag for flag in flags if _FLAGS.fullmatch(flag)}))
 
 
+def free_gpu_bytes() -> int | None:
+    """Memory that no process holds on the first GPU that this process may use; None where its driver does not say."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    free_mib = _ask_driver("memory.free", *(["--id", visible] if visible else []))
+    return int(free_mib[0]) * 2**20 if free_mib and free_mib[0].strip().isdigit() else None
+
+
 def _gpus(known: Mapping[str, Device]) -> Iterable[Device]:
+    result = (_of_line(line, known) for line in _ask_driver("name,memory.total"))
+    return [gpu for gpu in result if gpu is not None]
+
+
+def _ask_driver(fields: str, *options: str) -> list[str]:
+    """One line per GPU; a driver that does not answer is a host without usable GPUs."""
     if shutil.which("nvidia-smi") is None:
         return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", *options]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=_GPU_QUERY_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
-        # a driver that does not answer is a host without usable GPUs
         return []
-    result = (_of_line(line, known) for line in answer.stdout.splitlines())
-    return [gpu for gpu in result if gpu is not None]
+    return answer.stdout.splitlines()
 
 
 def _of_line(line: str, known: Mapping[str, Device]) -> Device | None:
