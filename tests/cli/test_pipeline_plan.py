@@ -133,34 +133,3 @@ def test_the_command_that_plan_prints_runs_exactly_the_plan(tmp_path, monkeypatc
     assert best["replayed_ns"] == found["predicted_step_ns"] == found["receipt"]["predicted_ns"]
     assert found["step_ns"] == found["receipt"]["changed"]["value"]
     assert (2, True) == (again.code, "is there already" in again.stderr)
-
-
-def test_the_command_names_machines_and_why_cheaper_ones_do_not_do(tmp_path):
-    torch = pytest.importorskip("torch")
-    from windtunnel.sources.torch.step import capture
-
-    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
-    optimizer, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.randn(16, 64)
-
-    def step():
-        optimizer.zero_grad()
-        net(x).sum().backward()
-        optimizer.step()
-
-    path = tmp_path / "net.wt"
-    save(capture(step, iterations=3, model=net, optimizer=optimizer), path)
-    words = ("pipeline", "plan", path, "--batch-size", 64, "--on", "g4dn.xlarge,g5.12xlarge", "--samples", 16)
-    told = windtunnel(*words, "--min-throughput", 1000, "--json")
-    shown = windtunnel(*words, "--min-throughput", 1000)
-    never = windtunnel(*words, "--min-throughput", 1e15)
-    unknown = windtunnel("pipeline", "plan", path, "--batch-size", 64, "--on", "g4dn", "--min-throughput", 10)
-    here = windtunnel("pipeline", "plan", "mlp", "--batch-size", 64, "--min-throughput", 10)
-
-    document = json.loads(told.stdout)
-    assert "windtunnel.pipeline-machines/1" == document["schema"]
-    assert document["best"]["samples_per_s"] >= 1000
-    assert ("g4dn.xlarge", 1, 0.526) == tuple(document["best"][name] for name in ("instance", "count", "usd_per_h"))
-    assert "0.53 USD per h for 1,000 samples per s: 1 x g4dn.xlarge" in shown.stdout
-    assert [0, 0, 1, 2, 2] == [one.code for one in (told, shown, never, unknown, here)]
-    assert "did you mean g4dn" in unknown.stderr
-    assert "a workload is planned for this host" in here.stderr

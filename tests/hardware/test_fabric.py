@@ -5,8 +5,7 @@ import math
 import pytest
 
 from windtunnel.cost.collective import p2p_ns
-from windtunnel.hardware import Fabric, fabric_of, instance, machine
-from windtunnel.systems.pipelines.machines import links_between
+from windtunnel.hardware import Fabric, fabric_of, machine
 from windtunnel.systems.pipelines.two_bw import Job
 from windtunnel.systems.uneven.fleet import Wire
 from windtunnel.systems.uneven.trace import Trace
@@ -23,13 +22,12 @@ def test_ranks_of_a_host_use_its_own_link_and_others_as_many_networks_as_there_a
 
 
 def test_planners_choose_between_the_same_two_links():
-    rented = instance("g5.12xlarge")
-    job = Job(8, math.inf, 16, links_between(rented, 2))
+    job = Job(16, math.inf, 16, fabric_of(DGX))
 
     assert isinstance(job.links, Fabric)
     assert job.links.inner == job.links.among(job.links.devices_per_host - 1)
     assert job.links.outer == job.links.among(job.links.devices_per_host)
-    assert rented.network_bytes_per_s / rented.num_devices == job.links.among(8).bandwidth_bytes_per_s
+    assert DGX.network_link.bandwidth_bytes_per_s == job.links.among(16).bandwidth_bytes_per_s
 
 
 def test_a_wire_of_a_fleet_is_a_link_until_its_rate_changes():

@@ -20,7 +20,6 @@ from windtunnel.cli.options import Force, Json, MaxDownsets, whole_numbers
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 from windtunnel.systems.pipelines.plans_output import piper_document, print_piper, print_plans, table_document
-from windtunnel.systems.pipelines.verb_machines import plan_machines
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Fabric
@@ -63,8 +62,7 @@ def plan(
         typer.Option(
             "--on",
             metavar="LIST",
-            help="Hardware for a graph, such as 8xh100 (with --min-throughput: machines of the catalog); otherwise "
-            "the number of devices.",
+            help="Hardware for a graph, such as 8xh100; otherwise the number of devices.",
         ),
     ] = "",
     memory: Annotated[
@@ -101,21 +99,6 @@ def plan(
     ] = "",
     per_server: Annotated[
         int, typer.Option("--devices-per-host", min=1, metavar="N", help="Number of devices per server.")
-    ] = 8,
-    at_least: Annotated[
-        float,
-        typer.Option(
-            "--min-throughput",
-            min=0.0,
-            metavar="N",
-            help="Captured graph: find the cheapest machines that reach N samples per second.",
-        ),
-    ] = 0.0,
-    machines: Annotated[
-        int,
-        typer.Option(
-            "--max-machines", min=1, metavar="N", help="With --min-throughput: maximum number of machines of one type."
-        ),
     ] = 8,
     samples: Annotated[
         int,
@@ -165,11 +148,6 @@ def plan(
         batch, samples_of, memory, _one_of(schedule, _SCHEDULES, "--schedule"), widths, depths,
         _one_of(recompute, _AGAIN, "--recompute"), precision, base, replay,
     )  # fmt: skip
-    if at_least:
-        plan_machines(
-            path, devices, batch, requested.microbatches, at_least, machines, samples, replay, as_json=as_json
-        )
-        return
     with Progress("planning") as progress, stdout_to_stderr():
         if is_workload:
             result = _of_workload(target, devices, requested, progress)
