@@ -26,7 +26,8 @@ COMING, WAITING, RUNNING, OVER = 0, 1, 2, 3  # status of a job
 # Typed constants instead of literals: numba compiles a function again for every literal type that it is called with.
 STOP, RETURN, TIMER = np.int64(0), np.int64(1), np.int64(2)  # a segment ends, its GPUs come back, a job may take worse
 NOBODY = np.int64(-1)  # a job for which a machine is drained
-FIRST_ROW, NO_MACHINE = np.int64(0), np.int64(-1)
+FIRST_ROW: Any = np.int64(0)
+NO_MACHINE: Any = np.int64(-1)
 SPANS_RACK, SPANS_NETWORK = np.int64(0), np.int64(1)  # what a job takes when its timer is over
 IS_LAST, IS_STOPPED = np.bool_(True), np.bool_(False)  # its work is done with a segment, or it waits again
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,8 +79,6 @@ def run(
     """Example: windtunnel pipeline run mlp --ranks 2 --schedule 2bw --steps 20
 
     Train a workload as a pipeline of processes on this host and compare with the predicted step.
-
-    Under torchrun it uses torchrun's processes: torchrun --nproc-per-node 2 -m windtunnel pipeline run mlp --ranks 2
     """
     from windtunnel.systems.pipelines.training.job import plan_pipeline
     from windtunnel.systems.pipelines.training.train import train_pipeline
@@ -98,21 +95,13 @@ def run(
     else:
         known = _read(plan, target, [name for name, value in own.items() if value], max_norm=clip)
         spec = known.spec
-    more: dict[str, Any] = {
-        "num_batches": steps, "folder": checkpoint, "every": every, "resumes": resume, "watches_memory": memory
-    }  # fmt: skip
     with Progress("training") as progress, stdout_to_stderr():
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            from windtunnel.systems.pipelines.training.elastic import train_elastic
-
-            result = train_elastic(spec, known=known, progress=progress, **more)
-            if result is None:  # another rank speaks
-                return
-            planned, trained = result
-        else:
-            planned = known or plan_pipeline(spec, progress=progress)
-            orders = planned.orders(num_alone=0 if memory else 3, **more)
-            trained = train_pipeline(orders, progress=progress)
+        planned = known or plan_pipeline(spec, progress=progress)
+        orders = planned.orders(
+            num_batches=steps, folder=checkpoint, every=every, resumes=resume, watches_memory=memory,
+            num_alone=0 if memory else 3,
+        )  # fmt: skip
+        trained = train_pipeline(orders, progress=progress)
     receipt = None
     if trained.step_ns is not None and planned.predicted_ns is not None and trained.alone_ns is not None:
         from windtunnel.flights import Ledger

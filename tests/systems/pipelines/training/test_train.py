@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import threading
 import time
 import weakref
@@ -21,7 +19,7 @@ from benchmarks.peers.delayed import delayed_training, largest_error
 
 from tests.systems.pipelines.training.schedules_merged import merged
 from windtunnel.errors import FlightError, InputError, NotApplicableError
-from windtunnel.measure.workers import Workers, run_to_end
+from windtunnel.measure.workers import Workers
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.schedules import Action, Schedule, pipedream
 from windtunnel.systems.pipelines.training import train
@@ -265,19 +263,6 @@ def test_ranks_hold_what_the_formula_says(name, versions, recomputes):
             assert found["input"] == under_way * single["input"]
             kept = 1 if recomputes else under_way
             assert abs(found["feature map"] - kept * single["feature map"]) <= single["input"]
-
-
-@pytest.mark.slow
-def test_processes_of_torchrun_train_the_same():
-    words = "--standalone --nproc-per-node 2 -m windtunnel pipeline run mlp:batch_size=16,width=8,depth=3"
-    words += " --ranks 2 --microbatches 4 --steps 4 --json"
-    done = run_to_end([sys.executable, "-m", "torch.distributed.run", *words.split()], timeout_s=300.0)
-
-    assert done is not None
-    assert 0 == done.code, done.stderr
-    document = json.loads(done.stdout)
-    losses, _ = delayed_training("mlp", MLP, {"": 0}, 4, 4, "2bw")
-    assert losses == pytest.approx(document["losses"], rel=1e-6)
 
 
 def test_a_pipeline_that_is_not_flushed_clips_by_the_norm_of_the_batch_before():
