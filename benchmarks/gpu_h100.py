@@ -1,8 +1,8 @@
-"""What one H100 said, on 2026-11-26, and what we say of the same jobs: memory, traces without their profiler, what-ifs.
+"""What one H100 said, on 2026-11-26, and what we say of the same jobs: memory, traces without their profiler, bounds.
 
 The folder ``gpu/h100`` holds what ``python -m benchmarks.gpu`` recorded there: the allocator's peaks of 24 jobs, bare
-times and traces (their first two of eight steps) of ten, five flights, and times of 256 operators. Predictions are made
-anew here, without a GPU. Two flights have a trace to be predicted from; the others are listed.
+times and traces (their first two of eight steps) of ten, and times of 256 operators. Predictions are made anew here,
+without a GPU. ``gpu_whatifs`` judges the five flights.
 
     python -m benchmarks.gpu_h100 --verbose
 """
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bar import is_verbose, report, table
+from benchmarks.bar import report
 from benchmarks.gpu import jobs
 from benchmarks.gpu.stages import Job
 from windtunnel.hardware import device
@@ -22,11 +22,10 @@ from windtunnel.simulate import replay
 from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.sources.kineto.unprofiled import without_profiler
 from windtunnel.sources.memory.tracking import predict_memory
-from windtunnel.whatifs import whatif
 
 FOLDER = Path(__file__).parent / "gpu" / "h100"
 CHIP = "h100"
-MEMORY_TARGETS, TRACE_TARGETS, WHATIF_TARGET = (0.05, 0.15), (0.10, 0.20), 0.10
+MEMORY_TARGETS, TRACE_TARGETS = (0.05, 0.15), (0.10, 0.20)
 WARMUP = 3
 
 Rows = dict[str, Any]
@@ -71,30 +70,6 @@ def traces() -> None:
     )  # fmt: skip
 
 
-def whatifs() -> None:
-    """Flights beside predictions from the baseline's trace, its profiler taken out by the time of bare blocks."""
-    rows: list[Rows] = []
-    bare_ns = bare()
-    for pair, flown in recorded("whatifs").items():
-        name, _, change = pair.partition("@")
-        row = {"pair": pair, "flown": flown["measured"], "low": flown["low"], "high": flown["high"]}
-        if (FOLDER / "traces" / f"{name}.json.gz").is_file():
-            traced = trace(name)
-            answer = whatif(without_profiler(traced, bare_ns[name]), change)[0]
-            row["predicted"] = answer.baseline_ns / answer.predicted_ns
-            plain = whatif(traced, change)[0]
-            row["predicted_as_recorded"] = plain.baseline_ns / plain.predicted_ns
-        rows.append(row)
-    errors = {row["pair"]: row["predicted"] / row["flown"] - 1 for row in rows if "predicted" in row}
-    report(
-        "gpu_whatifs", 100 * middle(errors), "median <= 10 % of what was flown on an H100",
-        middle(errors) <= WHATIF_TARGET, num_flown=len(rows), num_predicted=len(errors), rows=rows,
-        percent={k: 100 * v for k, v in errors.items()},
-    )  # fmt: skip
-    if is_verbose():
-        print(table(rows))
-
-
 def bounds() -> None:
     """Products of matrices beside what the data sheet's peaks allow: none may be quicker."""
     chip, ratios = device(CHIP), []
@@ -133,7 +108,6 @@ def step_ns(graph: Any) -> float:
 def main() -> None:
     memory()
     traces()
-    whatifs()
     bounds()
 
 

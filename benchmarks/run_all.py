@@ -83,6 +83,7 @@ BARS = (
     "unseen_gpus",
     "gpu_h100",
     "gpu_operators",
+    "gpu_whatifs",
     "dpro_replay_error",
     "ddp_from_one",
     "optimizer_flown",

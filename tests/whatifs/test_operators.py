@@ -78,7 +78,8 @@ def test_published_amp_divides_products_by_three_and_other_kernels_by_two():
 
 def test_published_amp_on_a_known_gpu_goes_by_the_peaks_of_its_types_and_leaves_updates():
     names = iter(["ampere_sgemm_128x64", "sm80_xmma_gemm_tf32f32", "dgrad2d_c1_k1", "multi_tensor_apply"])
-    layers = [Layer("a", 14_800, 14_800), Layer("b", 14_800, 14_800, 14_800)]
+    long_ns = 14_800_000_000  # long kernels reach what their type does
+    layers = [Layer("a", long_ns, long_ns), Layer("b", long_ns, long_ns, 14_800)]
     graph = gpu_step(layers)
     kernels = np.flatnonzero(graph.select(kind=Kind.COMPUTE))
     texts = graph.tasks.strings("name").assign(kernels, "sgemm_f16s16816")
@@ -89,7 +90,7 @@ def test_published_amp_on_a_known_gpu_goes_by_the_peaks_of_its_types_and_leaves_
     named = graph.with_columns(name=texts).with_meta(hardware=chip)
     ratio = published(amp(named)).duration_ns / np.maximum(named.duration_ns, 1)
 
-    assert [67 / 989.5, 494.5 / 989.5, 0.5, 1.0] == pytest.approx(ratio[kernels[:4]].tolist(), abs=1e-4)
+    assert [67 / 989.5, 0.65 * 494.5 / 989.5, 0.5, 1.0] == pytest.approx(ratio[kernels[:4]].tolist(), abs=1e-4)
     assert 1.0 == ratio[graph.select(kind=Kind.COMPUTE, phase=Phase.UPDATE)].min()
 
 

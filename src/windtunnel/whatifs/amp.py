@@ -17,16 +17,27 @@ from windtunnel.cost.rerun import Form, Program
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of, does_matrix_work
-from windtunnel.simulate.limits import Baseline, less_work
+from windtunnel.simulate.limits import Baseline, less_work, other_order
 from windtunnel.whatifs.device_tasks import device_kernels
-from windtunnel.whatifs.insert_tasks import chip_of, products_by_type, runs_in_16_bits
+from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, launch_calls, products_by_type, runs_in_16_bits
 from windtunnel.whatifs.measured import has_program, operators_of, require_program, rerun_in_form, scale_memory
 from windtunnel.whatifs.peak_memory import note_form
+from windtunnel.whatifs.product_speed import (
+    host_time_per_launch_ns,
+    names_16_bits,
+    product_slowdown,
+    product_speedup,
+    rate_ratio,
+    type_of_16_bits,
+)
 from windtunnel.whatifs.unpriced import Unpriced
 
-__all__ = ["amp"]
+__all__ = ["amp", "no_amp"]
 
 Mask = NDArray[np.bool_]
+_STAYS = r"(?i).*(layer_?norm|rms_?norm|softmax|loss|embedding|index|gather|scatter|sort|distribution).*"  # in float32
+_LOW_NAMES = r"(?i).*(bf16|bfloat16|half|fp16).*"
+_CASTS = r"(?i).*(bfloat16|float16|half)_copy_kernel.*"
 _SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 _LOW_TYPES = ("c10::BFloat16", "c10::Half")
 _MOST = 16.0  # bf16 products of matrix units over float32 products of vector units, on CPUs and GPUs without tf32
@@ -49,8 +60,9 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
 
     Measured: the captured operators run again under autocast, interleaved with the original, casts included, and the
     ratios are applied to the step. Paper: matrix products and convolutions take a third, other device kernels half, the
-    CPU stays. On a GPU of the catalog that has TensorFloat-32, products take the share that the data sheet's peaks of
-    their type and of the new one have, and updates stay: the paper's third is that of the GPUs of 2018.
+    CPU stays. On a GPU of the catalog that has TensorFloat-32, products gain by the data sheet's peaks of both types,
+    as far as kernels of their length reach these; what autocast keeps in float32 stays, as do updates; the host
+    converts the inputs of products. The paper's third is that of the GPUs of 2018.
 
     Parameters
     ----------
@@ -90,25 +102,83 @@ def _check(program: Program) -> None:
 
 def _paper(graph: Graph, dtype: str) -> Graph:
     kernels = device_kernels(graph)
-    low = kernels & runs_in_16_bits(graph)
     products = kernels & does_matrix_work(graph)
+    low = kernels & (runs_in_16_bits(graph) | names_16_bits(graph, kernels))
     if (low & products).any() and 2 * graph.duration_ns[low & products].sum() >= graph.duration_ns[products].sum():
-        raise InEffectError(f"{int((low & products).sum())} of {int(products.sum())} products run in 16 bits")
+        if type_of_16_bits(graph, low & products) not in ("", dtype):
+            return graph.set_duration(low, graph.duration_ns[low], cost_source="paper")  # both types are as fast
+        raise InEffectError(
+            f"{int((low & products).sum())} of {int(products.sum())} products run in 16 bits", reverse="no-amp"
+        )
     kernels &= ~low
-    for mask, divisor in _divisors(graph, kernels, dtype):
-        duration = np.rint(graph.duration_ns[mask] / divisor).astype(np.int64)
+    for mask, speedup in _speedups(graph, kernels, dtype):
+        duration = np.rint(graph.duration_ns[mask] / speedup).astype(np.int64)
         graph = graph.set_duration(mask, duration, cost_source="paper")
+    graph = _add_casts(graph, kernels & products) if chip_of(graph) is not None else graph
     return scale_memory(graph, np.where(kernels & graph.select(kind=Kind.COMPUTE), 0.5, 1.0))
 
 
-def _divisors(graph: Graph, kernels: Mask, dtype: str) -> list[tuple[Mask, float]]:
-    chip = chip_of(graph)
+def _speedups(graph: Graph, kernels: Mask, dtype: str) -> list[tuple[Mask, NDArray[np.float64]]]:
+    chip, took_ns = chip_of(graph), graph.duration_ns
+    products = kernels & does_matrix_work(graph)
     if chip is None or not {"fp32", "tf32", dtype} <= set(chip.peak_flops_per_s):
-        products = kernels & does_matrix_work(graph)
-        return [(products, 3.0), (kernels & ~products, 2.0)]
+        return [(mask, np.full(int(mask.sum()), gain)) for mask, gain in ((products, 3.0), (kernels & ~products, 2.0))]
     products_of = products_by_type(graph, kernels)
-    others = kernels & ~graph.select(phase=Phase.UPDATE)
-    for mask in products_of.values():
-        others &= ~mask
-    new = chip.flops_per_s(dtype)
-    return [(others, 2.0), *((products_of[old], new / chip.flops_per_s(old)) for old in ("fp32", "tf32"))]
+    others = kernels & ~products & ~graph.select(phase=Phase.UPDATE) & ~graph.select(name=_STAYS)
+    result = [(others, np.full(int(others.sum()), 2.0))]
+    for old in ("fp32", "tf32"):
+        mask = products_of[old]
+        result.append((mask, product_speedup(took_ns[mask], rate_ratio(chip, dtype, old))))
+    return result
+
+
+def _add_casts(graph: Graph, products: Mask) -> Graph:
+    """Autocast converts weights and inputs of products: one more operator for each forward, half for each backward.
+
+    Steps that wait for the host become longer by that.
+    """
+    calls = launch_calls(graph)
+    added_ns = np.zeros(graph.num_tasks)
+    for phase, count in ((Phase.FORWARD, 1.0), (Phase.BACKWARD, 0.5)):
+        own = calls[products & graph.select(phase=phase)]
+        np.add.at(added_ns, own[own >= 0], count * host_time_per_launch_ns(graph, phase))
+    selected = added_ns > 0
+    if not selected.any():
+        return graph
+    longer = np.rint(graph.duration_ns[selected] + added_ns[selected]).astype(np.int64)
+    return graph.set_duration(selected, longer, cost_source="paper")
+
+
+@registry.whatif(
+    "no-amp",
+    source="Micikevicius et al., Mixed precision training, ICLR 2018",
+    limits=other_order("the device does no less", without=lambda baseline: is_on_host(baseline.graph)),
+)
+def no_amp(graph: Graph) -> Unpriced:
+    """Run the forward passes in float32: the reverse of ``amp``.
+
+    Products take the ratio of the peaks of both types longer, other 16-bit kernels twice as long; conversions go.
+
+    Raises
+    ------
+    NotApplicableError
+        No product runs in 16 bits, or the GPU is not in the catalog.
+    """
+    return Unpriced.from_paper(partial(_in_float32, graph))
+
+
+def _in_float32(graph: Graph) -> Graph:
+    kernels, chip = device_kernels(graph), chip_of(graph)
+    products = kernels & (runs_in_16_bits(graph) | names_16_bits(graph, kernels)) & does_matrix_work(graph)
+    if not products.any():
+        raise NotApplicableError("no product runs in 16 bits", fix="ask for amp")
+    if chip is None or not {"fp32", "bf16"} <= set(chip.peak_flops_per_s):
+        raise NotApplicableError("the peaks of this GPU are not known", where="catalog of devices")
+    took_ns = graph.duration_ns
+    slower = product_slowdown(took_ns[products], rate_ratio(chip, "bf16", "fp32"))
+    changed = graph.set_duration(products, np.rint(took_ns[products] * slower).astype(np.int64), cost_source="paper")
+    others = kernels & ~products & graph.select(name=_LOW_NAMES) & ~graph.select(phase=Phase.UPDATE)
+    casts = others & graph.select(name=_CASTS)
+    others &= ~casts
+    changed = changed.set_duration(others, 2 * took_ns[others], cost_source="paper")
+    return changed.remove(casts) if casts.any() else changed

@@ -18,12 +18,13 @@ from windtunnel.cost.floor import floor_of
 from windtunnel.cost.pricing import with_known_peaks
 from windtunnel.cost.work import work_of
 from windtunnel.errors import NotApplicableError, WindtunnelError
-from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind, Strings, lags
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase, Strings, lags
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.device_gaps import BETWEEN_KERNELS, HOST, LOADER, ON_DEVICE, UNEXPLAINED, walk_gaps
 from windtunnel.sources.kineto.unprofiled import TYPICAL_SHARE
 from windtunnel.whatifs.ask import whatif
+from windtunnel.whatifs.device_tasks import lies_on_device
 from windtunnel.whatifs.host_waits import is_blocking_copy
 from windtunnel.whatifs.insert_tasks import chip_of, is_on_host
 
@@ -198,8 +199,7 @@ def find_device_use(graph: Graph, timeline: Timeline | None = None, *, asks: boo
 
 def on_device(graph: Graph) -> Mask:
     """Kernels of devices, bool [T]."""
-    kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
-    result: Mask = graph.select(kind=Kind.COMPUTE) & np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
+    result: Mask = graph.select(kind=Kind.COMPUTE) & lies_on_device(graph)
     return result
 
 
@@ -215,8 +215,8 @@ def host_share(graph: Graph) -> float:
 
 
 def shorten_host_times(graph: Graph, share: float) -> Graph:
-    """Host tasks, and the time between them, in this share."""
-    on_host = is_on_host(graph)
+    """Host tasks, and the time between them, in this share; getting batches is Python, which is not recorded."""
+    on_host = is_on_host(graph) & ~_loads(graph)
     tasks = on_host & (graph.duration_ns > 0)
     edges, lag_ns = graph.edges, lags(graph.edges)
     between = (on_host[edges["src"]] & on_host[edges["dst"]]) | (edges["kind"] == EdgeKind.LAUNCH)
@@ -229,8 +229,7 @@ def shorten_host_times(graph: Graph, share: float) -> Graph:
 
 def _devices(graph: Graph) -> Iterator[Mask]:
     """The tasks of each device of each rank that computes, bool [T]."""
-    kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
-    works = np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE)) & ~graph.select(kind=(Kind.SYNC, Kind.VIRTUAL))
+    works = lies_on_device(graph) & ~graph.select(kind=(Kind.SYNC, Kind.VIRTUAL))
     number = graph.resources.get("device", np.zeros(graph.num_resources, dtype=np.int64))
     device = np.append(number, -1)[graph.tasks["resource"]].astype(np.int64)
     rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int64)).astype(np.int64)
@@ -306,7 +305,7 @@ def _kernel_uses(graph: Graph, mean: float) -> tuple[KernelUse, ...]:
     classes, code_of_pair = np.unique(np.array(of_pair, dtype=object).astype(str), return_inverse=True)
     code = code_of_pair[member.reshape(-1)]
     duration_ns = graph.duration_ns[rows].astype(np.float64)
-    flops, moved, bound_ns = _known_work(graph, rows)
+    flops, moved, bound_ns = _work_of_kernels(graph, rows)
     result = []
     total_ns = duration_ns.sum()
     for index, name in enumerate(classes.tolist()):
@@ -325,7 +324,7 @@ def _kernel_uses(graph: Graph, mean: float) -> tuple[KernelUse, ...]:
     return tuple(sorted(result, key=lambda use: (-use.duration_ns, use.kernel_class)))
 
 
-def _known_work(graph: Graph, rows: Ints) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _work_of_kernels(graph: Graph, rows: Ints) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Flops, bytes and least time of each kernel; 0 where they are not known."""
     nothing = np.zeros(len(rows))
     chip = chip_of(graph)

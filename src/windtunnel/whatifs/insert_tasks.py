@@ -39,7 +39,9 @@ Mask = NDArray[np.bool_]
 _REACHED_RATIO = 0.8
 _HALVES = re.compile(r"(?i)bfloat16|half|float16")
 _TF32 = r"(?i).*(tf32|s1688|s161616).*"
-_OTHER_TYPES = r"(?i).*(bf16|bfloat16|half|_f16|f16f|fp16|hgemm|s16816|h16816|int8|imma|dgemm|f64).*"
+_OTHER_TYPES = (
+    r"(?i).*(nvjet_(sm\d+_)?[htq]|bf16|bfloat16|half|_f16|f16f|fp16|hgemm|s16816|h16816|int8|imma|dgemm|f64).*"
+)
 
 
 def is_on_host(graph: Graph) -> Mask:

@@ -5,17 +5,24 @@ In: a captured graph with convolutions. Out: its operators on NHWC images and we
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form
 from windtunnel.errors import InEffectError, NotApplicableError
-from windtunnel.graph import Graph
+from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs.measured import operators_of, require_program, rerun_in_form
+from windtunnel.whatifs.device_tasks import device_kernels, lies_on_device
+from windtunnel.whatifs.insert_tasks import launch_calls
+from windtunnel.whatifs.measured import has_program, operators_of, require_program, rerun_in_form
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["channels_last"]
+
+_TRANSPOSES = r"(?i).*n(chw|hwc)_?(2|To)_?n(chw|hwc).*"
 
 
 @registry.whatif(
@@ -26,13 +33,18 @@ __all__ = ["channels_last"]
 def channels_last(graph: Graph) -> Unpriced:
     """Lay out images and convolution weights with channels innermost; what lies between follows.
 
+    Measured: the captured operators run again in that layout. On a trace of a device: the kernels that only turn
+    images from one layout into the other go, as matrix units read channels innermost.
+
     Raises
     ------
     NotApplicableError
-        There is no 2-D convolution.
+        There is no 2-D convolution, or no kernel of a trace turns layouts.
     InEffectError
         All of them read such images.
     """
+    if not has_program(graph) and lies_on_device(graph).any():
+        return Unpriced.from_paper(partial(_without_transposes, graph))
     program = require_program(graph)
     images = [call for call in program.calls if "conv" in call.operator and _has_images(call.shapes)]
     if not images:
@@ -40,6 +52,18 @@ def channels_last(graph: Graph) -> Unpriced:
     if all(_is_channels_last(call.shapes[0], call.strides[0]) for call in images if call.strides):
         raise InEffectError("images lie with their channels innermost", where=f"{len(images)} convolutions")
     return rerun_in_form(graph, Form(memory_format="channels_last"))
+
+
+def _without_transposes(graph: Graph) -> Graph:
+    kernels = device_kernels(graph) & graph.select(phase=(Phase.FORWARD, Phase.BACKWARD))
+    transposes = kernels & graph.select(name=_TRANSPOSES)
+    if not transposes.any():
+        raise NotApplicableError("no kernel turns images from one layout into another", where="names of kernels")
+    calls = launch_calls(graph)
+    launches = np.zeros(graph.num_tasks, dtype=bool)
+    launches[calls[transposes & (calls >= 0)]] = True
+    launches[calls[~transposes & (calls >= 0)]] = False
+    return graph.remove(transposes | launches)
 
 
 def _is_channels_last(shape: Any, stride: Any) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.cost.rerun import UpdateForm, sparse_parameters
 from windtunnel.errors import InEffectError, NotApplicableError
-from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.graph import Graph, Kind, Phase, ResourceKind
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.measured import apply_update, has_program, update_need, update_steps
 from windtunnel.whatifs.peak_memory import note_form
@@ -33,7 +33,9 @@ def fused_optimizer(graph: Graph) -> Unpriced:
     """Update all parameters of a group with one fused operator.
 
     Measured: the captured optimizers step with ``fused=True``, interleaved with the original, on parameters of the same
-    sizes. Paper: one kernel as long as all removed ones together; their launches and the host time between them go.
+    sizes. Paper: one kernel as long as all removed ones together; their launches and the host time between them go. On
+    a GPU one pass over memory takes the place of those of multi-tensor kernels: 7 tensors of about 20 for Adam, 5 of 11
+    for SGD with momentum.
 
     Raises
     ------
@@ -67,7 +69,7 @@ def _change_implementation(graph: Graph, options: dict[str, Any]) -> Unpriced:
     _check_not_yet(graph, next(iter(options)))
     if options.get("fused"):
         _check_dense(graph)
-    published = partial(_paper, graph)
+    published = partial(_paper, graph, bool(options.get("fused")))
     if not has_program(graph):
         return Unpriced.from_paper(published)
     if int(steps.sum()) <= graph.num_iterations * graph.num_ranks:
@@ -96,7 +98,17 @@ def _check_dense(graph: Graph) -> None:
         )
 
 
-def _paper(graph: Graph) -> Graph:
+def _traffic_ratio(graph: Graph, kernels: np.ndarray) -> float:
+    """What one pass moves, over what the passes of these kernels move; 1 where names do not tell which they are."""
+    if "op" not in graph.tasks or not (graph.resources["kind"] == ResourceKind.STREAM).any():
+        return 1.0
+    steps = kernels & graph.select(op=r".*(addcdiv|_foreach_|aten::lerp|aten::addcmul).*")
+    if not steps.any():
+        return 1.0
+    return 7 / 20 if (steps & graph.select(op=r".*addcdiv.*")).any() else 5 / 11
+
+
+def _paper(graph: Graph, is_fused: bool) -> Graph:
     """One task of the length of all that compute, per run of updates; host work between them goes."""
     steps = update_steps(graph)
     kernels = steps & graph.select(kind=Kind.COMPUTE)
@@ -106,7 +118,9 @@ def _paper(graph: Graph) -> Graph:
     graph = graph.set_columns({_RUN: np.where(kernels, runs, -1)})
     hosts = steps & ~kernels
     first_host = _first_of_each(np.where(hosts, runs, -1))
-    graph = graph.set_duration(kernels, graph.duration_ns[kernels], cost_source="paper")
+    ratio = _traffic_ratio(graph, kernels) if is_fused else 1.0
+    passes_ns = np.rint(graph.duration_ns[kernels] * ratio).astype(np.int64)
+    graph = graph.set_duration(kernels, passes_ns, cost_source="paper")
     graph = graph.remove(hosts & ~first_host, keep_gaps=False)
     fused = graph.fuse(graph.tasks[_RUN] >= 0, by=("rank", "iteration", "resource", _RUN), name="update")
     return fused.drop_columns([_RUN])

@@ -17,6 +17,7 @@ from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, products_by_type, rescale, runs_in_16_bits
+from windtunnel.whatifs.product_speed import product_speedup, rate_ratio
 
 __all__ = ["tf32"]
 
@@ -45,7 +46,8 @@ def tf32(graph: Graph, factor: float | None = None) -> Graph:
     ----------
     graph : Graph
     factor : float, optional
-        How much faster a product becomes; by the data sheet's peaks of a GPU of the catalog, else 3.
+        How much faster a product becomes. By default 3; on a GPU of the catalog what products of that length gain by
+        the data sheet's peaks.
 
     Raises
     ------
@@ -54,8 +56,8 @@ def tf32(graph: Graph, factor: float | None = None) -> Graph:
     InEffectError
         All of them run in 16 bits.
     """
-    if factor is None:
-        factor = _factor(graph)
+    given = factor
+    factor = _factor(graph) if factor is None else factor
     if not math.isfinite(factor) or factor <= 0:
         raise InputError(f"products cannot become {factor} times as fast", fix="give a factor above 0")
     kernels = graph.select(kind=Kind.COMPUTE) & ~is_on_host(graph)
@@ -70,7 +72,11 @@ def tf32(graph: Graph, factor: float | None = None) -> Graph:
             "no product runs in float32 on a device",
             where=f"{int(np.count_nonzero(kernels))} kernels, {int(np.count_nonzero(products))} of them products",
         )
-    return rescale(graph, full, 1.0 / factor, "paper")
+    chip = chip_of(graph)
+    if given is not None or chip is None or not {"tf32", "fp32"} <= set(chip.peak_flops_per_s):
+        return rescale(graph, full, 1.0 / factor, "paper")
+    shorter = graph.duration_ns[full] / product_speedup(graph.duration_ns[full], rate_ratio(chip, "tf32", "fp32"))
+    return graph.set_duration(full, np.rint(shorter).astype(np.int64), cost_source="paper")
 
 
 def _factor(graph: Graph) -> float:
