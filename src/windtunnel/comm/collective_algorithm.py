@@ -75,7 +75,9 @@ def collective_algorithm(
     InputError
         The algorithm is not known, the sizes are not those of the workers, or the messages are too many.
     """
-    operations = _operations(algorithm)
+    if algorithm not in ALGORITHMS:
+        raise InputError(f"no algorithm is called {algorithm!r}", fix=f"known: {', '.join(ALGORITHMS)}")
+    operations = ALGORITHMS[algorithm][0]
     if num_parts < 0:
         raise InputError(f"a message cannot be cut into {num_parts} parts", fix="give 1 or more, or 0 to choose")
     groups = list(collectives_of(graph, operations, num_ranks))
@@ -85,12 +87,6 @@ def collective_algorithm(
     for group in groups:
         graph = (_expand_collectives if expanded else _price_collectives)(graph, group, algorithm, transport)
     return graph.note({"world_size": network.num_members, "link": network.slowest.json()})
-
-
-def _operations(algorithm: str) -> tuple[str, ...]:
-    if algorithm not in ALGORITHMS:
-        raise InputError(f"no algorithm is called {algorithm!r}", fix=f"known: {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[algorithm][0]
 
 
 def _network(graph: Graph, groups: list[Instances], algorithm: str, sizes: str, links: str, sharers: str) -> Topology:

@@ -162,15 +162,11 @@ def _fit_coefficients(terms: Floats, measured_ns: Floats, trust: Floats) -> Floa
         result[columns] = _not_negative(terms[:, columns] / predicted[:, None], requested, weight)
         if np.allclose(result, before, rtol=_SAME, atol=0):
             break
-    return _with_latency(result, terms, measured_ns)
-
-
-def _with_latency(coefficients: Floats, terms: Floats, measured_ns: Floats) -> Floats:
-    """The latency that small messages show by themselves: what varies little are the large ones, which hide it."""
-    rest = measured_ns - terms[:, 1:] @ coefficients[1:]
+    # The latency that small messages show by themselves: what varies little are the large ones, which hide it.
+    rest = measured_ns - terms[:, 1:] @ result[1:]
     is_small = rest > measured_ns / 2
     shown = float(np.median(rest[is_small] / terms[is_small, 0])) if is_small.any() else 0.0
-    return np.array([max(shown, coefficients[0]), *coefficients[1:]])
+    return np.array([max(shown, result[0]), *result[1:]])
 
 
 def _not_negative(terms: Floats, target: Floats, weight: Floats) -> Floats:

@@ -72,7 +72,9 @@ class Schedule:
         in_lockstep : bool
             A rank begins a step when it has all of the step before, though it sends what it had from the beginning.
         """
-        rows = np.concatenate([np.asarray(step, dtype=np.int64).reshape(-1, 5) for step in steps] or [_none(5)])
+        rows = np.concatenate(
+            [np.asarray(step, dtype=np.int64).reshape(-1, 5) for step in steps] or [np.empty((0, 5), dtype=np.int64)]
+        )
         step = np.repeat(np.arange(len(steps)), [len(np.reshape(item, (-1, 5))) for item in steps])
         src, dst, first, count, reduces = (np.ascontiguousarray(column) for column in rows.T)
         if in_lockstep:
@@ -103,10 +105,6 @@ class Schedule:
         is_first[self.needs[:, 0]] = False
         result: Ints = np.flatnonzero(is_first)
         return result
-
-
-def _none(width: int) -> Ints:
-    return np.empty((0, width), dtype=np.int64)
 
 
 def _after_last_step(src: Ints, dst: Ints, step: Ints) -> Ints:

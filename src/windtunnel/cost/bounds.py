@@ -130,6 +130,9 @@ def bounds(
     -----
     Williams, Waterman, Patterson, CACM 2009; Ilic, Pratas, Sousa, CAL 2014 (caches).
     """
+    #      compute = flops / peak, times padded tiles over tiles, times whole waves over waves
+    #      memory  = what a cache may keep at the cache's rate, the rest at the memory's
+    #      bound   = overhead + max(compute, memory)
     tiles, units = _floats(num_tiles), _floats(num_units)
     unquantized = 1e9 * _floats(flops) / _floats(flops_per_s)
     compute = unquantized * _floats(padding_ratio) * padding_ratios(tiles, units)
@@ -139,9 +142,13 @@ def bounds(
     unquantized, compute, memory, overhead = np.broadcast_arrays(
         *np.atleast_1d(unquantized, compute, memory, _floats(overhead_ns))
     )
+    # A kernel below the floor is waiting for the next launch: that counts as overhead, not as work.
     overhead = np.maximum(overhead, _floats(floor_ns) - np.maximum(compute, memory))
     bound = overhead + np.maximum(compute, memory)
-    binding = _binding(unquantized, compute, memory, overhead)
+    # WAVE: the last, partly empty wave is what makes compute the limit, or is more than half of it.
+    is_wave = (unquantized < memory) | (2 * unquantized < compute)
+    busy = np.where(compute > memory, np.where(is_wave, Binding.WAVE, Binding.COMPUTE), Binding.MEMORY)
+    binding = np.where(overhead > np.maximum(compute, memory), Binding.OVERHEAD, busy).astype(np.int8)
     return Bounds(bound, compute, memory, overhead, binding)
 
 
@@ -192,10 +199,13 @@ def bounds_on(
     """
     own_ns, floor_ns, units = _overhead_and_units(device)
     moved = _floats(bytes_moved)
+    names = [dtype] if isinstance(dtype, str) else list(dtype)
+    known = {name: _peak(device, name) for name in dict.fromkeys(names)}
+    rates = np.array([known[name] for name in names])
     return bounds(
         flops,
         moved,
-        flops_per_s=_peaks(device, dtype),
+        flops_per_s=rates[0] if isinstance(dtype, str) else rates,
         num_tiles=num_tiles,
         num_units=units,
         padding_ratio=padding_ratio,
@@ -207,12 +217,6 @@ def bounds_on(
 
 def _floats(values: ArrayLike) -> Floats:
     return np.asarray(values, dtype=np.float64)
-
-
-def _binding(unquantized: Floats, compute: Floats, memory: Floats, overhead: Floats) -> NDArray[np.int8]:
-    is_wave = (unquantized < memory) | (2 * unquantized < compute)
-    busy = np.where(compute > memory, np.where(is_wave, Binding.WAVE, Binding.COMPUTE), Binding.MEMORY)
-    return np.where(overhead > np.maximum(compute, memory), Binding.OVERHEAD, busy).astype(np.int8)
 
 
 def _overhead_and_units(device: Device | Ceilings) -> tuple[float, float, int]:
@@ -228,13 +232,6 @@ def _overhead_and_units(device: Device | Ceilings) -> tuple[float, float, int]:
 def _has_common_limits(device: Device) -> bool:
     """Whether only limits count that are known for all devices: those that are fed by a host and known by a sheet."""
     return device.kind != "cpu" and not isinstance(device, Accelerator)
-
-
-def _peaks(device: Device | Ceilings, dtype: str | Sequence[str]) -> Floats:
-    names = [dtype] if isinstance(dtype, str) else list(dtype)
-    known = {name: _peak(device, name) for name in dict.fromkeys(names)}
-    rates = np.array([known[name] for name in names])
-    return rates[0] if isinstance(dtype, str) else rates
 
 
 def _peak(device: Device | Ceilings, dtype: str) -> float:

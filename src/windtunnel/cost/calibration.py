@@ -124,13 +124,30 @@ def calibrate(
         elapsed_s = time.monotonic() - begin
         if progress is not None:
             progress(f"round {len(found_rounds) + 1}", min(int(elapsed_s), int(budget_s)), max(int(budget_s), 1))
-        kept.add(_measure_samples(_next_samples(result, rng), device.num_units))
+        # Classes that have too few samples first, then all alike.
+        missing = [name for name in CLASSES if name not in result.processes]
+        count = _FIRST_PER_CLASS if missing else _PER_CLASS
+        kept.add(
+            _measure_samples([draw(name, rng) for name in missing or CLASSES for _ in range(count)], device.num_units)
+        )
         result = _fit(kept, device)
         found_rounds.append(Round(sum(len(process.left_out) for process in result.processes.values()), result.error))
         gain = forecast_gain(found_rounds)
         reason = "settled" if gain < MIN_GAIN else "budget" if time.monotonic() - begin > budget_s else ""
     samples = _samples(kept, device)
-    return Calibrated(device, _bound_error(samples, device), tuple(found_rounds), result.errors, gain, reason, result)
+    # Mean over classes of what the bound alone is off.
+    limits = bounds_on(device, [sample.flops for sample in samples], [sample.bytes_moved for sample in samples])
+    off = np.abs(limits.bound_ns / np.array([sample.new_ns for sample in samples]) - 1.0)
+    names = np.array([class_of(sample.operator) for sample in samples])
+    return Calibrated(
+        device,
+        float(np.mean([off[names == name].mean() for name in np.unique(names)])) if len(samples) else float("nan"),
+        tuple(found_rounds),
+        result.errors,
+        gain,
+        reason,
+        result,
+    )
 
 
 def forecast_gain(rounds: Sequence[Round]) -> float:
@@ -165,13 +182,6 @@ def _fit(database: ProfileDatabase, device: Device) -> Calibration:
     return calibration_of(_samples(database, device), device)
 
 
-def _next_samples(calibration: Calibration, rng: np.random.Generator) -> list[Sample]:
-    """Classes that have too few samples first, then all alike."""
-    missing = [name for name in CLASSES if name not in calibration.processes]
-    count = _FIRST_PER_CLASS if missing else _PER_CLASS
-    return [draw(name, rng) for name in missing or CLASSES for _ in range(count)]
-
-
 def _measure_samples(samples: Sequence[Sample], num_threads: int) -> list[Measurement]:
     times = _times([item.kernel for item in samples], num_threads)
     return [
@@ -198,7 +208,10 @@ def _times(kernels: Sequence[Kernel], num_threads: int) -> Table:
 
     With one thread its own time counts, so that others on the core do not.
     """
-    call = _call()
+    # An operator that does nothing.
+    import torch
+
+    call = Kernel("aten::detach.default", (TensorShape((1,), (1,), torch.float32),))
     with threads(num_threads):
         clock = time.thread_time_ns if num_threads == 1 else time.perf_counter_ns
         stand = Stand([call, *kernels], clock, is_warm=True)
@@ -207,18 +220,3 @@ def _times(kernels: Sequence[Kernel], num_threads: int) -> Table:
             stand.round()
     table = stand.table()
     return {kernel: max(table[kernel] - table[call], _MIN_SHARE * table[kernel]) for kernel in kernels}
-
-
-def _call() -> Kernel:
-    """An operator that does nothing."""
-    import torch
-
-    return Kernel("aten::detach.default", (TensorShape((1,), (1,), torch.float32),))
-
-
-def _bound_error(samples: Sequence[Measurement], device: Device) -> float:
-    """Mean over classes of what the bound alone is off."""
-    limits = bounds_on(device, [sample.flops for sample in samples], [sample.bytes_moved for sample in samples])
-    off = np.abs(limits.bound_ns / np.array([sample.new_ns for sample in samples]) - 1.0)
-    names = np.array([class_of(sample.operator) for sample in samples])
-    return float(np.mean([off[names == name].mean() for name in np.unique(names)])) if len(samples) else float("nan")

@@ -60,6 +60,7 @@ def _check_arguments(size_bytes: float, num_ranks: int) -> None:
 
 
 def _steps_ns(num_messages: int, size_bytes: float, link: Link) -> int:
+    # The model of Hockney: each message costs a latency, all bytes together the bandwidth.
     sent_ns = num_messages * link.latency_ns + round(1e9 * size_bytes / link.bandwidth_bytes_per_s)
     is_sent = size_bytes > 0 and num_messages > 0 and link.bandwidth_bytes_per_s < IDEAL_BYTES_PER_S
     return max(sent_ns, 1) if is_sent else sent_ns  # on a real link no message takes no time
@@ -166,6 +167,8 @@ def hierarchical_all_reduce_ns(size_bytes: float, topology: Topology) -> int:
     Cho et al., BlueConnect: Decomposing all-reduce for deep learning on heterogeneous network hierarchy, MLSys 2019.
     """
     _check_arguments(size_bytes, topology.num_members)
+    #      reduce-scatter in dimension 0, 1, 2, then all-gather in 2, 1, 0: each dimension sees its part twice,
+    #      and the part shrinks by the size of each dimension that is behind it
     total_ns, part_bytes = 0, float(size_bytes)
     for size, link in zip(topology.sizes, topology.links, strict=True):
         total_ns += reduce_scatter_ns(part_bytes, size, link) + all_gather_ns(part_bytes, size, link)
@@ -197,6 +200,7 @@ def nested_rings_all_reduce_ns(size_bytes: float, rings: Iterable[tuple[int, Lin
 
 def halving_doubling_ns(op: str, size_bytes: float, num_ranks: int, link: Link) -> int:
     """Per direction (p-1)/p · S/B + log₂ p · α among p ranks, a power of two; 2 (S/B + α) where others join them."""
+    # Ranks beyond the power of two first give their data to a partner and get the result back at the end.
     steps = num_ranks.bit_length() - 1
     power = 1 << steps
     scattered = reduce_scatter_ns(size_bytes, power, link) - (power - 1 - steps) * link.latency_ns

@@ -30,15 +30,11 @@ _ROUNDING_NS = 1.0
 
 def floor_of(work: Work, device: Device) -> Bounds:
     """The least time of rows of work that none can avoid: no tile, no wave and no unread row of a table counts."""
-    least = np.maximum(work.bytes_moved - _table_bytes(work), 0.0)
-    return bounds_on(device, work.flops, least, dtype=work.dtype.tolist(), overhead_ns=0.0)
-
-
-def _table_bytes(work: Work) -> NDArray[np.float64]:
-    """Of a table that is looked into, all of which counts as moved [P]."""
+    # Of a table that is looked into, all of which counts as moved [P].
     rows = zip(work.operator.tolist(), work.shapes.tolist(), strict=True)
     sizes = [max(map(math.prod, shapes_of(text)), default=0) * (class_of(name) == "indexing") for name, text in rows]
-    return 4.0 * np.array(sizes, dtype=np.float64)
+    least = np.maximum(work.bytes_moved - (4.0 * np.array(sizes, dtype=np.float64)), 0.0)
+    return bounds_on(device, work.flops, least, dtype=work.dtype.tolist(), overhead_ns=0.0)
 
 
 def raise_to_floor(prices: Prices, floor: Bounds, is_seen: NDArray[np.bool_]) -> tuple[Prices, NDArray[np.bool_]]:

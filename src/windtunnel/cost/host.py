@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from windtunnel import hardware
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
-from windtunnel.cost.ceilings import Ceilings, measure_ceilings
+from windtunnel.cost.ceilings import measure_ceilings
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import measure
 from windtunnel.cost.peak import SHORT_NAMES
@@ -50,14 +50,19 @@ def host_device(
         ``num_threads`` is negative, or more than the host has.
     """
     host = hardware.machine()
-    count = _threads(num_threads, host.num_threads)
+    if num_threads < 0 or num_threads > max(host.num_threads, os.cpu_count() or 1):
+        raise InputError(
+            f"this host has {host.num_threads} threads, not {num_threads}", where="threads", fix="0 takes all"
+        )
+    count = num_threads or host.num_threads
     ceilings = measure_ceilings(usable_dtypes(dtypes), count, database=database)
     caches, rates = host.cache_bytes, [bandwidth.bytes_per_s for bandwidth in ceilings.bandwidths]
+    short = {long: name for name, long in SHORT_NAMES.items()}
     return Device(
         name=HOST,
         memory_bytes=host.memory_bytes,
         bandwidth_bytes_per_s=rates[-1],
-        peak_flops_per_s=_peaks(ceilings),
+        peak_flops_per_s={short.get(name, name): peak.flops_per_s for name, peak in ceilings.peaks.items()},
         kind="cpu",
         num_units=count,
         source=f"measured on {machine()}",
@@ -114,12 +119,6 @@ def dispatch_ns(*, database: ProfileDatabase | None = None) -> float:
     return known.new_ns
 
 
-def _threads(requested: int, available: int) -> int:
-    if requested < 0 or requested > max(available, os.cpu_count() or 1):
-        raise InputError(f"this host has {available} threads, not {requested}", where="threads", fix="0 takes all")
-    return requested or available
-
-
 def _multiplies(torch: object, dtype: str) -> bool:
     import torch as loaded
 
@@ -128,8 +127,3 @@ def _multiplies(torch: object, dtype: str) -> bool:
         return bool((square @ square)[0, 0] == 4)
     except (RuntimeError, NotImplementedError):
         return False
-
-
-def _peaks(ceilings: Ceilings) -> dict[str, float]:
-    short = {long: name for name, long in SHORT_NAMES.items()}
-    return {short.get(name, name): peak.flops_per_s for name, peak in ceilings.peaks.items()}

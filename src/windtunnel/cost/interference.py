@@ -133,18 +133,16 @@ def share_resource(graph: Graph, interference: Interference, tasks: NDArray[np.b
             f"curves of {rows.shape[1]} and of {len(curve)} users in one graph", fix="measure both for as many users"
         )
     columns: dict[str, Any] = {"slots": max(len(curve), 1)}
-    plain = graph.with_resources(_without(graph, "slowdown"))
+    from windtunnel.graph.table import Table
+
+    plain = graph.with_resources(
+        Table({key: column for key, column in graph.resources.items() if key != "slowdown"}, graph.num_resources)
+    )
     extended, row = plain.add_resource(
         name or interference.what, ResourceKind.POOL, discipline=Discipline.SHARED, **columns
     )
     placed = extended.move(tasks, row)
     return placed.with_resources(placed.resources.replace(slowdown=np.vstack([rows, curve])))
-
-
-def _without(graph: Graph, name: str) -> Any:
-    from windtunnel.graph.table import Table
-
-    return Table({key: column for key, column in graph.resources.items() if key != name}, graph.num_resources)
 
 
 def _key(what: str, users: int) -> tuple[str, str, str, str, int, str, str]:

@@ -88,7 +88,10 @@ class Process:
         values = log_efficiency - mean
         few = np.linspace(0, len(points) - 1, min(len(points), _MAX_TO_CHOOSE)).astype(np.int64)
         form = _likely_form(points[few], names[few], values[few])
-        solved = _solve(points, names, values, form)
+        matrix = form.similar(points, names, points, names) + form.noise**2 * np.eye(len(points))
+        inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+        weights, diagonal = inverse @ values, np.diag(inverse)
+        solved = _Solved(weights, inverse, weights / diagonal, 1.0 / diagonal)
         # a sample that is more efficient than predicted took less time
         return cls(points, names, mean, -solved.residual, np.sqrt(solved.variance), form, solved)
 
@@ -123,13 +126,6 @@ class _Solved:
     inverse: Floats
     residual: Floats
     variance: Floats
-
-
-def _solve(points: Floats, names: Names, values: Floats, form: _Form) -> _Solved:
-    matrix = form.similar(points, names, points, names) + form.noise**2 * np.eye(len(points))
-    inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
-    weights, diagonal = inverse @ values, np.diag(inverse)
-    return _Solved(weights, inverse, weights / diagonal, 1.0 / diagonal)
 
 
 def _likely_form(points: Floats, names: Names, values: Floats) -> _Form:

@@ -80,6 +80,8 @@ class ConformalIntervals:
                 "a measured or predicted time is zero, negative or not a number",
                 where=f"sample {int(np.flatnonzero(~np.isfinite(ratios))[0])} of {len(ratios)}",
             )
+        # Split conformal: quantiles of how far held-out prices were off are the interval of further prices,
+        # whatever the model. By class, as convolutions and small pointwise kernels are off by other factors.
         scores, names = ratios / np.asarray(scales, dtype=np.float64), np.asarray(classes, dtype=object)
         ends = {str(name): _ends(scores[names == name], level) for name in dict.fromkeys(names.tolist())}
         return cls(level, _ends(scores, level), {name: end for name, end in ends.items() if not math.isnan(end[0])})
@@ -88,6 +90,7 @@ class ConformalIntervals:
         """The same prices with intervals; NaN where there were too few samples."""
         ends = np.array([self.by_class.get(name, self.pooled) for name in classes]).reshape(-1, 2)
         wide = np.asarray(scales, dtype=np.float64)
+        # A longer time is a lower efficiency: the upper end of the ratio gives the lower end of the efficiency.
         low, high = np.exp(-ends[:, 1] * wide), np.exp(-ends[:, 0] * wide)
         mean = prices.efficiency
         return replace(prices, efficiency_low=mean * low, efficiency_high=mean * high, level=self.level)

@@ -160,7 +160,9 @@ def _ready(kernel: Kernel, clock: Clock, *, is_warm: bool) -> Callable[[], float
         packet, _, overload = kernel.operator.partition("::")[2].partition(".")
         function = getattr(getattr(getattr(torch.ops, kernel.operator.partition("::")[0]), packet), overload)
         with torch.inference_mode():
-            bound = _num_rows(kernel)
+            # What integers among the arguments stay below: rows of the table that they point into.
+            is_table = "embedding" in kernel.operator or "index_select" in kernel.operator
+            bound = kernel.tensors[0].shape[0] if is_table and kernel.tensors else 2
             arguments = [_fill_value(argument, bound) for argument in kernel.arguments]
             keywords = {name: _fill_value(item, bound) for name, item in kernel.keywords}
     except (PriceError, AttributeError, RuntimeError):
@@ -183,12 +185,6 @@ def _ready(kernel: Kernel, clock: Clock, *, is_warm: bool) -> Callable[[], float
 
 def _overlaps(tensor: Any) -> bool:
     return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _num_rows(kernel: Kernel) -> int:
-    """What integers among the arguments stay below: rows of the table that they point into."""
-    is_table = "embedding" in kernel.operator or "index_select" in kernel.operator
-    return kernel.tensors[0].shape[0] if is_table and kernel.tensors else 2
 
 
 def _fill_value(value: Any, bound: int) -> Any:

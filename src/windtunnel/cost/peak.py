@@ -8,7 +8,7 @@ profile database for this machine and these libraries. Not here: what a program 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,9 @@ def measure_peak(
         shape = (_IMAGES * _SIDE**2, _CHANNELS * _WINDOW**2, _CHANNELS)
         shapes[_key("peak::convolution", f"{name} {shape}", device, num_threads)] = (shape, _convolution)
     known = database.find_all(shapes) if database is not None else {}
-    if not _is_enough(known, shapes):
+    # Whether all are known and none was disturbed; of what is slow, one shape is enough.
+    is_whole = _is_slow(known) or all(key in known for key in shapes)
+    if not (is_whole and all(item.is_trusted for item in known.values())):
         known = {}
         for key, (_, way) in shapes.items():
             if not _is_slow(known):
@@ -153,12 +155,6 @@ def measure_peak(
 
 def _is_slow(known: Mapping[Any, Measurement]) -> bool:
     return any(item.new_ns > _SLOW_NS for item in known.values())
-
-
-def _is_enough(known: Mapping[Any, Measurement], keys: Iterable[Any]) -> bool:
-    """Whether all are known and none was disturbed; of what is slow, one shape is enough."""
-    is_whole = _is_slow(known) or all(key in known for key in keys)
-    return is_whole and all(item.is_trusted for item in known.values())
 
 
 def measure_bandwidth(

@@ -90,14 +90,16 @@ def _recorder() -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace != "prim":
                 named = tuple((name, _describe_value(value)) for name, value in (kwargs or {}).items())
-                self.kernels.append(Kernel(_name(func), tuple(map(_describe_value, args)), named))
+                self.kernels.append(
+                    Kernel(
+                        f"{func.namespace}::{func._opname}.{func._overloadname}",
+                        tuple(map(_describe_value, args)),
+                        named,
+                    )
+                )
             return func(*args, **(kwargs or {}))
 
     return Recorder()
-
-
-def _name(func: Any) -> str:
-    return f"{func.namespace}::{func._opname}.{func._overloadname}"
 
 
 def _describe_value(value: Any) -> Any:

@@ -121,7 +121,10 @@ def work_of(graph: Graph, where: Mask | None = None) -> tuple[Work, NDArray[np.i
     result = {name: column.take(first).to_numpy() for name, column in strings.items()}
     row_T = np.full(graph.num_tasks, -1, dtype=np.int64)
     row_T[selected] = inverse
-    dtype = _map_dtypes(result["operator"], result["dtypes"])
+    # Type that each operator computes in [P]: of a sum with a product, that of the factors.
+    pairs = list(zip(result["operator"].tolist(), result["dtypes"].tolist(), strict=True))
+    known = {(name, text): dtype_of(_factors(name, text)) or dtype_of(text) or "fp32" for name, text in set(pairs)}
+    dtype = np.array([known[pair] for pair in pairs], dtype=object)
     return Work(**result, dtype=dtype, flops=flops[first], bytes_moved=moved[first], num_tasks=counts), row_T
 
 
@@ -169,13 +172,6 @@ def _codes(graph: Graph, column: str, rows: NDArray[np.int64]) -> Strings:
 def _numbers(graph: Graph, name: str, rows: NDArray[np.int64]) -> Floats:
     column = graph.tasks.get(name)
     return np.zeros(len(rows)) if column is None else column[rows].astype(np.float64)
-
-
-def _map_dtypes(operators: Texts, dtypes: Texts) -> Texts:
-    """Type that each operator computes in [P]: of a sum with a product, that of the factors."""
-    pairs = list(zip(operators.tolist(), dtypes.tolist(), strict=True))
-    known = {(name, text): dtype_of(_factors(name, text)) or dtype_of(text) or "fp32" for name, text in set(pairs)}
-    return np.array([known[pair] for pair in pairs], dtype=object)
 
 
 def _factors(name: str, dtypes: str) -> str:

@@ -98,7 +98,9 @@ def main(worker: Place) -> int:
     if config.meeting is not None:
         join_job(worker.rank, worker.num_ranks, config.meeting)
     timer = _Timer(worker, program, sees_operators=config.sees_operators)
-    _seed(config.seed)
+    random.seed(config.seed)
+    np.random.seed(config.seed)  # noqa: NPY002 - what a script may use
+    torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)
     hold_heap()
@@ -121,12 +123,6 @@ def main(worker: Place) -> int:
         return 0 if isinstance(error, SystemExit) else 1
     timer.tell({"ended": True})
     return 0
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - what a script may use
-    torch.manual_seed(seed)
 
 
 def _run_script(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None:

@@ -216,6 +216,7 @@ class Graph:
 
     def with_meta(self, **meta: Any) -> Graph:
         """Set fields of ``meta``: what a reader knows about the whole graph; of an edited graph, as an edit."""
+        # A reader fills in what it knows before any edit; later the same change has to be undoable.
         return replace(self, meta=self.meta.with_entries(meta)) if self.root is None else self.note(meta)
 
     @record_edit

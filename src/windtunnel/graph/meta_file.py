@@ -114,16 +114,12 @@ def read_meta(document: Any, where: str) -> Meta:
         if name not in expected:
             continue
         try:
-            msgspec.convert(_without_halves(value), expected[name])
+            # The value to check: msgspec takes no halves of characters, which paths may hold.
+            text = json.dumps(value, ensure_ascii=False)
+            msgspec.convert(value if text.isascii() else json.loads(text.encode("utf-8", "replace")), expected[name])
         except (msgspec.ValidationError, RecursionError) as error:
             location = str(error).replace("`$", f"`{name}")
             raise InputError(f"meta: {name} is wrong: {location}", where=f"{where}: meta.{name}", fix=fix) from error
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"meta: {name} is {value}", where=f"{where}: meta.{name}", fix=fix)
     return Meta.of(document)
-
-
-def _without_halves(value: Any) -> Any:
-    """The value to check: msgspec takes no halves of characters, which paths may hold."""
-    text = json.dumps(value, ensure_ascii=False)
-    return value if text.isascii() else json.loads(text.encode("utf-8", "replace"))

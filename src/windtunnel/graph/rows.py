@@ -53,6 +53,10 @@ def fuse(
         A path leaves a group and comes back: fusing would make a cycle (take the tasks between along, or remove
         them first).
     """
+    #      before   a --> b --> c        group {a, b}         after   ab --> c
+    # Every member is replaced by its leader, the first row of its group; edges within a group vanish, and
+    # the others are merged, the strictest of parallel ones winning. A path that leaves a group and comes
+    # back would now be a cycle: ``topological_order`` refuses it.
     selected = as_mask(mask, graph.num_tasks)
     if not selected.any():
         return graph
@@ -74,12 +78,14 @@ def _group_leaders(graph: Graph, rows: Array, by: Sequence[str]) -> NDArray[np.i
     keys = [_group_key(graph.tasks[column])[rows] for column in by if column in graph.tasks]
     if not keys:
         return np.full(len(rows), rows[0], dtype=np.int32)
+    # Rows with equal keys are one group; ``first`` is the first row of each, by position within ``rows``.
     _, first, group = np.unique(np.stack(keys, axis=1), axis=0, return_index=True, return_inverse=True)
     leaders: NDArray[np.int32] = rows[first][group.reshape(-1)].astype(np.int32)
     return leaders
 
 
 def _group_key(column: Array | Strings) -> Array:
+    # Codes of texts can be compared only after equal texts were merged.
     return column.compact().codes if isinstance(column, Strings) else column
 
 
@@ -88,6 +94,7 @@ def _without_inner_results(graph: Graph, merged: Table, leader: NDArray[np.int32
     if "output_bytes" not in merged:
         return merged
     src, dst = (graph.edges[end][graph.edges["kind"] == EdgeKind.DATA] for end in ("src", "dst"))
+    # Inner results: read by somebody, and by nobody outside of the group. They are never allocated.
     is_inner = np.zeros(graph.num_tasks, dtype=np.bool_)
     is_inner[src] = True
     is_inner[src[leader[src] != leader[dst]]] = False
@@ -100,6 +107,7 @@ def _without_inner_results(graph: Graph, merged: Table, leader: NDArray[np.int32
 def _merge_rows(tasks: Table, rows: Array, leaders: Array) -> Table:
     columns: dict[str, Any] = {}
     for name in tasks:
+        # The schema of a column says how rows merge: durations and bytes add up, names are the leader's.
         how = TASK_COLUMNS[name].merge if name in TASK_COLUMNS else "first"
         if how != "first":
             columns[name] = _merge_column(tasks[name], rows, leaders, how)
@@ -128,6 +136,7 @@ def _longest_of_parallel(edges: Table) -> Table:
     """Of several edges with the same ends, kind and sense keep the one with the longest lag and the largest size."""
     key = (edges["src"], edges["dst"], edges["kind"], starts(edges))
     size_bytes = edges.get("size_bytes", np.zeros(edges.num_rows, dtype=np.int64))
+    # Sorted by key, then the longest lag, then the largest size: the first of each run of equal keys stays.
     order = np.lexsort((-size_bytes, -lags(edges), *key[::-1]))
     same = np.ones(edges.num_rows, dtype=bool)
     for column in key:
@@ -160,6 +169,7 @@ def split(graph: Graph, mask: ArrayLike, parts: int, chain: bool = True) -> Grap
     if parts == 1 or not len(rows):
         return graph
     copies = graph.tasks.take(np.tile(rows, parts - 1))
+    # Which part each row is: 0 for the original rows, 1, 2, ... for the appended copies.
     position = np.concatenate([np.zeros(graph.num_tasks, dtype=np.int64), np.repeat(np.arange(1, parts), len(rows))])
     affected = np.concatenate([as_mask(rows, graph.num_tasks), np.ones(copies.num_rows, dtype=bool)])
     tasks = _share_out(graph.tasks.concat(copies, TASK_COLUMNS), affected, position, parts)
@@ -178,12 +188,16 @@ def _share_out(tasks: Table, affected: Mask, position: Array, parts: int) -> Tab
             column = tasks[name].copy()
             whole = column[affected]
             index = position[affected].reshape(-1, *[1] * (column.ndim - 1))
+            # The first ``whole % parts`` parts get one more, so that the parts add up exactly.
             column[affected] = whole // parts + (index < whole % parts)
             columns[name] = column
     return tasks.replace(**columns)
 
 
 def _chain_pieces(graph: Graph, pieces: NDArray[np.int64]) -> Graph:
+    #      before   p --> t --> s            after   p --> t0 --> t1 --> t2 --> s
+    # Edges into the task stay at its first part; edges from its end leave from the last one; those from
+    # its start still leave from the first.
     last = np.arange(graph.num_tasks, dtype=np.int32)
     last[pieces[0]] = pieces[-1]
     from_end = ~starts(graph.edges)
@@ -194,6 +208,7 @@ def _chain_pieces(graph: Graph, pieces: NDArray[np.int64]) -> Graph:
 
 def _side_by_side(graph: Graph, pieces: NDArray[np.int64]) -> Graph:
     edges = graph.edges
+    #      before   p --> t --> s            after   p --> t0, t1, t2 --> s      (each edge once per part)
     for end in ("src", "dst"):
         partner = np.full(graph.num_tasks, -1, dtype=np.int64)
         partner[pieces[0]] = np.arange(pieces.shape[1])
@@ -243,6 +258,7 @@ def insert(
     new = np.arange(graph.num_tasks, extended.num_tasks)
     sources, behind = _pairs(after, new)
     heads, ahead = _pairs(before, new)
+    #      before   a --ORDER--> b           after   a --ORDER--> new --ORDER--> b
     if splice:
         extended = _splice_tasks(extended, sources, behind)
     extended = connect(extended, sources, behind, EdgeKind.ORDER if splice else edge_kind, lag_ns)
@@ -330,6 +346,7 @@ def concat(graph: Graph, num_iterations: int, across: ArrayLike | None = None) -
     repeated = replace(graph, tasks=tasks.replace(iteration=iteration.astype(np.int32)), edges=edges)
     given = np.empty((0, 2), dtype=np.int64) if across is None else np.asarray(across, dtype=np.int64).reshape(-1, 2)
     offset = np.arange(num_iterations - 1)[:, None] * graph.num_tasks
+    # Edge (u, v) from copy i to copy i + 1: u + i * T to v + (i + 1) * T, for all i at once.
     for pairs, kind in ((_ends_to_starts(graph), EdgeKind.ORDER), (given, EdgeKind.DATA)):
         src, dst = pairs[:, 0] + offset, pairs[:, 1] + offset + graph.num_tasks
         repeated = connect(repeated, src.ravel(), dst.ravel(), kind)
@@ -345,6 +362,8 @@ def _ends_to_starts(graph: Graph) -> NDArray[np.int64]:
     keeps_order = np.append(graph.resources["discipline"] != Discipline.PRIORITY, False)
     is_end = keeps_order[resource]
     is_start = is_end.copy()
+    # A task with a successor on its resource is no end, one with a predecessor no start. Where the order is
+    # by priority, none is needed: the replay decides it.
     is_end[src[inside]] = False
     is_start[dst[inside]] = False
     pairs = [

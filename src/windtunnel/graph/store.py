@@ -51,13 +51,20 @@ def save(graph: Graph, path: str | Path, *, overwrite: bool = False) -> Path:
         raise InputError(f"{target} is no stored graph and is not overwritten")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        # On the same file system as the target, so that ``replace`` is atomic: a reader finds the old graph or
+        # the new one, never a half.
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         raise cannot_write(target, error) from error
     try:
         _write(graph, scratch)
         scratch.chmod(0o755)
-        _swap(scratch, target)
+        # Put the finished folder in place; the one that it replaces goes last.
+        old = scratch.with_name(scratch.name + ".old")
+        if target.exists():
+            target.replace(old)
+        scratch.replace(target)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise cannot_write(target, error) from error
     finally:
@@ -83,15 +90,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise InputError(f"meta cannot hold a {type(value).__name__}", fix="use numbers, text, lists and mappings")
-
-
-def _swap(scratch: Path, target: Path) -> None:
-    """Put the finished folder in place; the one that it replaces goes last."""
-    old = scratch.with_name(scratch.name + ".old")
-    if target.exists():
-        target.replace(old)
-    scratch.replace(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def to_arrow(table: Table) -> pa.Table:
@@ -207,6 +205,7 @@ def read_parquet(path: Path, limit: ReadLimit, *, what: str = "a table of a grap
             facts = file.metadata
             num_values = facts.num_rows * facts.num_columns
             groups = [facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)]
+            # The footer states sizes before anything is unpacked, so that a file that was made to explode is refused.
             limit.check(_BYTES_PER_VALUE * num_values + sum(groups))
             table = file.read()
         table.validate(full=True)
@@ -269,6 +268,7 @@ def _numbers(values: pa.Array) -> Array:
     dtype = np.dtype(values.type.to_pandas_dtype())
     if not len(values):
         return np.empty(0, dtype)
+    # A view of Arrow's buffer: large graphs are loaded without a second copy of their columns.
     return np.frombuffer(values.buffers()[1], dtype, count=len(values), offset=values.offset * dtype.itemsize)
 
 

@@ -43,6 +43,7 @@ def remove(graph: Graph, mask: ArrayLike, keep_gaps: bool = True) -> Graph:
     if not removed.any():
         return graph
     edges = graph.edges
+    # Gaps in front of removed tasks were theirs (a pause of a thread, say); they are not handed on.
     if not keep_gaps:
         led_up = removed[edges["dst"]] & (edges["kind"] == EdgeKind.ORDER)
         edges = edges.replace(lag_ns=np.where(led_up, 0, lags(edges)))
@@ -74,6 +75,7 @@ def _bridge_removed_tasks(graph: Graph, edges: Table, removed: Mask) -> Table:
 
 def keep_rows(graph: Graph, keep: Mask) -> Graph:
     """Drop the other task rows and renumber the edges, which may not touch them."""
+    # New number of each kept row: how many kept rows lie before it.
     number = np.cumsum(keep, dtype=np.int32) - np.int32(1)
     edges = graph.edges.replace(src=number[graph.edges["src"]], dst=number[graph.edges["dst"]])
     return replace(graph, tasks=graph.tasks.take(keep), edges=edges)
@@ -132,6 +134,8 @@ def _leave_order(graph: Graph, moved: Mask) -> Table:
     touched = is_order & (moved[graph.edges["src"]] | moved[graph.edges["dst"]])
     if not touched.any():
         return graph.edges
+    # A task that moves leaves its old chain: what stood before and behind it there follows each other now.
+    # Only ORDER edges are bridged; data it passed on still waits for it.
     chain = replace(graph, edges=graph.edges.take(is_order))
     closed = _bridge_removed_tasks(chain, chain.edges, moved)
     return graph.edges.take(~touched).concat(closed, EDGE_COLUMNS)

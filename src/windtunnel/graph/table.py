@@ -23,6 +23,7 @@ Array = NDArray[Any]
 
 def as_read_only(array: Array) -> Array:
     """Return the array, read-only: a graph never changes under the hands of its reader."""
+    # A view: the owner may go on writing to its own array, whoever got it from a graph may not.
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False
@@ -39,6 +40,7 @@ class Strings:
     @classmethod
     def of(cls, texts: Iterable[str]) -> Strings:
         """Encode texts, keeping the order in which each first appears."""
+        # A dictionary keeps the order of insertion, so that codes count first appearances.
         index: dict[str, int] = {}
         codes = [index.setdefault(text, len(index)) for text in texts]
         return cls(as_read_only(np.array(codes, dtype=np.int32)), tuple(index))
@@ -72,6 +74,7 @@ class Strings:
 
     def where(self, predicate: Mapping[str, bool]) -> NDArray[np.bool_]:
         """Rows whose text maps to True."""
+        # The predicate is asked once per distinct text, not once per row.
         truth = np.array([predicate[value] for value in self.values], dtype=bool)
         return truth[self.codes] if len(truth) else np.zeros(len(self), dtype=bool)
 
@@ -81,6 +84,7 @@ class Strings:
 
     def compact(self) -> Strings:
         """Drop the values that no row uses and merge equal ones, keeping the order of first use."""
+        # Edits append values and take rows; only here values that are no longer used are dropped.
         used, inverse = np.unique(self.codes, return_inverse=True)
         distinct = Strings.of(self.values[code] for code in used)
         return Strings(as_read_only(distinct.codes[inverse].astype(np.int32)), distinct.values)
@@ -214,6 +218,7 @@ def concat_all(tables: Sequence[Table], schema: Mapping[str, Column]) -> Table:
     names = dict.fromkeys(name for table in tables for name in table)
     columns: dict[str, Array | Strings] = {}
     for name in names:
+        # The type of a missing column is that of the first table that has it.
         like = next(table[name] for table in tables if name in table)
         parts: list[Any] = [table[name] if name in table else _default(table, name, like, schema) for table in tables]
         columns[name] = Strings.concat_all(parts) if isinstance(like, Strings) else np.concatenate(parts)
@@ -276,6 +281,7 @@ def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
         cast = array.astype(dtype)
     wrong = ~np.isfinite(array) if array.dtype.kind == "f" else np.zeros(array.shape, dtype=bool)
+    # A value that the type cannot hold (a fraction, one out of range) differs after the cast.
     if dtype.kind in "iu":
         wrong |= cast != array
     if wrong.any():

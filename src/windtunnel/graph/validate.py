@@ -151,6 +151,7 @@ def _check_sum(graph: Graph) -> None:
     """However the tasks follow each other, no time may leave the whole numbers of 64 bits."""
     parts = {"durations": graph.tasks["duration_ns"], "lags": graph.edges.get("lag_ns")}
     earliest = graph.tasks.get("earliest_ns")
+    # A bound on the end of any schedule: all tasks and lags one after the other, after the latest start.
     total_ns = sum(float(column.sum(dtype=np.float64)) for column in parts.values() if column is not None)
     total_ns += 0.0 if earliest is None else float(earliest.max(initial=0))
     if total_ns > _LONGEST_NS:
@@ -176,6 +177,8 @@ def _check_cycle(graph: Graph) -> None:
 
 def find_cycle(graph: Graph) -> Array:
     """Rows of a shortest cycle (of the shortest through up to 64 tasks of the cyclic part); empty if there is none."""
+    # What a topological order leaves over lies on a cycle or behind one. Few seeds suffice for a short
+    # answer: the message shows five tasks, and searching through all of them could take quadratic time.
     in_order = np.zeros(graph.num_tasks, dtype=bool)
     in_order[graph.partial_order()] = True
     indptr, rows = graph.successors_csr()

@@ -204,7 +204,11 @@ def template_space(limit_um2: float | None = None) -> Templates:
     limit = float(area_um2(*LARGEST)) if limit_um2 is None else float(limit_um2)
     if not (np.isfinite(limit) and limit > 0):
         raise InputError(f"{limit_um2} is no area", where="limit_um2", fix="give square micrometers above zero")
-    every = _every_template()
+    # All that the limits allow, a vector core as wide as a tensor core.
+    names = ("num_tensor_cores", "width", "depth", "num_vector_cores", "sram_bytes")
+    axes = (_powers_of_two(*LIMITS[name]) for name in names)
+    cores, wide, deep, vectors, sram = (item.ravel() for item in np.meshgrid(*axes, indexing="ij"))
+    every = Templates(cores, wide, deep, vectors, wide, sram)
     area = every.area_um2
     is_single = (every.num_tensor_cores == 1) | (every.num_vector_cores == 1)
     result = every.take((area <= limit) & ((area >= _MIN_SHARE * limit) | is_single))
@@ -215,14 +219,6 @@ def template_space(limit_um2: float | None = None) -> Templates:
             fix=f"give at least {area.min():,.0f}",
         )
     return result
-
-
-def _every_template() -> Templates:
-    """All that the limits allow, a vector core as wide as a tensor core."""
-    names = ("num_tensor_cores", "width", "depth", "num_vector_cores", "sram_bytes")
-    axes = (_powers_of_two(*LIMITS[name]) for name in names)
-    cores, wide, deep, vectors, sram = (item.ravel() for item in np.meshgrid(*axes, indexing="ij"))
-    return Templates(cores, wide, deep, vectors, wide, sram)
 
 
 def _powers_of_two(least: int, greatest: int) -> Ints:

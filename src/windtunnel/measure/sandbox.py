@@ -107,7 +107,10 @@ def _be_child(action: Callable[[Lock], bytes], limits: Limits, answer_pipe: int)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         seconds = max(1, round(limits.cpu_s + time.process_time()))  # a fork begins at zero on some systems, not on all
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        _limit_memory(limits.memory_bytes)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - before anything else is imported
+                now = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (now + limits.memory_bytes, now + limits.memory_bytes))
         answer = action(_lock)
         _tell(answer_pipe, answer)
         code = 0
@@ -118,13 +121,6 @@ def _be_child(action: Callable[[Lock], bytes], limits: Limits, answer_pipe: int)
         code = 2
     finally:
         os._exit(code)
-
-
-def _limit_memory(more_bytes: int) -> None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - before anything else is imported
-            now = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (now + more_bytes, now + more_bytes))
 
 
 def _tell(answer_pipe: int, answer: bytes) -> None:

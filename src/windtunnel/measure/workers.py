@@ -200,6 +200,8 @@ class Workers:
         limit_s = self.patience_s if patience_s is None else patience_s
         until_s = time.monotonic() + limit_s
         line = self._lines[rank]
+        # A process may die without closing its pipe (a child of it may hold it): exit codes are looked at, too.
+        # An answer that was sent before the death still counts.
         while not line.poll(min(_POLL_S, limit_s)):
             if any(self.exit_codes()) and not line.poll(0):
                 raise self.death()
@@ -236,6 +238,7 @@ class Workers:
         """
         last: dict[int, Any] = {}
         waiting = dict(zip(self._lines, range(self.num_ranks), strict=True))
+        # Patience starts anew with each answer: a long job that reports progress is not given up.
         until_s = time.monotonic() + self.patience_s
         while waiting:
             for line in wait(list(waiting), _POLL_S):
@@ -289,6 +292,7 @@ class Workers:
 
     def death(self, reason: str = "") -> WorkerError:
         """An error that says how they ended, and what they printed last."""
+        # A pipe closes before its process is gone; waiting a moment gives the exit code, which says most.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[0].wait(0 if reason else _GRACE_S)
         tail = self.log_tail()

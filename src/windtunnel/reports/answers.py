@@ -98,23 +98,19 @@ def _table(shown: Sequence[tuple[Answer, Receipt | None]]) -> str:
         )
         flight = "not flown" if receipt is None else f"{receipt.measured:.2f}x ({receipt.error_ratio:+.1%} off)"
         memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
+        # Who priced the new critical path, the largest two.
+        shares = list(answer.cost_shares.items())[:2]
         cells = (
             f"{answer.graph_speedup:.2f}x",
             span,
             format_duration(answer.predicted_ns),
             memory,
             flight,
-            _prices(answer),
+            ", ".join(f"{source} {format_ratio(share)}" for source, share in shares),
         )
         rows.append((escape(str(answer.request), 90), *map(escape, cells)))
     head = ("what if", "predicted", "interval", "iteration", "peak memory", "measured", "priced by")
     return render_table(head, rows, numbers=(1, 3, 4)) if rows else ""
-
-
-def _prices(answer: Answer) -> str:
-    """Who priced the new critical path, the largest two."""
-    shares = list(answer.cost_shares.items())[:2]
-    return ", ".join(f"{source} {format_ratio(share)}" for source, share in shares)
 
 
 def _more(answers: Sequence[Answer]) -> str:

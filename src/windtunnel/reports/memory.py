@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.graph import Graph, Phase
+from windtunnel.graph import Phase
 from windtunnel.reports.charts import areas, escape
 from windtunnel.reports.colors import MEMORY_COLORS, PHASE_COLORS
 from windtunnel.reports.sections import Section, render_table, text_of
@@ -39,7 +39,10 @@ Series = list[tuple[str, NDArray[np.int64], str]]
 def memory(timeline: Timeline) -> Section | None:
     """Bytes over time and at the peak; None where the graph does not know memory."""
     graph = timeline.graph
-    if recorded := _memory_of_capture(graph):
+    # Memory that the capture recorded; empty if it recorded none, or if the graph was changed since.
+    seen: Mapping[str, Any] = graph.meta.memory
+    is_whole = not graph.edits and graph.meta.slice_of is None
+    if recorded := (seen if is_whole and seen.get("curve") and seen["peak_bytes"] else {}):
         return _section_of_capture(recorded)
     if "output_bytes" not in graph.tasks:
         return None
@@ -62,13 +65,6 @@ def memory(timeline: Timeline) -> Section | None:
 
 def _title(peak_bytes: int, size_bytes: int, name: str) -> str:
     return f"At the peak {format_size(peak_bytes)} are held, {format_ratio(size_bytes / peak_bytes)} of it {name}"
-
-
-def _memory_of_capture(graph: Graph) -> Mapping[str, Any]:
-    """Memory that the capture recorded; empty if it recorded none, or if the graph was changed since."""
-    seen: Mapping[str, Any] = graph.meta.memory
-    is_whole = not graph.edits and graph.meta.slice_of is None
-    return seen if is_whole and seen.get("curve") and seen["peak_bytes"] else {}
 
 
 def _section_of_capture(seen: Mapping[str, Any]) -> Section:

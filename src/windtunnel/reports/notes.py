@@ -6,8 +6,7 @@ step, what the heap cost, why device tasks started when they did. Not here: numb
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from windtunnel.graph import Graph, ResourceKind
 from windtunnel.reports.packing import shorten
@@ -112,17 +111,13 @@ def _forms(graph: Graph) -> list[str]:
         return [line]
     times_ns = sorted(other["median_ns"] for other in timed)
     took = " to ".join(dict.fromkeys(map(format_duration, (times_ns[0], times_ns[-1]))))
-    share = _share_of_time(graph, shapes, timed)
-    head = "warning: " if share > _MUCH_ELSEWHERE else ""
-    return [f"{head}{line}; others took {took}, {format_ratio(share)} of all time, which is not in this graph"]
-
-
-def _share_of_time(graph: Graph, shapes: Mapping[str, Any], timed: Sequence[Mapping[str, Any]]) -> float:
-    """Time of the other iterations over that of all: a few long ones, as rollouts, may be most of it."""
+    # Time of the other iterations over that of all: a few long ones, as rollouts, may be most of it.
     elsewhere = sum(other["count"] * other["median_ns"] for other in timed)
     num_others = sum(other["count"] for other in shapes["others"])
     here = num_others * shapes["share"] / (1.0 - shapes["share"]) * graph.meta.iteration_ns.get("median", 0)
-    return float(elsewhere / (elsewhere + here))
+    share = float(elsewhere / (elsewhere + here))
+    head = "warning: " if share > _MUCH_ELSEWHERE else ""
+    return [f"{head}{line}; others took {took}, {format_ratio(share)} of all time, which is not in this graph"]
 
 
 def _before_holding(graph: Graph) -> list[str]:

@@ -103,6 +103,7 @@ class Blocks:
 
         What is handed to the loss is gone when that is computed, unless a backward pass needs it.
         """
+        # A tensor is kept if a backward task of a unit up to ``last`` reads it, or if it goes on to later units.
         is_own = (self.home_X >= first) & (self.home_X < last)
         is_handed_on = (self.reader_X >= last) & (last < self.num_units - 1)
         return float(self.size_X[is_own & (is_handed_on | (self.backward_X < last))].sum())
@@ -150,6 +151,8 @@ def cut_evenly(num_blocks: int, num_stages: int) -> tuple[tuple[int, int], ...]:
             f"{num_blocks} blocks do not divide by a depth of {num_stages}", where="depth", fix=f"one of {fits}"
         )
     size = num_blocks // num_stages
+    #      units    before | b1 b2 | b3 b4 | behind loss          two stages of two blocks
+    #      stage    0 ............ | 1 ...................
     ends = [0, *(1 + size * stage for stage in range(1, num_stages)), num_blocks + 3]
     return tuple(pairwise(ends))
 
@@ -203,9 +206,14 @@ def blocks_of(
     largest_U = np.zeros(num_units)
     np.maximum.at(largest_U, unit_N, largest_N)
     update_ns = float(taken_T[np.asarray(step.tasks["phase"]) == int(Phase.UPDATE)].sum())
+    # The update is captured as a whole; its time is divided by the bytes of weights that it updates.
     share_U = weights_U / weights_U.sum() if weights_U.any() else np.full(num_units, 1.0 / num_units)
+    ends = []
+    for unit, nothing in ((0, "before"), (len(run) + 1, "behind")):
+        rows = [row for row in np.flatnonzero(unit_N == unit).tolist() if known[row][0] and not known[row][1]]
+        ends.append(known[max(rows, key=lambda row: weights_N[row])][0] if rows else nothing)
     return Blocks(
-        _names(known, weights_N, unit_N, run),
+        (ends[0], *(names[0] for names in run), ends[1], "loss"),
         {name: int(unit_N[row]) for row, (name, back) in enumerate(known) if not back},
         num_samples,
         _by_unit(np.where(is_backward, 0.0, times_N), unit_N, num_units),
@@ -251,6 +259,8 @@ def _weights(step: Graph, known: Sequence[tuple[str, bool]], node_T: Ints) -> tu
 
 def _list_blocks(known: Sequence[tuple[str, bool]], weights_N: Floats, times_N: Floats) -> list[list[str]]:
     """Paths of the blocks, each with those of the modules without weights that follow it."""
+    # Blocks are members of a numbered list of modules (layers.0, layers.1, ...). Neighbors are equal if
+    # their weights are; of all runs of equal neighbors the one that takes most time is the model's body.
     children: dict[str, dict[str, list[float]]] = {}
     for (name, is_backward), weight, used in zip(known, weights_N.tolist(), times_N.tolist(), strict=True):
         for match in _INDEXED.finditer(name):
@@ -294,6 +304,7 @@ def _units(known: Sequence[tuple[str, bool]], run: Sequence[Sequence[str]], weig
     behind, loss = len(run) + 1, len(run) + 2
     has_weights = [row for row, (_, is_backward) in enumerate(known) if not is_backward and weights_N[row]]
     unit_of: dict[str, int] = {}
+    # Layers without weights (an addition, a dropout outside of any block) belong to the block that runs then.
     reached = 0
     for row, (name, is_backward) in enumerate(known):
         if is_backward:
@@ -310,16 +321,6 @@ def _units(known: Sequence[tuple[str, bool]], run: Sequence[Sequence[str]], weig
     return np.array(result, np.int64)
 
 
-def _names(
-    known: Sequence[tuple[str, bool]], weights_N: Floats, unit_N: Ints, run: Sequence[Sequence[str]]
-) -> tuple[str, ...]:
-    ends = []
-    for unit, nothing in ((0, "before"), (len(run) + 1, "behind")):
-        rows = [row for row in np.flatnonzero(unit_N == unit).tolist() if known[row][0] and not known[row][1]]
-        ends.append(known[max(rows, key=lambda row: weights_N[row])][0] if rows else nothing)
-    return ends[0], *(names[0] for names in run), ends[1], "loss"
-
-
 def _by_unit(values_N: Floats, unit_N: Ints, num_units: int) -> Floats:
     return np.bincount(unit_N, values_N, minlength=num_units).astype(np.float64)
 
@@ -331,6 +332,7 @@ def _tensors(step: Graph, unit_T: Ints) -> tuple[Ints, Ints, Ints, Floats]:
     rows = (np.asarray(step.edges["kind"]) == int(EdgeKind.DATA)) & (unit_T[src] >= 0) & (unit_T[dst] >= 0)
     rows &= phases[src] == int(Phase.FORWARD)
     src, dst, sizes = src[rows], dst[rows], np.asarray(step.edges["size_bytes"])[rows]
+    # A tensor goes along several edges, one per reader: it is counted once, by its largest size.
     size_T = np.zeros(step.num_tasks)
     np.maximum.at(size_T, src, sizes)
     reader_T, backward_T = unit_T.copy(), np.full(step.num_tasks, _NEVER)
@@ -353,6 +355,8 @@ def _workspace(step: Graph, unit_T: Ints, num_units: int) -> Floats:
     is_data = np.asarray(step.edges["kind"]) == int(EdgeKind.DATA)
     goes_on = np.zeros(step.num_tasks, bool)
     goes_on[src[is_data & (phases[src] == int(Phase.FORWARD)) & (phases[dst] == int(Phase.BACKWARD))]] = True
+    # Which temporaries coincide depends on when tasks run: they are added up in the order of a replay.
+    #      change[i] = bytes allocated by the i-th task - bytes freed behind it;  held = running sum
     played = replay(step)
     order = np.argsort(played.start_ns, kind="stable")
     place_T = np.empty(step.num_tasks, np.int64)

@@ -133,7 +133,11 @@ def downsets(
     before, after = (np.asarray(ends, dtype=np.int64) for ends in (src, dst))
     if closed_under == "successors":
         before, after = after, before
-    before_NW = _bits(num_nodes, before, after)
+    # Direct predecessors of every node as bits [N, W].
+    before_NW = np.zeros((num_nodes, max(1, -(-num_nodes // kernels.WORD))), np.uint64)
+    np.bitwise_or.at(
+        before_NW, (after, before // kernels.WORD), np.uint64(1) << (before % kernels.WORD).astype(np.uint64)
+    )
     levels = [np.zeros((1, before_NW.shape[1]), np.uint64)]
     parents, added = [np.zeros(1, np.int32)], [np.full(1, -1, np.int32)]
     count = first = 1
@@ -181,10 +185,3 @@ def chain(order: Sequence[int] | NDArray[Any]) -> Lattice:
         np.concatenate([[-1], nodes]).astype(np.int32),
         np.arange(num + 2),
     )
-
-
-def _bits(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Direct predecessors of every node as bits [N, W]."""
-    result = np.zeros((num_nodes, max(1, -(-num_nodes // kernels.WORD))), np.uint64)
-    np.bitwise_or.at(result, (dst, src // kernels.WORD), np.uint64(1) << (src % kernels.WORD).astype(np.uint64))
-    return result

@@ -87,18 +87,16 @@ def all_reduce_ns(size_bytes: float, shape: Shape, links: Sequence[Link], rule: 
     1850000
     """
     if rule == "exact":
-        return _exact_ns(size_bytes, shape, links)
+        # Racks and machines work side by side, so the slowest of each tier counts.
+        time_ns = max(ring_all_reduce_ns(size_bytes, count, links[0]) for rack in shape for count in rack)
+        shares = [size_bytes / min(rack) for rack in shape]
+        time_ns += max(
+            ring_all_reduce_ns(share, len(rack), links[1]) for share, rack in zip(shares, shape, strict=True)
+        )
+        share = max(share / len(rack) for share, rack in zip(shares, shape, strict=True))
+        return time_ns + ring_all_reduce_ns(share, len(shape), links[2])
     rings = _dimensions_by_tier(shape) if rule == "published" else _flat(shape)
     return nested_rings_all_reduce_ns(size_bytes, [(size, links[tier]) for size, tier in rings])
-
-
-def _exact_ns(size_bytes: float, shape: Shape, links: Sequence[Link]) -> int:
-    """Racks and machines work side by side, so the slowest of each tier counts."""
-    time_ns = max(ring_all_reduce_ns(size_bytes, count, links[0]) for rack in shape for count in rack)
-    shares = [size_bytes / min(rack) for rack in shape]
-    time_ns += max(ring_all_reduce_ns(share, len(rack), links[1]) for share, rack in zip(shares, shape, strict=True))
-    share = max(share / len(rack) for share, rack in zip(shares, shape, strict=True))
-    return time_ns + ring_all_reduce_ns(share, len(shape), links[2])
 
 
 def _dimensions_by_tier(shape: Shape) -> list[tuple[int, int]]:

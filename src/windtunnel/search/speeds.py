@@ -141,7 +141,10 @@ class LayerSpeeds:
         compute_ns = scale * profile.compute_ns
         if not self.overlap:
             return compute_ns / (compute_ns + float(self._sums_ns[key].sum()))
-        return compute_ns / max(_steady_ns(profile, self._sums_ns[key], scale), compute_ns)
+        # From the begin of an iteration to that of the next, when the first is over.
+        graph = iteration_graph(profile, self._sums_ns[key], scale)
+        begins = replay(graph).start_ns[graph.select(phase=Phase.FORWARD)].reshape(3, -1)[:, 0]
+        return compute_ns / max(float(begins[2] - begins[1]), compute_ns)
 
 
 class GraphSpeeds:
@@ -298,13 +301,6 @@ def iteration_graph(profile: Profile, sums_ns: NDArray[np.int64], scale: float =
                 builder.edge(created, sums[layer])
             compute(f"input gradient {layer}", profile.input_gradient_ns[layer], Phase.BACKWARD, iteration)
     return builder.build()
-
-
-def _steady_ns(profile: Profile, sums_ns: NDArray[np.int64], scale: float) -> float:
-    """From the begin of an iteration to that of the next, when the first is over."""
-    graph = iteration_graph(profile, sums_ns, scale)
-    begins = replay(graph).start_ns[graph.select(phase=Phase.FORWARD)].reshape(3, -1)[:, 0]
-    return float(begins[2] - begins[1])
 
 
 def read_profiles(folder: Path) -> dict[str, Profile]:

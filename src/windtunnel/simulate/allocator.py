@@ -139,6 +139,8 @@ class CachingAllocator:
             raise ValueError("this block is not handed out")
         self.live_bytes -= block.size_bytes
         block.is_free = True
+        # Joining with the block before gives one block, which may be joined with the one after: the loop goes on
+        # with the joined block.
         for near in (block.before, block.after):
             if near is not None and near.is_free:
                 self._forget(near)
@@ -165,6 +167,7 @@ class CachingAllocator:
                 yield blocks
 
     def _best_fit(self, size: int, stream: int, is_small: bool) -> Block | None:
+        # Sorted by (stream, size, address): bisection finds the smallest that fits, of equals the lowest.
         free = self._free[is_small]
         index = bisect_left(free, (stream, size, -1))
         if index == len(free) or free[index][0] != stream:

@@ -204,7 +204,9 @@ def event_input(graph: Graph) -> EventInput:
     resource = np.where(is_join | (graph.tasks["resource"] < 0), nowhere, graph.tasks["resource"])
     users = np.bincount(resource, minlength=nowhere + 1)
     is_join &= indegree > 0  # a join that waits for nothing is a task of no time
-    shares = _shares(graph)
+    # Which resources are shared, and by how many at full speed, of SHARE [R+1].
+    is_shared = np.append(graph.resources["discipline"] == Discipline.SHARED, False)
+    shares = _records(SHARE, is_shared=is_shared, slots=np.append(graph.resources["slots"], 0))
     priority = _priority(graph, resource)
     earliest = np.where(join_mask(graph), 0, column(graph, "earliest_ns", np.int64))
     tasks = _records(TASK, start=earliest, missing=indegree, resource=np.where(is_join, JOIN, resource))[order]
@@ -212,6 +214,9 @@ def event_input(graph: Graph) -> EventInput:
     sends, flow = _sends(graph, order)
     # most graphs need none of these: the engine is compiled a second time without them, for speed
     is_special = (from_start, is_join, users[shares["is_shared"] > 0], priority)
+    # Mask the tasks for whose start other tasks wait, bool [T].
+    mask = np.zeros(graph.num_tasks, dtype=np.bool_)
+    mask[graph.edges["src"][from_start]] = True
     return EventInput(
         order=order,
         roots=np.flatnonzero(tasks["missing"] == 0).astype(np.int32),
@@ -221,7 +226,7 @@ def event_input(graph: Graph) -> EventInput:
         resources=_records(RESOURCE, first=np.cumsum(users) - users, unused=slots),
         is_plain=sends is None and not any(column.any() for column in is_special),
         priority=priority[order],
-        releases_at_start=_mark_start_sources(graph, from_start)[order],
+        releases_at_start=mask[order],
         shares=shares,
         flow=flow,
         sends=sends,
@@ -240,23 +245,10 @@ def _records(kind: np.dtype[Any], **columns: Ints) -> Ints:
     return rows
 
 
-def _shares(graph: Graph) -> Ints:
-    """Which resources are shared, and by how many at full speed, of SHARE [R+1]."""
-    is_shared = np.append(graph.resources["discipline"] == Discipline.SHARED, False)
-    return _records(SHARE, is_shared=is_shared, slots=np.append(graph.resources["slots"], 0))
-
-
 def _priority(graph: Graph, resource: Ints) -> Ints:
     """Priorities int32 [T], zero where the resource does not look at them."""
     looks = np.append(graph.resources["discipline"] == Discipline.PRIORITY, False)
     return np.where(looks[resource], column(graph, "priority", np.int32), 0).astype(np.int32)
-
-
-def _mark_start_sources(graph: Graph, from_start: Ints) -> Ints:
-    """Mask the tasks for whose start other tasks wait, bool [T]."""
-    mask = np.zeros(graph.num_tasks, dtype=np.bool_)
-    mask[graph.edges["src"][from_start]] = True
-    return mask
 
 
 def _sends(graph: Graph, order: Ints) -> tuple[Sends | None, Ints]:

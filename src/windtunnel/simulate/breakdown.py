@@ -100,9 +100,11 @@ def utilization_of(graph: Graph, start_ns: NDArray[np.int64], finish_ns: NDArray
     busy_ns = np.zeros(num_resources, dtype=np.int64)
     placed = resource >= 0
     np.add.at(busy_ns, resource[placed], (finish_ns - start_ns)[placed])
+    # Durations on a shared resource overlap: it is busy while at least one task runs.
     for r in np.flatnonzero(is_shared).tolist():
         busy_ns[r] = _union_ns(start_ns[resource == r], finish_ns[resource == r])
     slots = np.where(is_shared, 1, graph.resources["slots"].astype(np.int64))
+    # A flow keeps its links busy from the end of its latency (the duration) on.
     for r, rows in _flows_over(graph).items():
         num_tasks[r], slots[r] = len(rows), 1
         busy_ns[r] = _union_ns((start_ns + graph.duration_ns)[rows], finish_ns[rows])
@@ -143,6 +145,7 @@ def communication_ns(graph: Graph, start_ns: NDArray[np.int64], finish_ns: NDArr
         busy, sends, both = (
             _union_ns(start_ns[mask], finish_ns[mask]) for mask in (computes, communicates, computes | communicates)
         )
+        # exposed = time of both together - time of computing: what communication adds
         totals.append((both - busy, sends))
     exposed, total = max(totals, default=(0, 0))
     return total, exposed

@@ -84,6 +84,7 @@ class EventClock:
                 f"an event cannot be at {time_ns} ns when the clock shows {self.now_ns} ns",
                 fix="give a whole number of ns from now on, less than 2**62",
             )
+        # The number breaks ties, so that handlers of one time are called in the order in which they were asked for.
         self._sequence += 1
         heapq.heappush(self._heap, (int(time_ns), self._sequence, handler))
         self._handlers[self._sequence] = handler
@@ -95,6 +96,7 @@ class EventClock:
 
     def cancel(self, event: int) -> bool:
         """Forget an event; returns whether it was still to come."""
+        # The entry stays in the heap, where removing it would take linear time, and is skipped when it comes up.
         return self._handlers.pop(event, None) is not None
 
     def run(self, until_ns: int | None = None) -> int:
@@ -186,6 +188,7 @@ class FairFlows:
             raise InputError(f"a message of {size_bytes} bytes never ends, or never begins", fix="send more than 0")
         if not self._unused or len(route) > self._state.route.shape[1]:
             self._grow(len(route))
+        # Places of flows that have ended are used again, so that arrays grow with the flows under way only.
         index = self._unused.pop()
         self._state.route[index] = pad_routes([route], self._state.route.shape[1])[0]
         self._state.size[index] = size_bytes
@@ -249,6 +252,7 @@ class FairFlows:
         new = _room(old.capacity, 2 * size, wide)
         new.route[:size, :narrow] = old.route
         new.first[:] = _renumber_entries(old.first, narrow, wide)
+        # Entries of the linked lists are numbered flow * width + link: a new width renumbers all of them.
         for name in ("next", "previous"):
             rows = _renumber_entries(getattr(old, name).reshape(size, narrow), narrow, wide)
             getattr(new, name).reshape(2 * size, wide)[:size, :narrow] = rows

@@ -144,6 +144,7 @@ class Execution:
         path, left_at_start = walk_back(
             int(np.argmax(self.finish_ns)) if end is None else end, task, edge, self.from_start
         )
+        # A task that is left at its start (the next one waits for that) adds nothing but its wait to the path.
         duration = np.where(left_at_start, 0, self.finish_ns[path] - self.start_ns[path])
         wait = np.where(edge[path] >= 0, self.lag[edge[path]] if len(self.lag) else 0, 0)
         if constraint[path[0]] <= EARLIEST:

@@ -119,6 +119,8 @@ def replay(
         return _replay_fold(graph, kept[0], kept[1][0])
     if engine == "event":
         return _replay_events(graph, event_input(graph), duration)
+    # From the cheapest to the most expensive: a fold that an earlier replay found; one static pass, if edges
+    # fix every order; a fold that is searched for now; the event engine on the whole graph.
     program = build_fixed_order(graph)
     is_fixed = has_fixed_order(graph, program)
     if engine == "static" and not is_fixed:
@@ -221,6 +223,7 @@ def _replay_many_by_fold(folded: Fold, small_KC: Ints, finishes: bool, num_threa
 
 def _check_seen(graph: Graph, seen: int) -> None:
     """Judge durations by their bits or-ed together: the sign shows a negative one, the value bounds the largest."""
+    # At least as large as the largest duration and less than twice that, for one operation per value.
     if seen < 0:
         raise InputError("some duration is negative", fix="a duration is a number of nanoseconds, 0 or more")
     check_span(graph, np.full(graph.num_tasks, seen))
@@ -308,6 +311,8 @@ def event_room(program: EventInput) -> EventRoom:
 
 def run_event_pass(program: EventInput, duration: Ints, room: EventRoom) -> int:
     """Run the compiled pass on durations by position; returns how many tasks finished."""
+    # Time and code share 63 bits of a key: bits for codes below 2 * T, the rest for times up to the latest
+    # possible end. Where that does not fit, or other kinds of events occur, codes lie in an array of their own.
     bits = (2 * len(duration)).bit_length()  # of a completion or timer, below the time in one word
     is_plain = program.is_plain and program.latest_ns + int(duration.sum()) < 1 << (62 - bits)
     done: int = event_pass(
@@ -350,6 +355,7 @@ def _replay_many_fixed_order(
 
         _check_seen(graph, _on_threads(run_all, blocks, num_threads))
         return Replays(finish_TK.max(axis=0, initial=0), finish_TK.T)
+    # Only makespans are asked for: finish times are kept as long as some task still waits for them.
     slot = np.empty(num_tasks, dtype=np.int32)
     source_slot = np.empty(len(program.source), dtype=np.int32)
     num_live = assign_live_slots(program.indptr, program.source, slot, source_slot)
@@ -387,6 +393,7 @@ def _replay_many_events(graph: Graph, durations_KT: Ints, finishes: bool, num_th
 def _blocks(durations_KT: Ints, num_threads: int) -> list[tuple[int, int]]:
     """First variant and number of variants of each block."""
     num_variants = len(durations_KT)
+    # Variants that lie side by side in memory share cache lines, so that many of them go through at once.
     most = _PER_BLOCK_BESIDE if durations_KT.T.flags.c_contiguous else _PER_BLOCK_APART
     size = max(1, min(most, -(-num_variants // num_threads)))
     return [(first, min(size, num_variants - first)) for first in range(0, num_variants, size)]

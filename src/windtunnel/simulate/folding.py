@@ -69,6 +69,7 @@ class Fold:
 
     def unfold(self, timeline: Timeline) -> Timeline:
         """The timeline of the whole graph from that of the small one."""
+        # The sequence of the whole graph: by the turn of each task's class, and by row within a class.
         rank = np.empty(self.small.num_tasks, np.int32)
         rank[timeline.sequence] = np.arange(len(rank), dtype=np.int32)
         return Timeline(
@@ -146,6 +147,11 @@ def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, max_class
     durations_TK = np.ascontiguousarray(durations_KT.T)
     member, first = np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int64)
     sets = np.empty(num_tasks + 1, np.int64), np.empty(graph.num_edges, np.int64), np.empty(graph.num_edges, np.int64)
+    # Partition refinement. Resources start out equal where they work alike; then, in turns:
+    #      1. tasks get classes, given which places they have in the lists of which resources (fold_pass)
+    #      2. resources get numbers by the classes of the tasks in their lists (alike_lists)
+    # until no resource is told apart any more. Each round only splits, so that it ends; two tasks that are
+    # in one class then can never be told apart by a replay.
     number, count = crowds.first_numbers()
     while True:
         label = crowds.labels(number, num_tasks)
@@ -216,6 +222,8 @@ class _Crowds:
     def labels(self, number: Ints, num_tasks: int) -> Ints:
         """The places of each task in the lists that it is in, as a number; 0 where it is in none, [T]."""
         label = np.zeros(num_tasks, np.int64)
+        # An entry of a list counts as the same entry of the first list with that number: the third task on
+        # resource 7 has the place of the third task on resource 2, if both resources are alike.
         shift = self.indptr[self.leaders(number)][number] - self.indptr[:-1]
         entry = 1 + np.arange(len(self.position)) + np.repeat(shift, np.diff(self.indptr))
         indices = entry[self.by_task]
@@ -240,6 +248,7 @@ def _links(graph: Graph) -> tuple[Ints, ...]:
     if not len(rows):
         return (np.zeros(0, np.int64),) * 5
     links = pad_routes(graph.meta.routes)[graph.tasks["route"][rows]]
+    # One entry per link of each route, with the number of the link within it.
     which, turn = np.nonzero(links >= 0)
     rows = rows[which]
     return rows, links[which, turn].astype(np.int64), graph.tasks["message_bytes"][rows], turn, np.ones_like(rows)
@@ -250,6 +259,7 @@ def _kinds(graph: Graph, lists: Ints) -> Ints:
     table = graph.resources
     rate, slowdown = table.get("rate", np.zeros(graph.num_resources)), table.get("slowdown")
     facts = [table["discipline"], table["slots"], *([] if slowdown is None else slowdown.T)]
+    # Facts of the other sort are multiplied by 0, so that a queue never differs by a rate that it ignores.
     of_queue = np.stack(facts, axis=1)[lists[:, 1]] * (lists[:, :1] == 0)
     of_link = (rate[lists[:, 1]] * lists[:, 0])[:, None]
     if not len(lists):
@@ -270,6 +280,8 @@ def _build_fold(
 ) -> Fold:
     """Make the small graph: its rows in the order of those that they stand for, so that ties end alike."""
     users = np.diff(crowds.indptr)
+    # Of alike resources the first stands for all, and its tasks for those of the others: the small graph has
+    # whole queues, with the contention in them, not single tasks.
     leads = np.zeros(len(users), np.bool_)
     leads[crowds.leaders(number)] = True
     placed = crowds.position[np.repeat(leads & ~crowds.is_link, users)]
@@ -304,6 +316,7 @@ def _routes(graph: Graph, crowds: _Crowds, number: Ints) -> tuple[tuple[int, ...
     None uses a link twice: were two links of a route alike, each would hold a message before or behind that of the
     other, whose second link holds another one, and so on, in rising rows without end.
     """
+    # A class of flows goes over the links of the first alike route, which carry the same flows as the others.
     stands_for = np.arange(graph.num_resources)
     first = crowds.resource[crowds.leaders(number)][number]
     stands_for[crowds.resource[crowds.is_link]] = first[crowds.is_link]

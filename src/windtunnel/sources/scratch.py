@@ -64,7 +64,9 @@ class ScratchFolder:
             return path
         below = self._below(full)
         if self._exists(os.path.dirname(full)):  # else it fails as it would
-            self._make_folders(os.path.dirname(below))
+            folder = os.path.dirname(below)
+            if not self._exists(folder) or not os.path.isdir(folder):
+                _makedirs(folder, exist_ok=True)
         if keeps_content and not self._exists(below) and full not in self._removed and os.path.isfile(full):
             self._copy(full, below)
         self._removed.discard(full)
@@ -110,10 +112,6 @@ class ScratchFolder:
                 continue
             return True
         return False
-
-    def _make_folders(self, folder: str) -> None:
-        if not self._exists(folder) or not os.path.isdir(folder):
-            _makedirs(folder, exist_ok=True)
 
 
 _makedirs = os.makedirs

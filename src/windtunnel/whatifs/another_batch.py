@@ -121,7 +121,8 @@ def sizes_between(captured: int, requested: int) -> list[int]:
 
 def _at_batch(graph: Graph, captured: int, requested: int) -> Graph:
     """Change what computes outside of the update."""
-    selected = np.flatnonzero(_handles_samples(graph))
+    computes: NDArray[np.bool_] = graph.select(kind=Kind.COMPUTE)
+    selected = np.flatnonzero(computes & ~graph.select(phase=Phase.UPDATE) if "phase" in graph.tasks else computes)
     inputs, row_N = _distinct(graph, selected)
     sizes = carriers(inputs, captured)
     extended = [
@@ -146,13 +147,10 @@ def _at_batch(graph: Graph, captured: int, requested: int) -> Graph:
     return graph.set_columns(columns)
 
 
-def _handles_samples(graph: Graph) -> NDArray[np.bool_]:
-    computes: NDArray[np.bool_] = graph.select(kind=Kind.COMPUTE)
-    return computes & ~graph.select(phase=Phase.UPDATE) if "phase" in graph.tasks else computes
-
-
 def _distinct(graph: Graph, rows: Ints) -> tuple[list[Inputs], Ints]:
     """Distinct inputs, and the row of each chosen task in them [N]."""
+    # Layers of one shape repeat: a model of a thousand operators has some dozens of distinct inputs, and each
+    # is resized once.
     strings = [_text(graph, name, rows) for name in ("op", "input_shapes", "input_dtypes", "input_strides")]
     params = graph.tasks["param_bytes"][rows] if "param_bytes" in graph.tasks else np.zeros(len(rows), np.int64)
     phase = graph.tasks["phase"][rows] if "phase" in graph.tasks else np.zeros(len(rows), np.int64)
@@ -185,6 +183,7 @@ def _scale_bytes(graph: Graph, name: str, rows: Ints, ratio: Any) -> Ints:
     """Where shapes are not known, bytes of parameters stay: they are what is read again and again."""
     values: Ints = graph.tasks[name].copy()
     known = values[rows].astype(np.float64)
+    #      bytes = fixed (parameters) + ratio * the rest
     fixed = np.zeros(len(rows))
     if name == "bytes_read" and "param_bytes" in graph.tasks and "input_shapes" not in graph.tasks:
         fixed = np.minimum(graph.tasks["param_bytes"][rows].astype(np.float64), known)

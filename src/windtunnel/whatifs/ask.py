@@ -90,6 +90,9 @@ def whatif(
             where=f"{graph.num_tasks:,} tasks of duration 0, source {graph.meta.source}",
             fix="price its tasks first, or load an execution trace together with the Kineto trace of its run",
         )
+    #      price what all first steps need, together  ->  edit  ->  replay in batches  ->  rank
+    # Measuring is by far the slowest part: needs are gathered over all requests, so that operators that
+    # several changes share are run once.
     edit.price_first_steps(graph, requests, tell)
     outcomes = _apply_requests(graph, requests, edit, tell)
     if not pairs:
@@ -167,6 +170,8 @@ def _answer_outcomes(baseline: Timeline, outcomes: Iterable[Outcome], edit: _Edi
     for request, outcome in outcomes:
         if isinstance(outcome, WindtunnelError):
             answers.append(_answer_refusal(baseline, request, outcome))
+        # A change of durations alone keeps the order of tasks: up to 32 of them are replayed in one sweep over
+        # the graph (K variants side by side). Changed edges need a replay of their own.
         elif _keeps_order(baseline.graph, outcome[-1]):
             waiting.append((request, outcome))
         else:
@@ -183,6 +188,7 @@ def _answer_batch(baseline: Timeline, edit: _Editor, changes: Sequence[Changed])
     if not changes:
         return []
     graph = baseline.graph
+    # Some tasks may end after the iteration is over (a loader that works ahead); they do not count.
     counted = takes_part(graph)
     durations_KT = np.stack([graphs[-1].duration_ns for _, graphs in changes])
     replays = replay_many(graph, durations_KT, finishes=not counted.all(), like=baseline)
@@ -236,6 +242,7 @@ def _keeps_order(graph: Graph, changed: Graph) -> bool:
     """Whether only durations (and what no replay reads) differ."""
     if changed.num_tasks != graph.num_tasks or changed.edges is not graph.edges:
         return False
+    # Identity, not equality: edits share what they leave alone, so that comparing is free.
     return changed.resources is graph.resources and _same_columns(graph.tasks, changed.tasks)
 
 

@@ -148,7 +148,9 @@ def averaging_of(
             "no ranks average gradients here",
             fix="capture a job under DistributedDataParallel (windtunnel capture --nproc 2), or ask data-parallel",
         )
-    sizes = _layer_bytes(graph)
+    sizes = {layer: sum(item) for layer, item in parameter_bytes_by_layer(graph).items()}
+    if not sizes:
+        raise NotApplicableError("the graph does not say which layer has which parameters")
     ready = [_ready(graph, rank == item, index, sizes) for item in ranks]
     layers = tuple(ready[0])
     if any(tuple(item) != layers for item in ready[1:]):
@@ -169,13 +171,6 @@ def averaging_of(
 def _sort_by_position(rows: Rows, order_T: Rows) -> list[int]:
     result: list[int] = rows[np.argsort(order_T[rows], kind="stable")].tolist()
     return result
-
-
-def _layer_bytes(graph: Graph) -> dict[str, int]:
-    sizes = {layer: sum(item) for layer, item in parameter_bytes_by_layer(graph).items()}
-    if not sizes:
-        raise NotApplicableError("the graph does not say which layer has which parameters")
-    return sizes
 
 
 def _ready(graph: Graph, on_rank: NDArray[np.bool_], order_T: Rows, sizes: dict[str, int]) -> dict[str, int]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.graph import Graph
 from windtunnel.graph.table import Strings
 from windtunnel.simulate import replay_many
 from windtunnel.whatifs.answer import Answer
@@ -64,7 +63,11 @@ def by_layer(answer: Answer) -> list[LayerGain]:
     before, after = answer.baseline.graph, answer.graph
     if not answer.is_applicable or before.num_tasks != after.num_tasks:
         return []
-    replaced = _is_replaced(after)
+    if "cost_source" not in after.tasks or "layer" not in after.tasks:
+        replaced = np.zeros(after.num_tasks, dtype=bool)
+    else:
+        sources: Strings = after.tasks.strings("cost_source")
+        replaced = sources.where({text: text == REPLACED for text in sources.values})
     layers: Strings = before.tasks.strings("layer")
     codes = np.unique(layers.codes[replaced])
     if not len(codes):
@@ -83,13 +86,6 @@ def by_layer(answer: Answer) -> list[LayerGain]:
         for code, mask, end_ns in zip(codes, masks, ends_ns, strict=True)
     ]
     return sorted(result, key=lambda gain: -gain.speedup)
-
-
-def _is_replaced(graph: Graph) -> Any:
-    if "cost_source" not in graph.tasks or "layer" not in graph.tasks:
-        return np.zeros(graph.num_tasks, dtype=bool)
-    sources: Strings = graph.tasks.strings("cost_source")
-    return sources.where({text: text == REPLACED for text in sources.values})
 
 
 def worth_it(gains: Sequence[LayerGain]) -> str:

@@ -64,7 +64,11 @@ def activation_checkpointing(graph: Graph, layer: str = "") -> Unpriced:
     """
     program = require_program(graph)
     blocks = block_ranges(program, layer)
-    ranges = tuple(block for block in blocks if not any(_overlap(block, again) for again in program.recomputed))
+    ranges = tuple(
+        block
+        for block in blocks
+        if not any((block[0] < again[1] and again[0] < block[1]) for again in program.recomputed)
+    )
     if not ranges:
         raise InEffectError(
             f"{len(program.recomputed)} checkpoints run operators of these {len(blocks)} blocks again",
@@ -110,10 +114,6 @@ def no_activation_checkpointing(graph: Graph) -> Graph:
     if not again.any():
         raise NotApplicableError("no checkpoint computes anything again", where="column is_recomputed")
     return note_form(rescale(graph, again, 0.0, "not recomputed"), Form(keeps_activations=True))
-
-
-def _overlap(block: tuple[int, int], other: tuple[int, int]) -> bool:
-    return block[0] < other[1] and other[0] < block[1]
 
 
 def _no_shorter(ratios: Ratios) -> Ratios:

@@ -120,18 +120,18 @@ def powersgd(
         return published()
 
     def finish(*total_ns: int) -> Graph:
-        return _compress_at_measured_price(_without_reducer(graph), ratio, split_by_bytes(graph, messages, total_ns))
+        # Take out what the hook's own flight holds: the reducer's work, and messages over this host's memory.
+        inside = graph.select(op=OWN_WORK)
+        if "cost_source" in graph.tasks:
+            sources = graph.tasks.strings("cost_source")
+            inside |= all_reduces(graph) & sources.where({text: text == "measured:partial" for text in sources.values})
+        return _compress_at_measured_price(
+            graph.set_duration(inside, np.zeros(int(inside.sum()), dtype=np.int64), cost_source="measured:partial"),
+            ratio,
+            split_by_bytes(graph, messages, total_ns),
+        )
 
     return Unpriced(needs, finish, published, way_between(graph, world_size(graph, None)))
-
-
-def _without_reducer(graph: Graph) -> Graph:
-    """Take out what the hook's own flight holds: the reducer's work, and messages over this host's memory."""
-    inside = graph.select(op=OWN_WORK)
-    if "cost_source" in graph.tasks:
-        sources = graph.tasks.strings("cost_source")
-        inside |= all_reduces(graph) & sources.where({text: text == "measured:partial" for text in sources.values})
-    return graph.set_duration(inside, np.zeros(int(inside.sum()), dtype=np.int64), cost_source="measured:partial")
 
 
 def _factor_ratio(shapes: Sequence[tuple[int, ...]], rank: int) -> float:

@@ -51,7 +51,10 @@ def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True)
     """
     phases = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE) if with_update else (Phase.FORWARD, Phase.BACKWARD)
     inside = graph.select(phase=phases) & is_on_host(graph) & ~_waits_for_device(graph)
-    calls = launch_calls(graph)[_on_device(graph)]  # a message of a CPU is begun by a call, too
+    kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
+    calls = launch_calls(graph)[
+        np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
+    ]  # a message of a CPU is begun by a call, too
     launching = np.zeros(graph.num_tasks, dtype=bool)
     launching[calls[calls >= 0]] = True
     rows = np.flatnonzero(inside & launching)
@@ -68,11 +71,6 @@ def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True)
     if "earliest_ns" in graph.tasks:
         columns["earliest_ns"] = _not_before(graph, inside, kept)
     return launched.with_columns(**columns).remove(inside & ~first, keep_gaps=False)
-
-
-def _on_device(graph: Graph) -> np.ndarray:
-    kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
-    return np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
 
 
 def _not_before(graph: Graph, inside: np.ndarray, kept: np.ndarray) -> np.ndarray:

@@ -190,7 +190,10 @@ def forecast(
         [_price_for_device(graph, device, dtype, tiers, captured, size, launch_ns) for size in sizes],
         is_larger=sizes[-1] > captured,
     )
-    hosts = _of_host(priced)
+    # What a thread of the host does that is not priced: Python, loading, launches.
+    kinds = priced.resources["kind"][np.maximum(priced.tasks["resource"], 0)] if priced.num_resources else np.zeros(0)
+    on_thread = kinds == ResourceKind.HOST_THREAD if len(kinds) else np.zeros(priced.num_tasks, dtype=bool)
+    hosts: NDArray[np.bool_] = np.isnan(priced.tasks["efficiency"]) & on_thread
     return _replay_forecast(priced.scale(hosts, host_factor), device, dtype, sizes[-1], hosts, host_factor)
 
 
@@ -224,7 +227,8 @@ def _replay_forecast(
     computes = np.flatnonzero(~np.isnan(priced.tasks["efficiency"])).astype(np.int32)
     floor_T = np.zeros(priced.num_tasks, dtype=np.int64)
     floor_T[computes] = np.floor(priced.duration_ns[computes] * priced.tasks["efficiency"][computes])
-    bound_ns = _bound(priced, computes, floor_T)
+    # Least time of the step: on its busiest rank, all that is priced one after the other.
+    bound_ns = int(np.bincount(_ranks(priced)[computes], floor_T[computes]).max(initial=0.0))
     # streams of one device share it, whatever their graph says
     makespan_ns = max(timeline.makespan_ns, bound_ns)
     # Fewer draws for large graphs, so that memory and time of the interval stay bounded.
@@ -265,19 +269,6 @@ def _replay_forecast(
 def _interval(samples: Ints, middle: int) -> tuple[int, int]:
     low, high = np.quantile(samples, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return int(min(low, middle)), int(max(high, middle))
-
-
-def _of_host(graph: Graph) -> NDArray[np.bool_]:
-    """What a thread of the host does that is not priced: Python, loading, launches."""
-    kinds = graph.resources["kind"][np.maximum(graph.tasks["resource"], 0)] if graph.num_resources else np.zeros(0)
-    on_thread = kinds == ResourceKind.HOST_THREAD if len(kinds) else np.zeros(graph.num_tasks, dtype=bool)
-    result: NDArray[np.bool_] = np.isnan(graph.tasks["efficiency"]) & on_thread
-    return result
-
-
-def _bound(priced: Graph, computes: NDArray[np.int32], floor_T: Ints) -> int:
-    """Least time of the step: on its busiest rank, all that is priced one after the other."""
-    return int(np.bincount(_ranks(priced)[computes], floor_T[computes]).max(initial=0.0))
 
 
 def _busiest(priced: Graph, tasks: NDArray[Any]) -> tuple[int, NDArray[Any]]:

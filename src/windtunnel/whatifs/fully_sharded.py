@@ -92,6 +92,7 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
     if not any(per_rank):
         raise NotApplicableError("no layer's gradients are in any message", where=f"{int(messages.sum())} all-reduces")
     sharded = share_updates(graph, messages, num_ranks, state_ratio, num_more=1 + num_buffers(graph))
+    # At most prefetch + 1 units are whole at once, besides each worker's own share of everything.
     whole_bytes = (prefetch + 1) * int(message_bytes(graph, messages).max())
     sharded = sharded.note({"memory_base_bytes": sharded.meta.memory_base_bytes + whole_bytes})
     return _insert_gathers(scatter_gradients(sharded, messages), per_rank)
@@ -99,13 +100,20 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
 
 def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Gather]:
     """All gatherings of one rank, in the order in which their parameters are needed."""
+    #      forward    gather 1 | gather 2, compute 1 | gather 3, compute 2, drop 1 | ...
+    #      backward   the last unit is still whole | gather n-1, compute n | ...
     index = positions(graph)
     result: list[_Gather] = []
     updated: tuple[int, ...] = ()
     for iteration in iterations_of(graph):
         local = one_iteration(graph, iteration, rank)
         sent = messages[local[messages]]
-        unit_T = _units(graph, sent[np.argsort(index[sent], kind="stable")], local, iteration, rank)
+        # The message that brings the gradients of each computing task's layer, -1 where none does, int64 [T].
+        feeds = _feeds(graph, sent[np.argsort(index[sent], kind="stable")], local)
+        of_layer = {item.layer: int(feeds[item.ready]) for item in gradients_of(graph, iteration, rank)}
+        layers = graph.tasks.strings("layer")
+        unit = np.array([of_layer.get(text, -1) for text in layers.values] or [-1], dtype=np.int64)
+        unit_T = np.where(local & works(graph), unit[layers.codes], -1)
         forward = _passes(graph, unit_T, index, Phase.FORWARD)
         backward = _passes(graph, unit_T, index, Phase.BACKWARD)
         result += _schedule_gathers(index, forward, Phase.FORWARD, updated, prefetch)
@@ -140,15 +148,6 @@ def _schedule_gathers(
         freed = passes[index - prefetch - 1].last if index > prefetch else begin
         needed = order_T[list(step_pass.first)].min()
         yield _Gather(step_pass.message, phase, tuple(row for row in freed if order_T[row] < needed), step_pass.first)
-
-
-def _units(graph: Graph, messages: Ints, on_rank: Mask, iteration: int, rank: int) -> Ints:
-    """The message that brings the gradients of each computing task's layer, -1 where none does, int64 [T]."""
-    feeds = _feeds(graph, messages, on_rank)
-    of_layer = {item.layer: int(feeds[item.ready]) for item in gradients_of(graph, iteration, rank)}
-    layers = graph.tasks.strings("layer")
-    unit = np.array([of_layer.get(text, -1) for text in layers.values] or [-1], dtype=np.int64)
-    return np.where(on_rank & works(graph), unit[layers.codes], -1)
 
 
 def _feeds(graph: Graph, messages: Ints, on_rank: Mask) -> Ints:

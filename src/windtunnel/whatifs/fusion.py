@@ -90,6 +90,7 @@ def _inner_edges(graph: Graph, selected: Mask) -> Mask:
     same = graph.tasks["resource"][edges["src"]] == graph.tasks["resource"][edges["dst"]]
     if "phase" in graph.tasks:
         same &= graph.tasks["phase"][edges["src"]] == graph.tasks["phase"][edges["dst"]]
+    # With a second reader the result has to be written anyway, so that fusing would save nothing.
     readers = np.bincount(edges["src"][edges["kind"] == EdgeKind.DATA], minlength=graph.num_tasks)
     only: Mask = inner & same & (readers[edges["src"]] == 1)
     return only
@@ -105,7 +106,14 @@ def _without_rises(graph: Graph, inner: Mask) -> Mask:
     if "output_bytes" not in graph.tasks:
         return inner
     output_bytes, index = graph.tasks["output_bytes"], positions(graph)
-    num_allocations = _allocations_before(graph, index)
+    # How many tasks before each one on its resource allocate memory, int64 [T]; only differences have a
+    # meaning.
+    order = np.lexsort((index, graph.tasks["resource"]))
+    allocates = sum(graph.tasks[name] for name in ("output_bytes", "workspace_bytes") if name in graph.tasks) > 0
+    num_allocations = np.empty(graph.num_tasks, dtype=np.int64)
+    num_allocations[order] = np.cumsum(allocates[order]) - allocates[order]
+    # Edges are visited in program order, since each that is fused lets inputs of its part live longer, which
+    # the following decisions have to take into account.
     inputs, last_read = _inputs(graph, index)
     is_kept = np.zeros(graph.num_edges, dtype=bool)
     rows = np.flatnonzero(inner)
@@ -134,18 +142,14 @@ def _inputs(graph: Graph, order_T: NDArray[np.int64]) -> tuple[dict[int, set[int
     return inputs, last_read
 
 
-def _allocations_before(graph: Graph, order_T: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many tasks before each one on its resource allocate memory, int64 [T]; only differences have a meaning."""
-    order = np.lexsort((order_T, graph.tasks["resource"]))
-    allocates = sum(graph.tasks[name] for name in ("output_bytes", "workspace_bytes") if name in graph.tasks) > 0
-    result = np.empty(graph.num_tasks, dtype=np.int64)
-    result[order] = np.cumsum(allocates[order]) - allocates[order]
-    return result
-
-
 def _merge_chains(graph: Graph, selected: Mask, inner: Mask) -> Graph:
     """Move the work of every task to the last one of its chain; what is removed leaves its dependencies there."""
-    heir = _heirs(graph, inner)
+    # The last task of the chain of each task, itself where it is in none.
+    # Pointer jumping: chains of length n are resolved in log2(n) rounds.
+    heir = np.arange(graph.num_tasks)
+    heir[graph.edges["src"][inner]] = graph.edges["dst"][inner]
+    while not np.array_equal(heir, heir[heir]):
+        heir = heir[heir]
     followers = heir != np.arange(graph.num_tasks)
     left = np.rint(graph.duration_ns * (1.0 - _fusion_byte_ratio(graph, inner))).astype(np.int64)
     total = np.where(followers, 0, left)
@@ -153,7 +157,12 @@ def _merge_chains(graph: Graph, selected: Mask, inner: Mask) -> Graph:
     touched = np.zeros(graph.num_tasks, dtype=bool)
     touched[heir[followers]] = True
     merged = graph.set_duration(touched & selected, total[touched & selected], cost_source="memory traffic")
-    return _with_memory(merged, heir, followers).remove(followers | _launches_of(graph, followers))
+    # Calls all of whose kernels are among the given tasks.
+    call = launch_calls(graph)
+    launches = np.zeros(graph.num_tasks, dtype=bool)
+    launches[call[followers & (call >= 0)]] = True
+    launches[call[~followers & (call >= 0)]] = False
+    return _with_memory(merged, heir, followers).remove(followers | launches)
 
 
 def _with_memory(graph: Graph, heir: NDArray[np.int64], followers: Mask) -> Graph:
@@ -166,31 +175,14 @@ def _with_memory(graph: Graph, heir: NDArray[np.int64], followers: Mask) -> Grap
     return graph.with_columns(freed_bytes=np.maximum(freed_bytes, 0))
 
 
-def _heirs(graph: Graph, inner: Mask) -> NDArray[np.int64]:
-    """The last task of the chain of each task, itself where it is in none."""
-    heir = np.arange(graph.num_tasks)
-    heir[graph.edges["src"][inner]] = graph.edges["dst"][inner]
-    while not np.array_equal(heir, heir[heir]):
-        heir = heir[heir]
-    return heir
-
-
 def _fusion_byte_ratio(graph: Graph, inner: Mask) -> NDArray[np.float64]:
     """Share of the bytes of each task that stay in registers, float [T]."""
     edges, tasks = graph.edges, graph.tasks
     passed = edges["size_bytes"][inner] if "size_bytes" in edges else np.zeros(int(inner.sum()), dtype=np.int64)
     saved = np.zeros(graph.num_tasks)
+    # What passes along an inner edge is neither written by its source nor read by its target.
     np.add.at(saved, edges["src"][inner], passed)
     np.add.at(saved, edges["dst"][inner], passed)
     moved = sum(tasks.get(name, np.zeros(graph.num_tasks)) for name in ("bytes_read", "bytes_written"))
     share: NDArray[np.float64] = np.divide(saved, moved, out=np.zeros(graph.num_tasks), where=moved > 0)
     return np.minimum(share, 1.0)
-
-
-def _launches_of(graph: Graph, tasks: Mask) -> Mask:
-    """Calls all of whose kernels are among the given tasks."""
-    call = launch_calls(graph)
-    launches = np.zeros(graph.num_tasks, dtype=bool)
-    launches[call[tasks & (call >= 0)]] = True
-    launches[call[~tasks & (call >= 0)]] = False
-    return launches

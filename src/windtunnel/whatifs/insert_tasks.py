@@ -97,6 +97,7 @@ def insert_behind(graph: Graph, rows: Rows, columns: Mapping[str, Any]) -> tuple
 def insert_ahead(graph: Graph, rows: Rows, columns: Mapping[str, Any]) -> tuple[Graph, Rows]:
     """Put one new task right in front of each of the rows, on the same resource, with its launch."""
     before = order_predecessors(graph)[rows]
+    # A task that is first on its resource has nothing to be put behind; it gets an edge from the new one.
     first = before < 0
     extended, new = _insert(graph, np.where(first, rows, before), columns, beside=rows, alone=first)
     if first.any():
@@ -108,6 +109,7 @@ def _insert(
     graph: Graph, behind: Rows, columns: Mapping[str, Any], *, beside: Rows, alone: Mask | None = None
 ) -> tuple[Graph, Rows]:
     tasks = graph.tasks
+    # The new task belongs where its neighbor belongs: to the same layer, phase, rank and iteration.
     inherited = {
         name: _take_rows(tasks[name], beside)
         for name in ("phase", "iteration", "rank", "layer", "resource", "kind")
@@ -129,22 +131,19 @@ def _add_launch_calls(graph: Graph, new: Rows, beside: Rows) -> Graph:
     launched = neighbors >= 0
     if not launched.any():
         return graph
+    # A CUDA graph or a fused call launches several kernels: their new neighbors share one new launch, too.
     unique, member = np.unique(neighbors[launched], return_inverse=True)
     price = int(np.median(graph.duration_ns[np.unique(calls[calls >= 0])]))
     extended, added = _insert(
         graph, unique, {"name": "launch", "duration_ns": price, "cost_source": "launch"}, beside=unique
     )
-    lag_ns, from_start = _launch_edge(graph, beside[launched])
-    return extended.connect(added[member], new[launched], EdgeKind.LAUNCH, lag_ns=lag_ns, from_start=from_start)
-
-
-def _launch_edge(graph: Graph, rows: Rows) -> tuple[Rows, Mask]:
-    """Lag and sense of the launch edge into each row."""
+    # Lag and sense of the launch edge into each row.
     is_launch = np.flatnonzero(graph.edges["kind"] == EdgeKind.LAUNCH)
     into = np.zeros(graph.num_tasks, dtype=np.int64)
     into[graph.edges["dst"][is_launch]] = is_launch
-    edge = into[rows]
-    return lags(graph.edges)[edge], starts(graph.edges)[edge]
+    edge = into[beside[launched]]
+    lag_ns, from_start = lags(graph.edges)[edge], starts(graph.edges)[edge]
+    return extended.connect(added[member], new[launched], EdgeKind.LAUNCH, lag_ns=lag_ns, from_start=from_start)
 
 
 def chip_of(graph: Graph) -> Device | None:
@@ -195,6 +194,7 @@ def _bandwidth_of_tasks(graph: Graph) -> float | None:
         return None
     duration = graph.duration_ns[usable].astype(np.float64)
     rate = moved[usable] / duration * 1e9
+    # A quantile weighted by time: many tiny kernels must not decide what the memory can do.
     order = np.argsort(rate, kind="stable")
     passed = np.searchsorted(np.cumsum(duration[order]), 0.75 * duration.sum())
     return float(rate[order[min(int(passed), len(order) - 1)]])

@@ -82,7 +82,9 @@ def prefetch(graph: Graph, num_batches: int = 2, handover_ns: int = 20_000, num_
 def _load_ahead(graph: Graph, num_workers: int, depth: int, handover_ns: int, num_cores: int | None) -> Graph:
     if num_workers < 1 or depth < 1 or handover_ns < 0:
         raise InputError(f"{num_workers} workers, {depth} batches ahead: both must be 1 or more")
-    if _is_loaded_ahead(graph):
+    # Whether workers load already.
+    by_name = graph.select(phase=Phase.DATA) & graph.select(name=_BY_WORKERS)
+    if bool(graph.meta.loader.get("num_workers") or by_name.any()):
         return _more_workers(graph, num_workers, num_cores)
     batches, load_ns, load_bytes = _load_work(graph)
     if load_ns <= handover_ns:
@@ -102,12 +104,6 @@ def _load_ahead(graph: Graph, num_workers: int, depth: int, handover_ns: int, nu
     rows = rows[np.argsort(positions(trained)[rows], kind="stable")]
     loaded = _with_workers(trained, rows, num_workers, depth, load_ns, load_bytes)
     return _share_cores(loaded, num_workers, num_cores)
-
-
-def _is_loaded_ahead(graph: Graph) -> bool:
-    """Whether workers load already."""
-    by_name = graph.select(phase=Phase.DATA) & graph.select(name=_BY_WORKERS)
-    return bool(graph.meta.loader.get("num_workers") or by_name.any())
 
 
 def _more_workers(graph: Graph, num_workers: int, num_cores: int | None) -> Graph:
@@ -143,7 +139,11 @@ def _computes(graph: Graph) -> bool:
 def _load_work(graph: Graph) -> tuple[NDArray[np.bool_], int, int]:
     """Tasks that load, and their time and memory per iteration."""
     batches = graph.select(phase=Phase.DATA) & is_on_host(graph) & ~graph.select(kind=(Kind.SYNC, Kind.COPY))
-    batches &= _launches_nothing(graph)
+    # Tasks that launch nothing on a device, bool [T].
+    calls = launch_calls(graph)
+    idle = np.ones(graph.num_tasks, dtype=bool)
+    idle[calls[calls >= 0]] = False
+    batches &= idle
     if graph.num_ranks > 1:
         raise NotApplicableError("loading is moved in graphs of one rank only", fix="put it before data-parallel")
     if not batches.any():
@@ -159,14 +159,6 @@ def _batch_bytes(graph: Graph, batches: NDArray[np.bool_]) -> int:
     edges = graph.edges
     leaves = (edges["kind"] == EdgeKind.DATA) & batches[edges["src"]] & ~batches[edges["dst"]]
     return int(graph.tasks["output_bytes"][np.unique(edges["src"][leaves])].sum())
-
-
-def _launches_nothing(graph: Graph) -> NDArray[np.bool_]:
-    """Tasks that launch nothing on a device, bool [T]."""
-    calls = launch_calls(graph)
-    idle = np.ones(graph.num_tasks, dtype=bool)
-    idle[calls[calls >= 0]] = False
-    return idle
 
 
 def _only_handover(graph: Graph, batches: NDArray[np.bool_], handover_ns: int, load_bytes: int) -> Graph:

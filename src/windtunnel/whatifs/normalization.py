@@ -113,17 +113,17 @@ def _paper(graph: Graph) -> Graph:
     norms = kernels & (graph.select(name=_NORM) | graph.select(op=_NORM))
     if not norms.any():
         raise NotApplicableError("there is no batch normalization", where=f"{int(kernels.sum())} tasks that compute")
-    relus = kernels & (graph.select(name=_RELU) | graph.select(op=_RELU)) & _beside(graph, norms)
-    duration = np.rint(graph.duration_ns[norms] / 2).astype(np.int64)
-    return graph.set_duration(norms, duration, cost_source="paper").remove(relus)
-
-
-def _beside(graph: Graph, norms: Mask) -> Mask:
-    """Tasks that read what a normalization wrote, or the other way round; else neighbors in order."""
+    # Tasks that read what a normalization wrote, or the other way round; else neighbors in order.
     edges = graph.edges
     is_data = edges["kind"] == EdgeKind.DATA
     near = _select_neighbors(graph, norms, is_data)
-    return near if near.any() else _select_neighbors(graph, norms, (edges["kind"] == EdgeKind.ORDER) & ~is_data)
+    relus = (
+        kernels
+        & (graph.select(name=_RELU) | graph.select(op=_RELU))
+        & (near if near.any() else _select_neighbors(graph, norms, (edges["kind"] == EdgeKind.ORDER) & ~is_data))
+    )
+    duration = np.rint(graph.duration_ns[norms] / 2).astype(np.int64)
+    return graph.set_duration(norms, duration, cost_source="paper").remove(relus)
 
 
 def _select_neighbors(graph: Graph, norms: Mask, edges: Mask) -> Mask:

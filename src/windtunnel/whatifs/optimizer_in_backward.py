@@ -34,6 +34,8 @@ def _resident_gradient_bytes(graph: Graph) -> float:
     memory = graph.meta.memory
     if not memory:
         return math.inf
+    # The peak may lie in the passes or in the update. Without gradients it could fall to the larger of what
+    # else is held in either; no more than that difference can go.
     passes, peak = memory["passes"], memory["peak_bytes"]
     gradients = max(known["by_category"]["gradient"] for known in (memory, passes))
     others = max(passes["peak_bytes"] - passes["by_category"]["gradient"], memory["update"]["peak_bytes"] - gradients)
@@ -77,6 +79,7 @@ def optimizer_in_backward(graph: Graph) -> Graph:
     layer = _with_preparations(graph, _layers(graph), index)
     resource = graph.tasks["resource"].astype(np.int64)
     iteration = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int64)).astype(np.int64)
+    # One number per (iteration, resource, layer), so that the last backward task of each is found in one sort.
     key = (iteration * (graph.num_resources + 1) + resource + 1) * (int(layer.max(initial=0)) + 2) + layer + 1
     backward = np.flatnonzero(graph.select(phase=Phase.BACKWARD) & (layer >= 0) & (resource >= 0))
     anchor = last_per_group(index, backward, key[backward])
@@ -95,7 +98,11 @@ def optimizer_in_backward(graph: Graph) -> Graph:
     target = np.full(graph.num_tasks, -1, dtype=np.int64)
     target[moved] = index[anchors]
     apart = _with_gradients_apart(graph, index, target)
-    return _reorder_tasks(_without_reuse(apart, index, target), index, target)
+    # Drop what ties an update to work on other layers that now comes later.
+    edges, now = apart.edges, np.where(target >= 0, target, index)
+    other = np.isin(edges["kind"], (EdgeKind.DATA, EdgeKind.CONTROL))
+    backwards = other & (target[edges["dst"]] >= 0) & (now[edges["src"]] > now[edges["dst"]])
+    return _reorder_tasks(apart.disconnect(backwards) if backwards.any() else apart, index, target)
 
 
 def _check_not_yet(graph: Graph, order_T: Rows, updates: Rows, backward: Rows) -> None:
@@ -182,6 +189,7 @@ def _read_bytes(graph: Graph, rows: Rows) -> Rows:
 def _next_staying_task(graph: Graph, order_T: Rows, target: Rows) -> Rows:
     """The next task on the resource of each one that keeps its place; where there is none, the one that is last now."""
     resource, moved = graph.tasks["resource"], target >= 0
+    # A running minimum from the back: the next position on the same resource that is not moved.
     order = np.lexsort((order_T, resource))
     turns = np.where(moved[order], graph.num_tasks, np.arange(graph.num_tasks))
     following = np.minimum.accumulate(turns[::-1])[::-1]
@@ -194,22 +202,14 @@ def _next_staying_task(graph: Graph, order_T: Rows, target: Rows) -> Rows:
     return result
 
 
-def _without_reuse(graph: Graph, order_T: Rows, target: Rows) -> Graph:
-    """Drop what ties an update to work on other layers that now comes later.
-
-    An update reads its own gradient only: what else looks like a dependency is memory that other work left to it.
-    """
-    edges, now = graph.edges, np.where(target >= 0, target, order_T)
-    other = np.isin(edges["kind"], (EdgeKind.DATA, EdgeKind.CONTROL))
-    backwards = other & (target[edges["dst"]] >= 0) & (now[edges["src"]] > now[edges["dst"]])
-    return graph.disconnect(backwards) if backwards.any() else graph
-
-
 def _reorder_tasks(graph: Graph, order_T: Rows, target: Rows) -> Graph:
     """Take the tasks that have a target out of their chains and put them behind what has that place."""
     edges, resource = graph.edges, graph.tasks["resource"]
     moved = target >= 0
     touched = np.isin(resource, np.unique(resource[moved]))
+    #      before    b3 -> b2 -> b1 -> u1 -> u2 -> u3          b: backward of a layer, u: its update
+    #      after     b3 -> u3 -> b2 -> u2 -> b1 -> u1          (a backward pass begins with the last layer)
+    # Chains are taken apart and tied anew in the new order; gaps before tasks go with them.
     inner = (edges["kind"] == EdgeKind.ORDER) & (resource[edges["src"]] == resource[edges["dst"]])
     inner &= touched[edges["src"]]
     gap_ns = np.zeros(graph.num_tasks, dtype=np.int64)

@@ -87,13 +87,16 @@ def p3(
     _need_cores(graph, num_ranks, wire, num_cores)
     gradients = gradients_of(graph)
     slices = _slices(gradients, slice_parameters * parameter_bytes)
-    transfer_ns = _transfer_ns(slices[:, 1], wire, num_ranks)
+    remote_ratio = ring_ratio(num_ranks, num_passes=1)
+    transfer_ns = np.array([wire.transfer_ns(remote_ratio * size) for size in slices[:, 1].tolist()], dtype=np.int64)
     priority = slices[:, 0] if by_priority else np.zeros_like(slices[:, 0])
     served, pulls = _send(_with_servers(graph, num_ranks), gradients, slices, transfer_ns, priority)
     across = [(pull, row) for pull, part in zip(pulls, slices[:, 0], strict=True) for row in gradients[part].forward]
-    repeated = _repeat_iterations(
-        served, graph.select(phase=Phase.UPDATE), np.array(across).reshape(-1, 2), num_iterations
-    )
+    # Without the worker's own updates, several times in a row.
+    updates = graph.select(phase=Phase.UPDATE)
+    removed = np.append(updates, np.zeros(served.num_tasks - len(updates), dtype=bool))
+    number = np.cumsum(~removed) - 1
+    repeated = served.remove(removed, keep_gaps=False).concat(num_iterations, number[np.array(across).reshape(-1, 2)])
     samples = num_ranks * graph.meta.samples_ratio
     return repeated.note({"world_size": num_ranks, "link": wire.json(), "samples_ratio": samples})
 
@@ -121,23 +124,11 @@ def _slices(gradients: Sequence[Gradient], slice_bytes: int) -> Ints:
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
-def _transfer_ns(size_bytes: Ints, wire: Link, num_ranks: int) -> Ints:
-    remote_ratio = ring_ratio(num_ranks, num_passes=1)
-    return np.array([wire.transfer_ns(remote_ratio * size) for size in size_bytes.tolist()], dtype=np.int64)
-
-
 def _with_servers(graph: Graph, num_ranks: int) -> Graph:
     """Two more resources, the last of the table: a worker's link and the servers, one per worker."""
     graph, _ = graph.add_resource("link", ResourceKind.LINK, discipline=Discipline.PRIORITY)
     graph, _ = graph.add_resource("servers", ResourceKind.POOL, discipline=Discipline.PRIORITY, slots=num_ranks)
     return graph
-
-
-def _serve_ns(graph: Graph, size_bytes: Ints) -> Ints:
-    """The worker's update time shared out by bytes, in whole nanoseconds that add up to it."""
-    update_ns = int(graph.duration_ns[graph.select(phase=Phase.UPDATE)].sum())
-    ends = np.rint(np.cumsum(size_bytes) / max(int(size_bytes.sum()), 1) * update_ns).astype(np.int64)
-    return np.diff(ends, prepend=0)
 
 
 def _send(
@@ -147,6 +138,9 @@ def _send(
     layer, size_bytes = slices[:, 0], slices[:, 1]
     count = len(slices)
     wire, servers = graph.num_resources - 2, graph.num_resources - 1
+    # The worker's update time shared out by bytes, in whole nanoseconds that add up to it.
+    update_ns = int(graph.duration_ns[graph.select(phase=Phase.UPDATE)].sum())
+    ends = np.rint(np.cumsum(size_bytes) / max(int(size_bytes.sum()), 1) * update_ns).astype(np.int64)
     columns = {
         "name": [f"{verb} {gradients[item].layer}" for verb in ("push", "serve", "pull") for item in layer],
         "op": np.repeat(["push", "serve", "pull"], count),
@@ -154,7 +148,7 @@ def _send(
         "phase": int(Phase.UPDATE),
         "resource": np.repeat([wire, servers, wire], count),
         "priority": np.tile(priority, 3),
-        "duration_ns": np.concatenate([transfer_ns, _serve_ns(graph, size_bytes), transfer_ns]),
+        "duration_ns": np.concatenate([transfer_ns, np.diff(ends, prepend=0), transfer_ns]),
         "message_bytes": np.concatenate([size_bytes, np.zeros_like(size_bytes), size_bytes]),
         "cost_source": "link model",
     }
@@ -162,10 +156,3 @@ def _send(
     extended = graph.insert(columns, after=ready + [None] * (2 * count))
     rows = graph.num_tasks + np.arange(3 * count).reshape(3, count)
     return extended.connect(rows[:2].ravel(), rows[1:].ravel(), EdgeKind.MESSAGE), rows[2]
-
-
-def _repeat_iterations(graph: Graph, updates: NDArray[np.bool_], across: Ints, num_iterations: int) -> Graph:
-    """Without the worker's own updates, several times in a row."""
-    removed = np.append(updates, np.zeros(graph.num_tasks - len(updates), dtype=bool))
-    number = np.cumsum(~removed) - 1
-    return graph.remove(removed, keep_gaps=False).concat(num_iterations, number[across])

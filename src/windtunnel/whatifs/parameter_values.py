@@ -51,7 +51,9 @@ def _convert_value(key: str, parameter: inspect.Parameter, text: str) -> Any:
     if "None" in kinds and text.lower() == "none":
         return None
     if "bool" in kinds:
-        return _yes_or_no(text)
+        if text.lower() in (*_YES, *_NO):
+            return text.lower() in _YES
+        raise ValueError("write yes or no")
     if not kinds & {"int", "float"}:
         return text
     return _in_range(key, parameter, _number(key, text, is_whole="float" not in kinds))
@@ -96,9 +98,3 @@ def _in_range(key: str, parameter: inspect.Parameter, value: int | float) -> int
     if (value == 0 and may_be_zero) or least <= value <= most:
         return value
     raise ValueError(f"give {'0, or ' if may_be_zero else ''}{least:g} to {most:,.0f}")
-
-
-def _yes_or_no(text: str) -> bool:
-    if text.lower() in (*_YES, *_NO):
-        return text.lower() in _YES
-    raise ValueError("write yes or no")

@@ -58,9 +58,17 @@ def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
     resource = graph.tasks["resource"].copy()
     resource[kernels] = queue
     tasks = graph.tasks.replace(resource=resource).concat(_launches(graph, kernels, launch_ns), TASK_COLUMNS)
-    placed = replace(extended, tasks=tasks, edges=_on_threads(graph, kernels, launches))
+    # Program order holds the launches; data still goes from kernel to kernel.
+    index = np.arange(graph.num_tasks, dtype=np.int32)
+    index[kernels] = launches
+    is_order = graph.edges["kind"] == EdgeKind.ORDER
+    ends = {end: np.where(is_order, index[graph.edges[end]], graph.edges[end]).astype(np.int32) for end in _ENDS}
+    placed = replace(extended, tasks=tasks, edges=Table.from_columns(dict(graph.edges.replace(**ends)), EDGE_COLUMNS))
     placed = placed.connect(launches, kernels, EdgeKind.LAUNCH)
-    queued = kernels[np.argsort(_order(graph)[kernels], kind="stable")]
+    # Position of each task in a topological order [T]: the order in which a thread calls.
+    position = np.empty(graph.num_tasks, dtype=np.int64)
+    position[graph.topological_order()] = np.arange(graph.num_tasks)
+    queued = kernels[np.argsort(position[kernels], kind="stable")]
     return placed.connect(queued[:-1], queued[1:], EdgeKind.ORDER)
 
 
@@ -115,20 +123,4 @@ def _launches(graph: Graph, kernels: NDArray[np.int64], launch_ns: int) -> Table
     )
 
 
-def _on_threads(graph: Graph, kernels: NDArray[np.int64], launches: NDArray[np.int32]) -> Table:
-    """Program order holds the launches; data still goes from kernel to kernel."""
-    index = np.arange(graph.num_tasks, dtype=np.int32)
-    index[kernels] = launches
-    is_order = graph.edges["kind"] == EdgeKind.ORDER
-    ends = {end: np.where(is_order, index[graph.edges[end]], graph.edges[end]).astype(np.int32) for end in _ENDS}
-    return Table.from_columns(dict(graph.edges.replace(**ends)), EDGE_COLUMNS)
-
-
 _ENDS = ("src", "dst")
-
-
-def _order(graph: Graph) -> NDArray[np.int64]:
-    """Position of each task in a topological order [T]: the order in which a thread calls."""
-    position = np.empty(graph.num_tasks, dtype=np.int64)
-    position[graph.topological_order()] = np.arange(graph.num_tasks)
-    return position

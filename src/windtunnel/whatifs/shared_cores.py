@@ -69,10 +69,12 @@ def share_cores(
     """
     if not mask.any():
         return graph
+    # A pool with processor sharing: n tasks on fewer slots slow each other down, instead of waiting in turn.
     slots = max(1, num_cores // max(1, threads_per_task))
     curve = _curve(graph, slowdown)
     pooled, pool = graph.add_resource(name, ResourceKind.POOL, discipline=Discipline.SHARED, slots=slots, **curve)
     edges = graph.edges
+    # Moving a task off its thread would lose the order on that thread: explicit edges keep it.
     ordered = (edges["kind"] == EdgeKind.ORDER) & (mask[edges["src"]] | mask[edges["dst"]])
     if ordered.any():
         pooled = pooled.connect(

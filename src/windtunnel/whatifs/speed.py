@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.cost.pricing import in_type, with_known_peaks
 from windtunnel.cost.rerun import Program, program_of, tensors_of
-from windtunnel.cost.work import Work, work_of
+from windtunnel.cost.work import work_of
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.flops import sums_products
@@ -223,11 +222,7 @@ def model_flops_of(graph: Graph, device: Device | None = None, dtype: str = "") 
     forward = float(flops_T[~is_backward].sum())
     backward = float(flops_T[is_backward].sum())
     backward = min(backward, _BACKWARD_PER_FORWARD * forward) if forward else backward
-    return (forward + backward) / max(graph.num_iterations, 1), _dominant_dtype(work, row_T[tasks], flops_T)
-
-
-def _dominant_dtype(work: Work, rows: NDArray[np.int64], flops: NDArray[np.float64]) -> str:
     amounts: dict[str, float] = {}
-    for name, amount in zip(work.dtype[rows].tolist(), flops.tolist(), strict=True):
+    for name, amount in zip(work.dtype[row_T[tasks]].tolist(), flops_T.tolist(), strict=True):
         amounts[name] = amounts.get(name, 0.0) + amount
-    return max(amounts, key=lambda name: amounts[name])
+    return (forward + backward) / max(graph.num_iterations, 1), max(amounts, key=lambda name: amounts[name])

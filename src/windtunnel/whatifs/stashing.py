@@ -155,15 +155,11 @@ def gist(
     kept = activations_of(graph, minimum_bytes)
     bandwidth = memory_bandwidth(graph, bandwidth_bytes_per_s)
     sizes = np.array([activation.size_bytes for activation in kept], dtype=np.int64)
-    ratio = np.where(_select_relus(graph, kept), relu_ratio, other_ratio)
-    encoded = np.rint(ratio * sizes).astype(np.int64)
-    return _add_encode_and_decode(release(graph, kept), kept, sizes, encoded, traffic_ns(sizes + encoded, bandwidth))
-
-
-def _select_relus(graph: Graph, kept: Sequence[Activation]) -> NDArray[np.bool_]:
     pattern = r"(?i).*relu.*|.*threshold.*|.*clamp_min.*"
     relu = graph.select(op=pattern) | graph.select(name=pattern)
-    return relu[[activation.row for activation in kept]]
+    ratio = np.where(relu[[activation.row for activation in kept]], relu_ratio, other_ratio)
+    encoded = np.rint(ratio * sizes).astype(np.int64)
+    return _add_encode_and_decode(release(graph, kept), kept, sizes, encoded, traffic_ns(sizes + encoded, bandwidth))
 
 
 def _add_encode_and_decode(

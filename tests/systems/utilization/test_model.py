@@ -185,7 +185,7 @@ def test_bandwidth_lies_between_the_sizes_that_were_measured():
 
 
 @pytest.mark.parametrize(
-    ("isa", "dtype", "lanes"), [("avx2", "float32", 8), ("amx_bf16", "bfloat16", 32), ("?", "float32", 1)]
+    ("isa", "dtype", "num_lanes"), [("avx2", "float32", 8), ("amx_bf16", "bfloat16", 32), ("?", "float32", 1)]
 )
 def test_lanes_follow_the_instruction_set(isa, dtype, num_lanes):
     assert num_lanes == lanes_of(Peak(1.0, 0.0, (1, 1, 1), isa, dtype, 1))

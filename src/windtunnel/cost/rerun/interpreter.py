@@ -217,11 +217,13 @@ class Interpreter:
             if learn:
                 self._require_as_captured(index, prepared, result)
         except CANNOT_RUN as error:
-            self._give_up(index, prepared, error)
+            self.opaque.add(index)
+            self.failures[index] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            self._stand_in(prepared)
             return
         self._keep(prepared, result)
         if learn:
-            self.output_bytes[index] = _bytes_of(result)
+            self.output_bytes[index] = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(result))
         if watch is not None and prepared.grad:
             watch.see(index, result)
 
@@ -243,7 +245,11 @@ class Interpreter:
         with nullcontext() if prepared.grad else torch.no_grad():
             if self.form.autocast and not self._is_model[index]:
                 stopwatch.begin(index)
-                self._restore_precision(prepared)
+                # Give results of a model that are read outside of it back in their captured type.
+                for slot in prepared.inputs:
+                    value, requested = self._values[slot.version], DTYPES[slot.spec.dtype]
+                    if value.dtype != requested and value.dtype in _LOW_PRECISION.values():
+                        self._values[slot.version] = value.to(requested)
                 stopwatch.begin(NOTHING)
             arguments, keywords = prepared.arguments(self._values)
             stopwatch.begin(index)
@@ -254,13 +260,6 @@ class Interpreter:
             stopwatch.begin(NOTHING)
         return result
 
-    def _restore_precision(self, prepared: Prepared) -> None:
-        """Give results of a model that are read outside of it back in their captured type."""
-        for slot in prepared.inputs:
-            value, requested = self._values[slot.version], DTYPES[slot.spec.dtype]
-            if value.dtype != requested and value.dtype in _LOW_PRECISION.values():
-                self._values[slot.version] = value.to(requested)
-
     def _fit(self, index: int, prepared: Prepared) -> None:
         """Give sizes among the arguments their new values, now that the shapes of the inputs are known."""
         if self.form.batch[0] == self.form.batch[1] or prepared.is_fitted:
@@ -268,11 +267,6 @@ class Interpreter:
         shapes = [tuple(self._values[slot.version].shape) for slot in prepared.inputs]
         resize(self.program.calls[index], prepared, shapes, self.form.batch)
         prepared.is_fitted = True
-
-    def _give_up(self, index: int, prepared: Prepared, error: Exception) -> None:
-        self.opaque.add(index)
-        self.failures[index] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        self._stand_in(prepared)
 
     def _stand_in(self, prepared: Prepared) -> None:
         """Fresh tensors instead of results."""
@@ -320,10 +314,6 @@ def _tensors(result: Any) -> Iterator[torch.Tensor]:
     elif isinstance(result, (tuple, list)):
         for item in result:
             yield from _tensors(item)
-
-
-def _bytes_of(result: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(result))
 
 
 class _NodeWatch:

@@ -42,7 +42,10 @@ def resize(call: Call, prepared: Prepared, shapes: list[Shape], batch: tuple[int
     moved = [(shape, dim) for shape, dim in scaled if dim is not None]
     name = call.operator.removeprefix("aten::").rstrip("_")
     if name == "arange" and _is_of_batch(call, batch[0]):
-        _count_further(call, prepared, batch)
+        # A range that counts samples ends later.
+        index = argument_names(call.schema).index("end")
+        prepared.positional[index] = prepared.positional[index] * batch[1] // batch[0]
+        prepared.outputs[0].shape = scale_sizes(prepared.outputs[0].spec.shape, batch)
         return
     if name in _JOINS and not moved and len(prepared.positional[0]) == batch[0]:
         _join_more(prepared, batch)
@@ -78,13 +81,6 @@ def _is_of_batch(call: Call, size: int) -> bool:
     """Whether a call without inputs makes something for the whole batch: a first state, or data."""
     requested = [shape for shape in call.output_shapes if isinstance(shape, list)]
     return any(size in shape for shape in requested) or not call.layer
-
-
-def _count_further(call: Call, prepared: Prepared, batch: tuple[int, int]) -> None:
-    """A range that counts samples ends later."""
-    index = argument_names(call.schema).index("end")
-    prepared.positional[index] = prepared.positional[index] * batch[1] // batch[0]
-    prepared.outputs[0].shape = scale_sizes(prepared.outputs[0].spec.shape, batch)
 
 
 def _check_states(call: Call, shapes: list[Shape]) -> None:

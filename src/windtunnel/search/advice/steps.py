@@ -88,12 +88,6 @@ class GraphSteps:
             )
         return result
 
-    def _mfu_ratio(self, priced: Forecast, machine: Instance) -> float | None:
-        speed = speed_of(
-            priced.graph, priced.makespan_ns, device=machine.device, dtype=self.dtype, batch_size=priced.batch_size
-        )
-        return speed.mfu_ratio
-
     def _predict_step(self, offer: Offer) -> StepTime:
         machine = offer.instance
         if missing := missing_types(self.graph, machine.device, self.dtype):
@@ -104,15 +98,22 @@ class GraphSteps:
             )
         priced = self._forecasts[machine.device.name]
         compute_ns = float(priced.makespan_ns)
+        speed = speed_of(
+            priced.graph, priced.makespan_ns, device=machine.device, dtype=self.dtype, batch_size=priced.batch_size
+        )
         require_plausible(
             f"the step predicted for {machine.device.name}",
             step_ns=compute_ns,
             captured_ns=self.graph.meta.iteration_ns.get("median"),
-            mfu_ratio=self._mfu_ratio(priced, machine),
+            mfu_ratio=speed.mfu_ratio,
         )
         if machine.name not in self._speeds:
+            # Within a machine, within a rack, between racks: all machines are taken to share a rack.
+            network = Link("network", machine.network_bytes_per_s, _NETWORK_LATENCY_NS, True, machine.source)
             self._speeds[machine.name] = GraphSpeeds(
-                {_ONE: priced.graph}, _links(machine), cores_per_rank=machine.num_vcpus / machine.num_devices
+                {_ONE: priced.graph},
+                [machine.device_link or network, network, network],
+                cores_per_rank=machine.num_vcpus / machine.num_devices,
             )
         speeds = self._speeds[machine.name]  # remembers shapes: one machine is asked for by every number of them
 
@@ -140,12 +141,6 @@ def data_parallel_step_ns(isolated: Forecast, num_devices: int, link: Link, num_
     per_rank = num_cores / num_devices or float(isolated.graph.meta.hardware.get("num_cores", 1))
     speeds = GraphSpeeds({_ONE: isolated.graph}, [link] * 3, cores_per_rank=per_rank)
     return round(isolated.makespan_ns / speeds.speed(_ONE, 0, ((num_devices,),)))
-
-
-def _links(machine: Instance) -> list[Link]:
-    """Within a machine, within a rack, between racks: all machines are taken to share a rack."""
-    network = Link("network", machine.network_bytes_per_s, _NETWORK_LATENCY_NS, True, machine.source)
-    return [machine.device_link or network, network, network]
 
 
 def read_steps(path: Path) -> dict[tuple[str, int], StepTime]:

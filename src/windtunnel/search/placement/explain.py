@@ -117,7 +117,9 @@ def moves(plan: Plan, *, is_contiguous: bool = True) -> list[Move]:
     result = []
     for node in range(contraction.num_nodes):
         own = int(device_S[node])
-        near = _near(contraction, device_S, node)
+        # Devices of the neighbors.
+        ends = np.concatenate([contraction.src[contraction.dst == node], contraction.dst[contraction.src == node]])
+        near = set(device_S[ends].tolist())
         for target in sorted(near - {own}):
             device_S[node] = target
             if not is_contiguous or _has_order(contraction, device_S):
@@ -135,12 +137,6 @@ def is_in_stages(plan: Plan) -> bool:
     device_S = np.zeros(contraction.num_nodes, np.int64)
     device_S[contraction.super_N] = plan.device
     return _has_order(contraction, device_S)
-
-
-def _near(contraction: Contraction, device_S: np.ndarray, node: int) -> set[int]:
-    """Devices of the neighbors."""
-    ends = np.concatenate([contraction.src[contraction.dst == node], contraction.dst[contraction.src == node]])
-    return set(device_S[ends].tolist())
 
 
 def _has_order(contraction: Contraction, device_S: np.ndarray) -> bool:

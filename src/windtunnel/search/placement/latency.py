@@ -277,7 +277,10 @@ def descend(plan: Plan, *, num_pieces: int = 1, time_limit_s: float = 30.0, seed
     slots = np.array(
         [kind for kind, type_ in enumerate(problem.types) for _ in range(type_.count if type_.comm_scale else 1)]
     )
-    device_S = _in_slots(plan, slots)[np.unique(contraction.super_N, return_index=True)[1]]
+    # Each node's row of ``slots``; devices of one type take them in turn, CPUs share one.
+    free = {kind: np.flatnonzero(slots == kind).tolist() for kind in set(slots.tolist())}
+    index = [free[kind][0] if len(free[kind]) == 1 else free[kind].pop(0) for kind in plan.kind.tolist()]
+    device_S = np.array(index)[plan.device][np.unique(contraction.super_N, return_index=True)[1]]
     limits = np.array([problem.types[kind].memory_bytes * (1 + _SLACK) for kind in slots.tolist()])
     counts = np.array([problem.types[kind].count for kind in slots.tolist()])
     work = contraction.work
@@ -300,13 +303,6 @@ def descend(plan: Plan, *, num_pieces: int = 1, time_limit_s: float = 30.0, seed
                     best, own, is_changed = value, target, True
                 device_S[node] = own
     return _keep_better_plan(plan, device_S[contraction.super_N], slots, best, began_s)
-
-
-def _in_slots(plan: Plan, slots: Ints) -> Ints:
-    """Each node's row of ``slots``; devices of one type take them in turn, CPUs share one."""
-    free = {kind: np.flatnonzero(slots == kind).tolist() for kind in set(slots.tolist())}
-    index = [free[kind][0] if len(free[kind]) == 1 else free[kind].pop(0) for kind in plan.kind.tolist()]
-    return np.array(index)[plan.device]
 
 
 def _worth_trying(contraction: Any, device_S: Ints, node: int, slots: Ints, problem: Problem) -> list[int]:

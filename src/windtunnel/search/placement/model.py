@@ -165,6 +165,7 @@ class Problem:
 
     def link(self, sender_kind: NDArray[np.int64], reader_kind: NDArray[np.int64]) -> Floats:
         """Factors on transfers between devices of some types, one per pair."""
+        # One link for all pairs is the usual case.
         if self.link_scale is None:
             return np.ones(len(sender_kind))
         result: Floats = self.link_scale[sender_kind, reader_kind]
@@ -236,12 +237,14 @@ def _loads(problem: Problem, device_N: NDArray[np.int64], kind_D: NDArray[np.int
     compute, sent, received = (np.zeros((2, num_devices)) for _ in range(3))
     np.add.at(compute, (phase_N, device_N), problem.time_ns[np.arange(problem.num_nodes), kind_N])
     scale_D = np.array([problem.types[kind].comm_scale for kind in kind_D.tolist()])
+    # Pairs (node, reading device), each once: a device receives a tensor once, however many nodes read it.
     leaving = np.unique(
         np.stack([problem.src, device_N[problem.dst]])[:, device_N[problem.src] != device_N[problem.dst]], axis=1
     )
     nodes, readers = leaving
     link = problem.link(kind_N[nodes], kind_D[readers])
     np.add.at(received, (phase_N[nodes], readers), scale_D[readers] * link * problem.cost_ns[nodes])
+    # The sender sends once, as long as its slowest reader takes.
     slowest_N = np.zeros(problem.num_nodes)
     np.maximum.at(slowest_N, nodes, link)
     senders = np.unique(nodes)

@@ -117,6 +117,7 @@ class _IntegerProgram:
         num, num_devices = contraction.num_nodes, len(self.kind_D)
         barred = self.work.barred_NT[:, self.kind_D] > 0
         if is_contiguous and math.isfinite(upper_ns):
+            # A known solution bounds how much can lie before or behind a node on a device, which rules out pairs.
             barred |= _outside_windows(contraction, self.kind_D, upper_ns * (1 + 1e-9))
         self.x = np.array(
             [[self.model.choice(float(not barred[node, index])) for index in range(num_devices)] for node in range(num)]

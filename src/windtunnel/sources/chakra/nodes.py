@@ -123,16 +123,13 @@ def _value(data: bytearray, number: int, value: int, extent: int) -> Any:
     if number in _TEXT_FIELDS:
         return data[value : value + extent].decode("utf-8", "replace") if extent >= 0 else ""
     if number in _LIST_FIELDS and extent >= 0:
-        return _unpack_list(data[value : value + extent])
+        # The integers of a list message: its key, the length as varint, then the packed values.
+        inner = data[value : value + extent]
+        end_of_length = next((i for i in range(1, len(inner)) if inner[i] < 128), len(inner))
+        return unpack_varints(inner[end_of_length + 1 :])
     if number in _ZIGZAG_FIELDS:
         return (value >> 1) ^ -(value & 1)
     return value
-
-
-def _unpack_list(inner: bytearray) -> list[int]:
-    """The integers of a list message: its key, the length as varint, then the packed values."""
-    end_of_length = next((i for i in range(1, len(inner)) if inner[i] < 128), len(inner))
-    return unpack_varints(inner[end_of_length + 1 :])
 
 
 class _Row(msgspec.Struct):
@@ -172,6 +169,8 @@ def _from_json(path: Path, data: bytearray) -> Nodes:
         for key, deps in (("ctrlDeps", row.ctrlDeps), ("ctrl_deps", row.ctrl_deps))
         for pair in _pairs(path, n, key, deps)
     ]
+    # What a file says of itself, as far as it is text.
+    items = document.global_attr.items() if isinstance(document.global_attr, dict) else ()
     return _assemble_nodes(
         path,
         np.array([_whole(path, n, "Id", row.Id) for n, row in enumerate(rows)], np.int64),
@@ -183,7 +182,7 @@ def _from_json(path: Path, data: bytearray) -> Nodes:
         np.array(ctrl_deps, np.int64).reshape(-1, 2),
         _json_attributes(path, rows),
         {},
-        _texts(document.global_attr),
+        {name: text for name, text in items if isinstance(text, str)},
     )
 
 
@@ -201,12 +200,6 @@ def _json_attributes(path: Path, rows: list[_Row]) -> dict[str, dict[int, Any]]:
             if all(isinstance(item, str) or _is_whole(item) for item in items):  # what is neither is of other tools
                 attrs.setdefault(name, {})[n] = value
     return attrs
-
-
-def _texts(about: Any) -> dict[str, str]:
-    """What a file says of itself, as far as it is text."""
-    items = about.items() if isinstance(about, dict) else ()
-    return {name: text for name, text in items if isinstance(text, str)}
 
 
 def _decode(path: Path, data: bytearray, kind: Any, part: msgspec.Raw | None = None) -> Any:

@@ -86,7 +86,8 @@ def load_chakra(path: str | Path, *, read_limit: int | None = None) -> Graph:
     path = Path(path)
     nodes = read_nodes(path, read_limit)
     _check_attributes(path, nodes)
-    is_cpu = _is_cpu(nodes)
+    given = nodes.attrs.get("is_cpu_op", {})
+    is_cpu = np.array([bool(given.get(row, 0)) for row in range(len(nodes.ids))], dtype=bool)
     is_comm = nodes.types >= _SEND
     # Chakra knows no resources. Without a note of ours, work is put onto three queues: CPU, compute, network.
     placed = np.where(is_cpu, _CPU, np.where(is_comm, _COMM, _COMPUTE))
@@ -134,11 +135,6 @@ def _check_attributes(path: Path, nodes: Nodes) -> None:
                     where=f"{path}: {nodes.names[row][:80]!r}",
                     fix="export it again",
                 )
-
-
-def _is_cpu(nodes: Nodes) -> Ints:
-    given = nodes.attrs.get("is_cpu_op", {})
-    return np.array([bool(given.get(row, 0)) for row in range(len(nodes.ids))], dtype=bool)
 
 
 def _with_own(nodes: Nodes, attribute: str, column: Ints) -> Ints:

@@ -47,12 +47,8 @@ def read_resources(text: str, path: Path) -> dict[str, Any]:
         raise TraceError("the resources are no table", where=where, fix="export it again")
     for name, values in document.items():
         if RESOURCE_COLUMNS[name].dtype is not None and np.array(values, dtype=object).size:
-            _check_numbers(values, where)
+            flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
+            widths = {len(value) if isinstance(value, list) else 0 for value in values}
+            if len(widths) > 1 or any(isinstance(item, bool) or not isinstance(item, int | float) for item in flat):
+                raise TraceError("a column of the resources holds no numbers", where=where, fix="export it again")
     return document
-
-
-def _check_numbers(values: list[Any], where: str) -> None:
-    flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    widths = {len(value) if isinstance(value, list) else 0 for value in values}
-    if len(widths) > 1 or any(isinstance(item, bool) or not isinstance(item, int | float) for item in flat):
-        raise TraceError("a column of the resources holds no numbers", where=where, fix="export it again")

@@ -33,18 +33,27 @@ def join_traces(traces: Sequence[Trace], num_ranks: int, devices_per_host: int) 
         Of the job; those that were not traced are shared out among the kept ones.
     devices_per_host : int
     """
-    kept = _distinct(traces)
+    # The first trace of each kind, and how many there are.
+    kinds: dict[tuple[str, ...], list[list[Trace]]] = {}
+    for pipeline in _pipelines(traces):
+        kinds.setdefault(tuple(map(_digest, pipeline)), []).append(pipeline)
+    kept = [(trace, len(alike)) for alike in kinds.values() for trace in alike[0]]
     groups = tuple(dict.fromkeys(group for trace, _ in kept for group in trace.groups))
     graphs = [_with_groups(graph_of(trace), groups) for trace, _ in kept]
     tasks, edges, resources = join(graphs)
     largest = max(graphs, key=lambda graph: graph.meta.memory["peak_bytes"])
+    # Ranks without a trace are taken to be like the traced ranks, in equal parts.
+    seen = sum(count for _, count in kept)
+    share, rest = divmod(num_ranks - seen, len(kept))
     meta = largest.meta.with_entries(
         {
             "groups": groups,
             "distributed": {
                 "world_size": num_ranks,
                 "devices_per_host": devices_per_host,
-                "stands_for": _stands_for(kept, num_ranks),
+                "stands_for": {
+                    str(trace.rank): count + share + (index < rest) for index, (trace, count) in enumerate(kept)
+                },
                 "peak_bytes": {str(trace.rank): trace.memory.peak_bytes for trace, _ in kept},
                 "peak_reserved_bytes": {str(trace.rank): trace.memory.peak_reserved_bytes for trace, _ in kept},
                 "values_read": dict(sum((Counter(trace.read_lines) for trace, _ in kept), Counter())),
@@ -54,17 +63,6 @@ def join_traces(traces: Sequence[Trace], num_ranks: int, devices_per_host: int) 
     return _synchronize_messages(
         replace(graphs[0], tasks=tasks, edges=edges, resources=resources, meta=meta)
     ).validate()
-
-
-def _distinct(traces: Sequence[Trace]) -> list[tuple[Trace, int]]:
-    """The first trace of each kind, and how many there are.
-
-    Stages of a pipeline run one after another, however alike they are: pipelines are compared as wholes.
-    """
-    kinds: dict[tuple[str, ...], list[list[Trace]]] = {}
-    for pipeline in _pipelines(traces):
-        kinds.setdefault(tuple(map(_digest, pipeline)), []).append(pipeline)
-    return [(trace, len(alike)) for alike in kinds.values() for trace in alike[0]]
 
 
 def _pipelines(traces: Sequence[Trace]) -> list[list[Trace]]:
@@ -106,13 +104,6 @@ def _digest(trace: Trace) -> str:
         )
         digest.update(repr((call.node["name"], inputs["shapes"], inputs["types"], call.stream, sent)).encode())
     return digest.hexdigest()
-
-
-def _stands_for(kept: Sequence[tuple[Trace, int]], num_ranks: int) -> dict[str, int]:
-    """Ranks without a trace are taken to be like the traced ranks, in equal parts."""
-    seen = sum(count for _, count in kept)
-    share, rest = divmod(num_ranks - seen, len(kept))
-    return {str(trace.rank): count + share + (index < rest) for index, (trace, count) in enumerate(kept)}
 
 
 def _with_groups(graph: Graph, groups: tuple[ProcessGroup, ...]) -> Graph:

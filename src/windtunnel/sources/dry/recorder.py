@@ -172,7 +172,10 @@ class Recorder(DispatchTracer):
     def _take(self, schema: Any, inputs: dict[str, Any], outputs: dict[str, Any], message: Message | None) -> None:
         born = outputs.pop("grown") + inputs.pop("grown")
         overload = f".{schema.overload_name}" if schema.overload_name else ""
-        node = {"name": f"{schema.name}{overload}", "schema": _text(schema), "inputs": inputs, "outputs": outputs}
+        key = (schema.name, schema.overload_name)
+        if key not in _TEXTS:
+            _TEXTS[key] = str(schema)
+        node = {"name": f"{schema.name}{overload}", "schema": _TEXTS[key], "inputs": inputs, "outputs": outputs}
         assert self.places is not None
         phase, layer = self.places.now()
         number = len(self.calls)
@@ -191,7 +194,12 @@ class Recorder(DispatchTracer):
     def _add(self, side: dict[str, Any], value: Any) -> None:
         if isinstance(value, torch.Tensor):
             record, extended = self._record(value)
-            row: tuple[Any, ...] = (record, list(value.shape), _type_of(value), list(value.stride()))
+            row: tuple[Any, ...] = (
+                record,
+                list(value.shape),
+                f"Tensor({_TYPES.get(value.dtype, str(value.dtype).removeprefix('torch.'))})",
+                list(value.stride()),
+            )
             side["grown"] += extended
         elif isinstance(value, list | tuple):
             inner = self._side(value)
@@ -214,10 +222,6 @@ class Recorder(DispatchTracer):
 _NAMES = {bool: "Bool", int: "Int", float: "Double", str: "String"}
 
 
-def _type_of(tensor: torch.Tensor) -> str:
-    return f"Tensor({_TYPES.get(tensor.dtype, str(tensor.dtype).removeprefix('torch.'))})"
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, bool | str) or value is None:
         return value
@@ -233,13 +237,6 @@ def _values(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
 
 
 _TEXTS: dict[Any, str] = {}
-
-
-def _text(schema: Any) -> str:
-    key = (schema.name, schema.overload_name)
-    if key not in _TEXTS:
-        _TEXTS[key] = str(schema)
-    return _TEXTS[key]
 
 
 def _collective_outputs(node: dict[str, Any], message: Message | None) -> list[int]:

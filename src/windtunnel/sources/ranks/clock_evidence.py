@@ -155,6 +155,9 @@ def gather(tasks: Table, meetings: Meetings, messages: Messages, job: Job, clock
     is_one_sided = np.isin(operator[first], _ONE_SIDED)
     used = ~is_one_sided if (~is_one_sided).sum() >= FEW else np.ones(len(first), bool)
     begin_KH[np.isinf(begin_KH)] = end_KH[np.isinf(end_KH)] = np.nan
+    # Messages of one size on one way are one family.
+    size = tasks.get("message_bytes", np.zeros(tasks.num_rows, np.int64))[messages.send]
+    family: NDArray[np.int64] = np.unique(np.stack([source, target, size]), axis=1, return_inverse=True)[1]
     return Evidence(
         base_ns=base,
         number=np.flatnonzero(used),
@@ -166,15 +169,6 @@ def gather(tasks: Table, meetings: Meetings, messages: Messages, job: Job, clock
         sent=(begin[messages.send] - base[source]).astype(np.float64),
         received=(end[messages.receive] - base[target]).astype(np.float64),
         took=tasks["duration_ns"][messages.receive].astype(np.float64),
-        family=_families(tasks, messages, source, target),
+        family=family.reshape(-1),
         send_row=messages.send,
     )
-
-
-def _families(
-    tasks: Table, messages: Messages, source: NDArray[np.int64], target: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Messages of one size on one way are one family."""
-    size = tasks.get("message_bytes", np.zeros(tasks.num_rows, np.int64))[messages.send]
-    result: NDArray[np.int64] = np.unique(np.stack([source, target, size]), axis=1, return_inverse=True)[1]
-    return result.reshape(-1)

@@ -110,20 +110,22 @@ def _regression(end_KH: Floats, is_member: NDArray[np.bool_], part: NDArray[np.i
         weight = np.where(is_member, 1.0, 0.0) * np.minimum(1.0, limit / np.maximum(np.abs(residual), 1e-9))
         if np.abs(offset + drift * unit - before).max() < 0.1:
             break
-    return Fit(offset, drift, _spread(residual, is_member), _steadiness(residual, is_member), part)
+    # Root mean square of the medians of each block of time and host.
+    shown = np.where(is_member, residual, np.nan)
+    blocks = [block for block in np.array_split(shown, min(_BLOCKS, len(shown))) if len(block)]
+    medians = [np.nanmedian(column) for block in blocks for column in block.T if np.isfinite(column).any()]
+    return Fit(
+        offset,
+        drift,
+        _spread(residual, is_member),
+        float(np.sqrt(np.mean(np.square(medians)))) if medians else 0.0,
+        part,
+    )
 
 
 def _spread(residual: Floats, is_member: NDArray[np.bool_]) -> float:
     """Standard deviation of most residuals, if they are normal."""
     return 1.4826 * float(np.median(np.abs(residual[is_member]))) if is_member.any() else 0.0
-
-
-def _steadiness(residual: Floats, is_member: NDArray[np.bool_]) -> float:
-    """Root mean square of the medians of each block of time and host."""
-    shown = np.where(is_member, residual, np.nan)
-    blocks = [block for block in np.array_split(shown, min(_BLOCKS, len(shown))) if len(block)]
-    medians = [np.nanmedian(column) for block in blocks for column in block.T if np.isfinite(column).any()]
-    return float(np.sqrt(np.mean(np.square(medians)))) if medians else 0.0
 
 
 def _equations(end: Floats, time: Floats, weight: Floats) -> tuple[Floats, Floats]:

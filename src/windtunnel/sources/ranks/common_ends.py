@@ -48,7 +48,9 @@ def check_ends(
             _require_overlap(recorded, job)
         return []
     begin, end = tasks["start_ns"], tasks["start_ns"] + tasks["duration_ns"]
-    apart, started, own = _range(end, meetings), _range(begin, meetings), _shortest(tasks, meetings)
+    shortest = np.full(meetings.num_meetings, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, meetings.meeting, tasks["duration_ns"][meetings.row])
+    apart, started, own = _range(end, meetings), _range(begin, meetings), shortest
     if refuse and (meetings.num_meetings < FEW or np.median(apart) > _APART_NS):
         _require_overlap(recorded, job)
     far_ns = _FAR_ON_DEVICE_NS if "start_cause" in tasks else _FAR_NS
@@ -86,12 +88,6 @@ def _range(times: Int64s, meetings: Meetings) -> Int64s:
     np.maximum.at(most, meetings.meeting, times[meetings.row])
     result: Int64s = most - least
     return result
-
-
-def _shortest(tasks: Table, meetings: Meetings) -> Int64s:
-    shortest = np.full(meetings.num_meetings, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, meetings.meeting, tasks["duration_ns"][meetings.row])
-    return shortest
 
 
 def _strangers(meetings: Meetings, job: Job, group: int, apart: Int64s, started: Int64s) -> TraceError:

@@ -17,7 +17,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Strings
-from windtunnel.search.blocks import Blocks, blocks_of
+from windtunnel.search.blocks import blocks_of
 from windtunnel.search.placement.from_graph import nodes_of, step_of
 from windtunnel.systems.chips.layers import Layers, layers_of
 from windtunnel.systems.chips.model import Model
@@ -67,7 +67,15 @@ def _model(name: str, graph: Graph, num_samples: int, microbatch: int) -> Model:
     ratio = microbatch / num_samples
     sizes = {item: np.round(step.tasks[item] * ratio).astype(np.int64) for item in _SIZES if item in step.tasks}
     messages = step.tasks.get("message_bytes", np.zeros(step.num_tasks, np.int64))
-    parted = step.with_columns(**sizes, layer=_parts(step, blocks), message_bytes=messages)
+    # Before, the first block, or behind, by task; empty in the other blocks, which are like the first.
+    known, node_T = nodes_of(step)
+    unit_N = np.array([blocks.unit_of.get(name, blocks.num_units - 1) for name, _ in known])
+    part_U = [_PARTS[0], _PARTS[1], *[""] * (blocks.num_blocks - 1), _PARTS[2], _PARTS[2]]
+    parted = step.with_columns(
+        **sizes,
+        layer=Strings.of([part_U[unit_N[node]] if node >= 0 else "" for node in node_T.tolist()]),
+        message_bytes=messages,
+    )
     created = layers_of(parted, names=_PARTS)
     weights_U = blocks.weight_bytes
     weights = (weights_U[0], weights_U[1], weights_U[blocks.num_blocks + 1 :].sum())
@@ -76,11 +84,3 @@ def _model(name: str, graph: Graph, num_samples: int, microbatch: int) -> Model:
     )
     sent = np.array([blocks.crossing_bytes(1), blocks.crossing_bytes(2)]).astype(np.int64)
     return Model(name, microbatch, {1: Layers(layers, np.array([0, 1]), np.array([1, 2]), sent, 1)}, blocks.num_blocks)
-
-
-def _parts(step: Graph, blocks: Blocks) -> Strings:
-    """Before, the first block, or behind, by task; empty in the other blocks, which are like the first."""
-    known, node_T = nodes_of(step)
-    unit_N = np.array([blocks.unit_of.get(name, blocks.num_units - 1) for name, _ in known])
-    part_U = [_PARTS[0], _PARTS[1], *[""] * (blocks.num_blocks - 1), _PARTS[2], _PARTS[2]]
-    return Strings.of([part_U[unit_N[node]] if node >= 0 else "" for node in node_T.tolist()])

@@ -24,7 +24,6 @@ from windtunnel.sources.zeros.records import LayerRecord
 from windtunnel.systems.chips.accelerators.sparse import (
     MODES,
     PHASES,
-    ConvShape,
     LayerCycles,
     LayerZeros,
     functional,
@@ -202,14 +201,10 @@ def _with_steps(answer: GridAnswer, graph: Graph, chip: Accelerator) -> GridAnsw
                 done = tuple(phase for phase in phases if phase in cycles.passes)
                 flops = priced.tasks["flops"][mask].astype(np.float64)
                 if flops.sum():  # of all images of the step, of which the masks are some
-                    images = flops.sum() / (2.0 * _dense_macs(item.shape) * len(done))
+                    # The products of one pass as a graph counts them: pixels outside of the image included.
+                    images = flops.sum() / (2.0 * (item.shape.num_output_pixels * item.shape.num_weights) * len(done))
                     spent_ns = cycles.total(mode, done, "step_cycles") * images * 1e9 / chip.clock_hz
                     duration[mask] = np.rint(spent_ns * flops / flops.sum()).astype(np.int64)
         steps[mode] = int(replay(priced.set_duration(priced.all_tasks, duration, cost_source=_COST_SOURCE)).makespan_ns)
         busy[mode] = int(duration[on_chip].sum())
     return replace(answer, steps_ns=steps, busy_ns=busy, unmatched=unmatched)
-
-
-def _dense_macs(shape: ConvShape) -> int:
-    """Return the products of one pass as a graph counts them: pixels outside of the image included."""
-    return shape.num_output_pixels * shape.num_weights

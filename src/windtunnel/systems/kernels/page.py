@@ -30,27 +30,33 @@ def kernel_page(document: Mapping[str, Any], path: str | Path, *, overwrite: boo
         The file is there already and ``overwrite`` is False.
     """
     name = str(document["kernel"])
-    title = _title(document)
+    if not document["edits"]:
+        title = f"{document['kernel']}: the original stays"
+    else:
+        low, value, high = (document[name] for name in ("speedup_low", "speedup", "speedup_high"))
+        title = f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}), {document['label']}"
+    faithful = sum(bool(gene["is_faithful"]) for gene in document["genes"])
+    points = [
+        (item["time_ratio"], item["error"] or 0.0) for item in document["front"] if item["time_ratio"] is not None
+    ]
     sections = [
-        Section("edits", "edits", _edits_title(document), _edits(document)),
-        Section("front", "front", "Pareto front of run time and error", _front(document)),
+        Section(
+            "edits",
+            "edits",
+            f"{faithful} of {len(document['genes'])} edits keep the answer of every input",
+            _edits(document),
+        ),
+        Section(
+            "front",
+            "front",
+            "Pareto front of run time and error",
+            _scatter(points, "time over the original's", "largest relative error"),
+        ),
         Section("history", "generations", "Run time of the fastest candidate by generation", _history(document)),
         Section("ladder", "ladder", _ladder_title(document), _ladder(document)),
         Section("diff", "diff", "Changes to the module, before the last compiler passes", _diff(document)),
     ]
     return write_text(Path(path), _page(name, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
-
-
-def _title(document: Mapping[str, Any]) -> str:
-    if not document["edits"]:
-        return f"{document['kernel']}: the original stays"
-    low, value, high = (document[name] for name in ("speedup_low", "speedup", "speedup_high"))
-    return f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}), {document['label']}"
-
-
-def _edits_title(document: Mapping[str, Any]) -> str:
-    faithful = sum(bool(gene["is_faithful"]) for gene in document["genes"])
-    return f"{faithful} of {len(document['genes'])} edits keep the answer of every input"
 
 
 def _edits(document: Mapping[str, Any]) -> str:
@@ -62,13 +68,6 @@ def _edits(document: Mapping[str, Any]) -> str:
     table = render_table(("faithful", "rests on", "what it does", "edit"), rows) if rows else ""
     counts = ", ".join(f"{number} {escape(kind)}" for kind, number in document["counts"].items())
     return f"{table}<p>Candidates: {counts}. Discarded winners: {document['num_discarded']}.</p>"
-
-
-def _front(document: Mapping[str, Any]) -> str:
-    points = [
-        (item["time_ratio"], item["error"] or 0.0) for item in document["front"] if item["time_ratio"] is not None
-    ]
-    return _scatter(points, "time over the original's", "largest relative error")
 
 
 def _history(document: Mapping[str, Any]) -> str:

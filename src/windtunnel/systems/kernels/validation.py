@@ -143,16 +143,12 @@ def _load_term(memory: Term, instruction: Instruction, address: Term) -> Term:
         stored = memory[1].removeprefix("store ").split(" ", 1)[0]
         if there == address and stored == instruction.type:
             return value
-        if not _apart(there, address):
+        # Whether two places of at most eight bytes surely do not overlap: one base, constant distances.
+        (first, near), (second, far) = _base(there), _base(address)
+        if not (first == second and abs(near - far) >= 8):
             break
         memory = memory[4]
     return ("load", instruction.key, address, memory)
-
-
-def _apart(first_address: Term, other: Term) -> bool:
-    """Whether two places of at most eight bytes surely do not overlap: one base, constant distances."""
-    (first, near), (second, far) = _base(first_address), _base(other)
-    return first == second and abs(near - far) >= 8
 
 
 def _base(address: Term) -> tuple[Term, int]:

@@ -48,7 +48,9 @@ class Order:
 
 def main(process: Place) -> int:
     """Prepare the original, then answer until there are no orders."""
-    setup: Setup = _bearable(process.config)
+    # Without the drawn inputs that the original does not bear.
+    kept = [case for case in process.config.checks if BEYOND not in case.name or _bears(process.config, case)]
+    setup: Setup = replace(process.config, checks=kept)
     ending = run_in_fork(partial(_try_original, setup), setup.limits)
     if ending.kind != "done":
         process.tell(InputError(
@@ -70,12 +72,6 @@ def main(process: Place) -> int:
         except EOFError:
             return 0
         process.tell(_answer(setup, origin, order, known))
-
-
-def _bearable(setup: Setup) -> Setup:
-    """Without the drawn inputs that the original does not bear."""
-    kept = [case for case in setup.checks if BEYOND not in case.name or _bears(setup, case)]
-    return replace(setup, checks=kept)
 
 
 def _bears(setup: Setup, case: Case) -> bool:

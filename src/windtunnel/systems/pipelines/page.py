@@ -53,7 +53,9 @@ def pipeline_lines(played: PlayedSchedule, columns: int) -> list[str]:
         for row in played.passes
         for item, *_ in row
     }
-    unit = _unit_ns(played)
+    # The time of a column: the shortest pass, unless that makes too many columns.
+    shortest = min((end - begin for row in played.passes for _, begin, end in row if end > begin), default=1)
+    unit = max(shortest, -(-played.makespan_ns // _MAX_COLUMNS), 1)
     width = 1 + max(map(len, labels.values()), default=1)
     num_cells = -(-played.makespan_ns // unit)
     rows = [_cells(row, labels, unit, num_cells, width) for row in played.passes]  # type: ignore[arg-type]
@@ -65,12 +67,6 @@ def pipeline_lines(played: PlayedSchedule, columns: int) -> list[str]:
         for rank, cells in enumerate(rows):
             lines.append(f"rank {rank}".ljust(title) + "".join(cells[first : first + per_block]).rstrip())
     return lines
-
-
-def _unit_ns(played: PlayedSchedule) -> int:
-    """The time of a column: the shortest pass, unless that makes too many columns."""
-    shortest = min((end - begin for row in played.passes for _, begin, end in row if end > begin), default=1)
-    return max(shortest, -(-played.makespan_ns // _MAX_COLUMNS), 1)
 
 
 def _cells(row: list[Pass], labels: dict[object, str], unit: int, num_cells: int, width: int) -> list[str]:

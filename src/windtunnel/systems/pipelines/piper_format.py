@@ -119,6 +119,9 @@ def read_piper(
     time, weights, kept, fixed = _columns(cells, degrees, variants)
     sync_in, sync_out = (_sync_times(cells, nodes, degrees, variants, edges, side) for side in ("Fw", "Bw"))
     limit = number_of(document, "maxMemoryPerDevice", where) if memory_bytes is None else memory_bytes
+    value = bandwidth_bytes_per_s or number_of(document, "bandwidth", where)
+    if not value > 0:
+        raise InputError(f"bandwidth is {value:g}", where=where, fix="above zero")
     return PiperProblem(
         tuple(str(node.get("name", node["id"])) for node in nodes),
         tuple(degrees), variants, time * seconds_per_unit, weights, kept, fixed, src, dst,
@@ -126,7 +129,7 @@ def read_piper(
         sync_in, sync_out,
         _count("maxDevices", whole_of(document, "maxDevices", where) if num_devices is None else num_devices, where),
         limit,
-        _rate(bandwidth_bytes_per_s or number_of(document, "bandwidth", where), where),
+        value,
         _count("mbsInBatch", whole_of(document, "mbsInBatch", where), where),
     )  # fmt: skip
 
@@ -151,7 +154,13 @@ def _cells(node: Mapping[str, Any], where: str) -> _Cells:
             for column in _COLUMNS:
                 _size(variant, column, location)
             for side in ("syncTimeFw", "syncTimeBw"):
-                _shares(variant, side, location)
+                shares = variant.get(side, {})
+                if not isinstance(shares, dict):
+                    raise InputError(
+                        f"{side} is {format_value(shares)}", where=location, fix="bytes by neighboring node"
+                    )
+                for other in shares:
+                    _size(shares, other, f"{location}, {side}")
             result[int(text), name] = variant
     return result
 
@@ -163,23 +172,9 @@ def _size(row: Mapping[str, Any], field: str, where: str) -> float:
     return value
 
 
-def _shares(variant: Mapping[str, Any], side: str, where: str) -> None:
-    shares = variant.get(side, {})
-    if not isinstance(shares, dict):
-        raise InputError(f"{side} is {format_value(shares)}", where=where, fix="bytes by neighboring node")
-    for other in shares:
-        _size(shares, other, f"{where}, {side}")
-
-
 def _count(field: str, value: int, where: str) -> int:
     if value < 1:
         raise InputError(f"{field} is {value}", where=where, fix="one or more")
-    return value
-
-
-def _rate(value: float, where: str) -> float:
-    if not value > 0:
-        raise InputError(f"bandwidth is {value:g}", where=where, fix="above zero")
     return value
 
 

@@ -35,7 +35,13 @@ def plans_page(
     name = title or "pipeline"
     head = f"<h1>{escape(name)}: {format_duration(round(best.step_ns))} per batch by {escape(str(best.row))}</h1>"
     lead = f'<p class="lead">{len(table.feasible)} of {len(table.rows)} combinations fit. {escape(note)}</p>'
-    sections = [_memory(best.row), _fitting(table, played), _infeasible_section(table)]
+    rows = [row for row in table.rows if not row.is_feasible]
+    body = render_table(["plan", "why not"], [[escape(str(row)), escape(row.reason)] for row in rows])
+    sections = [
+        _memory(best.row),
+        _fitting(table, played),
+        Section("barred", "what cannot be", f"{len(rows)} plans cannot be", body),
+    ]
     return write_text(Path(path), _page(name, head + lead, sections), overwrite=overwrite)
 
 
@@ -66,9 +72,3 @@ def _fitting(table: PlanTable, played: Sequence[Played]) -> Section:
     head = ["schedule", "width", "depth", "microbatches", "of", "computes again", "planner", "replay", "memory"]
     body = render_table(head, cells, numbers=range(1, len(head)))
     return Section("fits", "what fits", f"{len(rows)} plans fit, ranked by their replay where there is one", body)
-
-
-def _infeasible_section(table: PlanTable) -> Section:
-    rows = [row for row in table.rows if not row.is_feasible]
-    body = render_table(["plan", "why not"], [[escape(str(row)), escape(row.reason)] for row in rows])
-    return Section("barred", "what cannot be", f"{len(rows)} plans cannot be", body)

@@ -7,7 +7,7 @@ In: a file. Out: a ``Problem`` in nanoseconds, checked field by field; and back:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,11 @@ def read_problem(
         [number_of(node, field, index) for field in ("fpgaLatency", "cpuLatency")]
         for node, index in zip(nodes, location, strict=True)
     ]
+    # Color of every node; one without a color has its own.
+    given = [None if node.get("colorClass") is None else whole_of(node, "colorClass", index)
+             for node, index in zip(nodes, location, strict=True)]  # fmt: skip
+    known = {color: number for number, color in enumerate(dict.fromkeys(item for item in given if item is not None))}
+    own = iter(range(len(known), len(known) + len(nodes)))
     return Problem(
         names,
         types,
@@ -67,7 +72,7 @@ def read_problem(
         np.array(
             [_truth(node, "isBackwardNode", index, False) for node, index in zip(nodes, location, strict=True)], bool
         ),
-        _colors(nodes, location),
+        np.array([next(own) if item is None else known[item] for item in given], np.int64),
         src,
         dst,
         cost_of_nodes(names, src, cost_E / MS, "ms") * MS,
@@ -92,15 +97,6 @@ def _truth(row: Mapping[str, Any], field: str, where: str, default: bool | None 
     if value is None or isinstance(value, str) or value not in (0, 1):
         raise InputError(f"{field} is {value!r}", where=where, fix="use true or false")
     return bool(value)
-
-
-def _colors(nodes: Sequence[Mapping[str, Any]], colors: Sequence[str]) -> NDArray[np.int64]:
-    """Color of every node; one without a color has its own."""
-    given = [None if node.get("colorClass") is None else whole_of(node, "colorClass", index)
-             for node, index in zip(nodes, colors, strict=True)]  # fmt: skip
-    known = {color: number for number, color in enumerate(dict.fromkeys(item for item in given if item is not None))}
-    own = iter(range(len(known), len(known) + len(nodes)))
-    return np.array([next(own) if item is None else known[item] for item in given], np.int64)
 
 
 def split_document(problem: Problem, device_N: NDArray[Any], kind_D: NDArray[Any], value_ns: float) -> dict[str, Any]:

@@ -72,7 +72,12 @@ def measure_few_cells(
         if progress is not None:
             progress("profiling", len(result), most)
 
-    for cell in _first(grid):
+    # The corners of the grid, and the cell nearest to their logarithmic center.
+    few, many = grid[0][0], grid[-1][0]
+    small, large = grid[0][1], grid[-1][1]
+    middle = (math.log(few * many) / 2, math.log(small * large) / 2)
+    center = min(grid, key=lambda cell: math.dist(np.log(cell), middle))
+    for cell in list(dict.fromkeys([(few, small), (few, large), (many, small), (many, large), center])):
         add(cell)
     while len(result) < most:
         profile = estimate_profile(result, grid)
@@ -82,15 +87,6 @@ def measure_few_cells(
             break
         add(max(needed, key=lambda cell: (needed[cell], cell)))
     return result
-
-
-def _first(grid: Sequence[Cell]) -> list[Cell]:
-    """Return the corners of the grid, and the cell nearest to their logarithmic center."""
-    few, many = grid[0][0], grid[-1][0]
-    small, large = grid[0][1], grid[-1][1]
-    middle = (math.log(few * many) / 2, math.log(small * large) / 2)
-    center = min(grid, key=lambda cell: math.dist(np.log(cell), middle))
-    return list(dict.fromkeys([(few, small), (few, large), (many, small), (many, large), center]))
 
 
 def estimate_profile(measured: dict[Cell, float], grid: Sequence[Cell]) -> Profile:

@@ -48,17 +48,18 @@ def serving_page(
         The file is there already and ``overwrite`` is False.
     """
     title = f"{name}: {num_threads} threads"
+    pairs = [(plan["one"], plan["best"]) for plan in plans]
+    gains = [whole.latency_ns / best.latency_ns for whole, best in pairs if whole is not None and best is not None]
     sections = [
-        Section("rate", "Rate", _title(plans), _rates(plans)),
+        Section(
+            "rate",
+            "Rate",
+            f"Up to {max(gains):.2f} times the rate of one instance" if gains else "Inputs answered per second",
+            _rates(plans),
+        ),
         Section("splits", "Splits", "Instances <threads,batch> with the lowest latency", _table(plans)),
     ]
     return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
-
-
-def _title(plans: Sequence[Mapping[str, Split | None]]) -> str:
-    pairs = [(plan["one"], plan["best"]) for plan in plans]
-    gains = [whole.latency_ns / best.latency_ns for whole, best in pairs if whole is not None and best is not None]
-    return f"Up to {max(gains):.2f} times the rate of one instance" if gains else "Inputs answered per second"
 
 
 def _rates(plans: Sequence[Mapping[str, Split | None]]) -> str:

@@ -90,24 +90,17 @@ def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered
     answered = np.empty(len(arrivals), dtype=np.int64)
     index, free_ns, num_batches = 0, 0, 0
     while index < len(arrivals):
-        begun_ns = max(_closes_ns(arrivals, index, most, server.wait_ns), free_ns)
+        # When a batch starting with request ``index`` closes: it is full, or its first request waited long
+        # enough.
+        limit_ns = arrivals[index] + server.wait_ns
+        begun_ns = max(
+            min(limit_ns, arrivals[index + most - 1]) if index + most <= len(arrivals) else limit_ns, free_ns
+        )
         upto = min(bisect_right(arrivals, begun_ns, lo=index), index + most)
         free_ns = begun_ns + durations[upto - index]
         answered[index:upto] = free_ns
         index, num_batches = upto, num_batches + 1
     return Answered(arrival_ns_R, answered, num_batches)
-
-
-def _closes_ns(arrivals_ns: list[int], index: int, most: int, wait_ns: int) -> int:
-    """Return when a batch starting with request ``index`` closes: it is full, or its first request waited long enough.
-
-    Examples
-    --------
-    >>> _closes_ns([0, 5, 9], 0, 2, 100), _closes_ns([0, 5, 9], 1, 3, 100)
-    (5, 105)
-    """
-    limit_ns = arrivals_ns[index] + wait_ns
-    return min(limit_ns, arrivals_ns[index + most - 1]) if index + most <= len(arrivals_ns) else limit_ns
 
 
 def batch_latencies(profile: Profile, split: Split, slowdown: Slowdown | None = None) -> Floats:

@@ -183,7 +183,8 @@ def optimize(
     ask = _Asking(graph, {"prices": prices, "database": database, "progress": progress})
     chain = chain_of(graph, averaging)
     plans, searches = _plans(chain, budget)
-    link = _link_parameters(latency_ns, bandwidth_bytes_per_s)
+    given = {"latency_ns": latency_ns, "bandwidth_bytes_per_s": bandwidth_bytes_per_s}
+    link = "".join(f",{name}={value}" for name, value in given.items() if value is not None)
     buckets = [f"gradient-buckets:caps_bytes={caps}{link}" for caps in dict.fromkeys(_caps(plans, averaging))]
     base = _fitting(ask, memory_bytes)
     front = _best([base, *ask([_join_requests(base, bucket) for bucket in buckets])])
@@ -243,11 +244,6 @@ def _caps(plans: Sequence[Plan], averaging: Averaging) -> list[str]:
             caps.pop()
         result.append("/".join(map(str, caps)))
     return result
-
-
-def _link_parameters(latency_ns: float | None, bandwidth_bytes_per_s: float | None) -> str:
-    given = {"latency_ns": latency_ns, "bandwidth_bytes_per_s": bandwidth_bytes_per_s}
-    return "".join(f",{name}={value}" for name, value in given.items() if value is not None)
 
 
 def _join_requests(base: Answer | None, request: str) -> str:

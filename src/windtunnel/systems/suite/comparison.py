@@ -128,8 +128,13 @@ def compare(first: SuiteRun | str | Path, second: SuiteRun | str | Path, *, seed
         row, logs_B = _compare_cells(label, before, after, seed)
         rows.append(row)
         resamples.append(logs_B)
+    mean = geometric_mean([row.speedup.value for row in rows])
     return Comparison(
-        tuple(rows), _overall(rows, np.asarray(resamples)), alone[0], alone[1], tuple(_notes(runs, pairs))
+        tuple(rows),
+        Compared("all", "", 1.0, mean, _interval(math.log(mean), np.asarray(resamples).mean(axis=0))),
+        alone[0],
+        alone[1],
+        tuple(_notes(runs, pairs)),
     )
 
 
@@ -177,11 +182,6 @@ def _interval(log_value: float, logs_B: Float) -> Estimate:
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(logs_B, [tail, 1 - tail])
     return Estimate(math.exp(log_value), math.exp(min(low, log_value)), math.exp(max(high, log_value)))
-
-
-def _overall(rows: Sequence[Compared], logs_KB: Float) -> Compared:
-    mean = geometric_mean([row.speedup.value for row in rows])
-    return Compared("all", "", 1.0, mean, _interval(math.log(mean), logs_KB.mean(axis=0)))
 
 
 def geometric_mean(ratios: ArrayLike) -> float:

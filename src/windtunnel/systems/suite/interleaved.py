@@ -84,17 +84,12 @@ def side_of(text: str) -> Iterator[Side]:
                 _git("worktree", "remove", "--force", str(checkout))
         return
     words = tuple(shlex.split(text))
-    if not words or not _is_program(words[0]):
+    if not words or shutil.which(words[0]) is None:
         raise InputError(
             f"{text!r} is neither a folder, nor a git revision, nor a command that can be run",
             fix="name a checkout, a commit of the repository in this folder, or quote a command",
         )
     yield Side(text, command=words)
-
-
-def _is_program(word: str) -> bool:
-
-    return shutil.which(word) is not None
 
 
 def _source(folder: Path) -> Path:

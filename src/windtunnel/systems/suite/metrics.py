@@ -205,7 +205,8 @@ class EnergyMeter:
             return None
         for zone, before_uj in self._counted_uj.items():
             self._counted_uj[zone] = _microjoules(zone)
-            self._joules += (self._counted_uj[zone] - before_uj) % _range_uj(zone) / 1e6
+            text = _read_or_empty(zone / "max_energy_range_uj").strip()
+            self._joules += (self._counted_uj[zone] - before_uj) % (int(text) + 1 if text.isdigit() else 2**32) / 1e6
         elapsed_s = time.monotonic() - self._looked_s
         if self._power_w is not None and elapsed_s >= _POLL_S:  # asking the driver takes tens of milliseconds
             power_w = _gpu_power_w() or 0.0
@@ -223,11 +224,6 @@ def _counts_itself(zone: Path) -> bool:
 def _microjoules(zone: Path) -> int:
     text = _read_or_empty(zone / "energy_uj").strip()
     return int(text) if text.isdigit() else 0
-
-
-def _range_uj(zone: Path) -> int:
-    text = _read_or_empty(zone / "max_energy_range_uj").strip()
-    return int(text) + 1 if text.isdigit() else 2**32
 
 
 def _gpu_power_w() -> float | None:

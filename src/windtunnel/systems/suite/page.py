@@ -100,7 +100,14 @@ def _table(measured: Sequence[Result]) -> Section | None:
         "fall, in the first and the last step; no episode may have ended yet."
     )
     notes = "".join(f'<p class="note">{escape(text, 2000)}</p>' for text in (note, _disturbance(measured)) if text)
-    return Section("results", "Results", "Measurements", body + notes + _energy(measured))
+    known = [f"{_label(item)}: {item.energy_j:.3g} J per step" for item in measured if item.energy_j is not None]
+    reasons = sorted({item.energy_source for item in measured if item.energy_j is None})
+    return Section(
+        "results",
+        "Results",
+        "Measurements",
+        body + notes + f'<p class="note">{escape("; ".join(known) or "; ".join(reasons), 2000)}</p>',
+    )
 
 
 def _disturbance(measured: Sequence[Result]) -> str:
@@ -113,12 +120,6 @@ def _disturbance(measured: Sequence[Result]) -> str:
         f"Other programs had the cores for up to {worst:.0%} of the time in {len(disturbed)} of {len(measured)} cells: "
         "these times are not the workloads' own."
     )
-
-
-def _energy(measured: Sequence[Result]) -> str:
-    known = [f"{_label(item)}: {item.energy_j:.3g} J per step" for item in measured if item.energy_j is not None]
-    reasons = sorted({item.energy_source for item in measured if item.energy_j is None})
-    return f'<p class="note">{escape("; ".join(known) or "; ".join(reasons), 2000)}</p>'
 
 
 def _arithmetic(result: Result) -> float | None:

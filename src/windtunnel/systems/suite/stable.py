@@ -188,8 +188,11 @@ def trend(samples: ArrayLike, *, confidence: float = 0.99) -> Trend:
     samples_N = np.asarray(samples, dtype=np.float64)
     length = max(1, math.ceil(len(samples_N) / _MAX_BATCHES))
     while True:
-        batches_K = _batch_means(samples_N, length)
-        slope = _theil_sen(batches_K)
+        num_batches = len(samples_N) // length
+        batches_K: Float = samples_N[len(samples_N) - num_batches * length :].reshape(num_batches, length).mean(axis=1)
+        # The median of the slopes between all pairs.
+        before, after = np.triu_indices(len(batches_K), 1)
+        slope = float(np.median((batches_K[after] - batches_K[before]) / (after - before))) if len(before) else 0.0
         residual_K = batches_K - slope * np.arange(len(batches_K))
         if len(batches_K) < 2 * _FEWEST_BATCHES or _correlation(residual_K) <= _CORRELATION_LIMIT:
             break
@@ -197,18 +200,6 @@ def trend(samples: ArrayLike, *, confidence: float = 0.99) -> Trend:
     middle = float(np.median(samples_N)) if len(samples_N) else 0.0
     change_ratio = slope * len(batches_K) / middle if middle else 0.0
     return Trend(change_ratio, has_trend(batches_K, confidence=confidence), length)
-
-
-def _batch_means(samples_N: Float, length: int) -> Float:
-    num_batches = len(samples_N) // length
-    means: Float = samples_N[len(samples_N) - num_batches * length :].reshape(num_batches, length).mean(axis=1)
-    return means
-
-
-def _theil_sen(values_K: Float) -> float:
-    """Return the median of the slopes between all pairs."""
-    before, after = np.triu_indices(len(values_K), 1)
-    return float(np.median((values_K[after] - values_K[before]) / (after - before))) if len(before) else 0.0
 
 
 def _correlation(values_K: Float) -> float:

@@ -119,6 +119,9 @@ class ProgramSet:
     def select(self, rows: ArrayLike) -> ProgramSet:
         """The programs of ``rows`` (a mask or indices), in that order; tasks and devices stay as they are."""
         selected = np.arange(self.num_programs)[np.asarray(rows)]
+        #      offset   0     3        7   9          program p has rows offset[p] .. offset[p + 1]
+        #      rows     |p0   |p1      |p2 |
+        # Ragged columns are taken by ranges, the others by row.
         leaves, leaf_offset = _ranges(self.leaf_offset, selected)
         nodes, tree_offset = _ranges(self.tree_offset, selected)
         per_program = {name: getattr(self, name)[selected] for name in ("task", "sched", "mean_s", "std_s", "flops")}
@@ -197,6 +200,7 @@ class ProgramSet:
         twice = sorted(set(self.device_names) & set(other.device_names))
         if twice:
             raise InputError(f"both sets have a device {', '.join(twice)}", where="devices", fix="rename it in one")
+        # Programs are the same if task and schedule are: they were sampled from one seed on both hosts.
         index = {program: row for row, program in enumerate(self._identities())}
         rows = [index.get(program, -1) for program in other._identities()]
         if -1 in rows:
@@ -253,6 +257,7 @@ def _offsets(sizes: NDArray[Any]) -> NDArray[np.int32]:
 def _ranges(offset: NDArray[np.int32], rows_P: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     sizes = np.diff(offset)[rows_P]
     begins = _offsets(sizes)
+    # Rows of all selected ranges without a loop: a running number, shifted per range to its old beginning.
     rows = np.arange(begins[-1]) - np.repeat(begins[:-1] - offset[:-1][rows_P], sizes)
     return rows, begins
 

@@ -37,6 +37,7 @@ def run_graph(run: Run, fleet: Fleet) -> Graph:
     src, dst = np.concatenate([one_after, src[~is_next]]), np.concatenate([one_after + 1, dst[~is_next]])
     kinds = np.where(src < num_steps, EdgeKind.DATA, EdgeKind.MESSAGE).astype(np.int8)
     kinds[: len(one_after)] = EdgeKind.ORDER
+    # Only a start at the very nanosecond of its cause is caused by it; others keep an earliest start.
     is_caused = np.zeros(num, bool)
     is_caused[dst[finish_ns[src] == start_ns[dst]]] = True
     pairs, pair = np.unique(np.stack([source, target], axis=1), axis=0, return_inverse=True)
@@ -96,6 +97,8 @@ def _match_ends_to_starts(
 
 def _pair_queued_messages(pair: Ints, sent: Ints, arrived: Ints, is_caused: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Pair messages without another cause with the previous message of the same pair that was still under way."""
+    #      sent     |---- first ----|
+    #                   |---- second ----|      left while the first was under way: tied to its start by a lag
     order = np.lexsort((sent, pair))
     ahead, behind = order[:-1], order[1:]
     waits = (pair[ahead] == pair[behind]) & (sent[behind] <= arrived[ahead]) & ~is_caused[behind]

@@ -208,6 +208,8 @@ class Node:
 
     def apply(self, gradient: torch.Tensor, scale: float = 1.0) -> None:
         """Apply the local update rule to ``weights`` with ``scale`` times its learning rate."""
+        # The optimizer has one parameter, the flat vector of all weights, so that momentum and decay work on it
+        # as on any model.
         group = self.optimizer.param_groups[0]
         group["params"][0].grad = gradient
         rate = group["lr"]
@@ -229,6 +231,7 @@ class Node:
     def __deepcopy__(self, memo: dict[int, Any]) -> Node:
         """Return a copy whose optimizer updates the weights of the copy."""
         created = replace(self, **{field_.name: deepcopy(getattr(self, field_.name), memo) for field_ in fields(self)})
+        # A copied optimizer still points at the weights of the original.
         created.optimizer.param_groups[0]["params"][0].data = created.weights
         return created
 
@@ -381,4 +384,5 @@ def sparse_bytes(num_sent: int, num_all: int, value_bytes: int = 4) -> int:
     >>> sparse_bytes(10, 1000), sparse_bytes(100, 1000)
     (80, 525)
     """
+    # Few entries: an index of 4 bytes each. Many: one bit per entry of the whole vector.
     return num_sent * value_bytes + min(4 * num_sent, -(-num_all // 8))

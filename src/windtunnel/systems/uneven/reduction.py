@@ -54,6 +54,8 @@ class Ring:
 
     def _add_chunk(self, message: Message) -> list[Send]:
         # the first k - 1 chunks to arrive are partial sums (reduce-scatter), the rest are complete (all-gather)
+        #      worker r sends chunk r-1 first; each chunk travels around the ring, growing by one addend per hop
+        #      (n - 1 hops), and then once more as the complete sum (n - 1 hops)
         index = int(message.about["chunk"])
         if self._num_received < self._num - 1:
             self._chunks[index] += message.values
@@ -112,6 +114,7 @@ class StarCenter:
         total = self._parts[first].clone()
         for rank in others:
             total += self._parts[rank]
+        # Workers that were lost are missing: the sum is scaled up, so that a mean over all keeps its size.
         if len(self._parts) < self._node.num_workers:
             total *= self._node.num_workers / len(self._parts)
         return [Send(rank, self._tag, total, dense_bytes(total)) for rank in alive]

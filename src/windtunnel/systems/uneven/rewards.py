@@ -73,6 +73,8 @@ def fit_curves(windows: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]
     def error_at(floor: float) -> float:
         return sum(_line(times, losses, floor)[1] for times, losses in windows)
 
+    # Given the floor, the curve is a line in 1 / (loss - floor), with a closed form; only the floor is searched:
+    # a grid of 24, six times refined around its best point.
     low, high, floor = 0.0, most, 0.0
     for _ in range(_NUM_ZOOMS):
         grid = np.linspace(low, high, _NUM_FLOORS)

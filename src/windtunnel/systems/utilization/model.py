@@ -146,7 +146,12 @@ def utilization(graph: Graph, ceilings: Ceilings) -> Utilization:
         )
     parts = _parts(tasks)
     whole = float(timeline.makespan_ns)
-    busy = _union(timeline.start_ns[tasks.computes], timeline.finish_ns[tasks.computes])
+    # The time in which at least one of the intervals runs.
+    start = timeline.start_ns[tasks.computes]
+    order = np.argsort(start, kind="stable")
+    begins, ends = start[order], np.maximum.accumulate(timeline.finish_ns[tasks.computes][order])
+    gaps = np.maximum(begins[1:] - ends[:-1], 0)
+    busy = float(ends[-1] - begins[0] - gaps.sum()) if len(begins) else 0.0
     parts["loading"] = float(tasks.duration_T[waits_for_data(tasks.graph)].sum())
     parts["framework"] = whole - busy - parts["loading"]
     parts["overlap"] = busy - float(tasks.duration_T[tasks.computes].sum())
@@ -170,9 +175,13 @@ class _Tasks:
         self.computes: Mask = graph.select(kind=Kind.COMPUTE)
         self.duration_T = graph.duration_ns.astype(np.float64)
         self.flops_T = np.where(self.computes, self._column("flops"), 0.0)
-        self.is_product: Mask = self.computes & (self.flops_T > 0) & self._is_contraction()
+        strings = self.graph.tasks.strings("op" if "op" in self.graph.tasks else "name").compact()
+        known = [sums_products(text) for text in strings.values]
+        self.is_product: Mask = (
+            self.computes & (self.flops_T > 0) & np.array([*known, False], dtype=bool)[strings.codes]
+        )
         per_s = np.array([ceilings.flops_per_s(name) for name in self._dtypes()])
-        peak_T = per_s[self._dtype_codes()]
+        peak_T = per_s[self._types[1]]
         self.ideal_T: Floats = np.where(self.is_product, 1e9 * self.flops_T / peak_T, 0.0)
         self.elementwise_ideal_T: Floats = np.where(self.is_product, 0.0, 1e9 * self.flops_T / peak_T)
         self.bytes_T = self._column("bytes_read") + self._column("bytes_written")
@@ -182,11 +191,6 @@ class _Tasks:
     def _column(self, name: str) -> Floats:
         column = self.graph.tasks.get(name)
         return np.zeros(self.graph.num_tasks) if column is None else column.astype(np.float64)
-
-    def _is_contraction(self) -> Mask:
-        strings = self.graph.tasks.strings("op" if "op" in self.graph.tasks else "name").compact()
-        known = [sums_products(text) for text in strings.values]
-        return np.array([*known, False], dtype=bool)[strings.codes]
 
     @cached_property
     def _types(self) -> tuple[list[str], NDArray[np.int64]]:
@@ -204,9 +208,6 @@ class _Tasks:
 
     def _dtypes(self) -> list[str]:
         return self._types[0]
-
-    def _dtype_codes(self) -> NDArray[np.int64]:
-        return self._types[1]
 
 
 def _dtype_of(text: str) -> str:
@@ -232,14 +233,6 @@ def _parts(tasks: _Tasks) -> dict[str, float]:
         "kernel": float((left - waiting - padded).sum() + (tasks.duration_T[others] - moving).sum()),
         "above peak": float(np.minimum(duration - ideal, 0.0).sum()),
     }
-
-
-def _union(start: NDArray[np.int64], finish: NDArray[np.int64]) -> float:
-    """Return the time in which at least one of the intervals runs."""
-    order = np.argsort(start, kind="stable")
-    begins, ends = start[order], np.maximum.accumulate(finish[order])
-    gaps = np.maximum(begins[1:] - ends[:-1], 0)
-    return float(ends[-1] - begins[0] - gaps.sum()) if len(begins) else 0.0
 
 
 def _layers(tasks: _Tasks) -> tuple[LayerUse, ...]:

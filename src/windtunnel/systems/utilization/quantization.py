@@ -71,7 +71,9 @@ def product_ratio(operator: str, shapes: Sequence[Any], num_lanes: int, num_thre
             return _convolution_ratio(shapes[0], shapes[1], num_lanes, num_threads)
         if name in PRODUCT_OPERANDS:
             first, second = PRODUCT_OPERANDS[name]
-            return _matmul_ratio(shapes[first], shapes[second], num_lanes, num_threads)
+            rows, columns = math.prod(shapes[first][:-1]), int(shapes[second][-1])
+            shares = math.ceil(rows / _ROWS_PER_TILE) * math.ceil(columns / num_lanes)
+            return padding_ratio(columns, num_lanes) * wave_ratio(shares, num_threads)
     except (IndexError, TypeError, ValueError):
         return 1.0  # an overload with other arguments
     return 1.0
@@ -87,9 +89,3 @@ def _convolution_ratio(images: Sequence[int], weight: Sequence[int], num_lanes: 
         ratio *= padding_ratio(inputs_per_group, num_lanes)
     shares = int(images[0]) * math.ceil(outputs / num_lanes) * max(1, math.prod(images[2:-1]))
     return ratio * wave_ratio(shares, num_threads)
-
-
-def _matmul_ratio(first: Sequence[int], second: Sequence[int], num_lanes: int, num_threads: int) -> float:
-    rows, columns = math.prod(first[:-1]), int(second[-1])
-    shares = math.ceil(rows / _ROWS_PER_TILE) * math.ceil(columns / num_lanes)
-    return padding_ratio(columns, num_lanes) * wave_ratio(shares, num_threads)

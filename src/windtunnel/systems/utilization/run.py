@@ -77,7 +77,10 @@ def fly_advice(
     if advice.before:
         before_ns, after_ns = _fly_layers(advice, num_threads, rounds, clock)
     elif model is not None:
-        before_ns, after_ns = _fly_batches(advice, model, inputs, num_threads, rounds, clock)
+        factor = round(advice.work_ratio)
+        nets = {"before": (model, list(inputs)), "after": (model, list(_repeat_batch(inputs, factor)))}
+        before, after = fly_nets(nets, {}, num_threads=num_threads, rounds=max(3, rounds // 4), clock=clock)
+        before_ns, after_ns = before.measured_ns, after.measured_ns
     else:
         raise NotApplicableError(f"{advice.kind} shows only in the whole model", fix="give fly_advice the model")
     if not before_ns > 0 or not after_ns > 0:
@@ -94,15 +97,6 @@ def _fly_layers(advice: Advice, num_threads: int, rounds: int, clock: Clock) -> 
     table = {kernel: quiet(times) for kernel, times in stand.times.items()}
     # equal kernels stand once and run as often as they are named
     return sum(table[item] for item in advice.before), sum(table[item] for item in advice.after)
-
-
-def _fly_batches(
-    advice: Advice, model: torch.nn.Module, inputs: Sequence[Any], num_threads: int, rounds: int, clock: Clock
-) -> tuple[float, float]:
-    factor = round(advice.work_ratio)
-    nets = {"before": (model, list(inputs)), "after": (model, list(_repeat_batch(inputs, factor)))}
-    before, after = fly_nets(nets, {}, num_threads=num_threads, rounds=max(3, rounds // 4), clock=clock)
-    return before.measured_ns, after.measured_ns
 
 
 def _repeat_batch(inputs: Iterable[Any], factor: int) -> Iterable[Any]:

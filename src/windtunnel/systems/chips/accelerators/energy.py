@@ -51,12 +51,6 @@ def word_pj(size_bytes: ArrayLike, word_bytes: int) -> Floats:
     return result
 
 
-def _edge_pj(machines: Machines) -> Floats:
-    """Return the energy that moves a word between an array and its buffer."""
-    own = machines.rows * machines.cols * _BYTES_PER_MULTIPLIER
-    return word_pj(np.minimum(np.maximum(own, 1024), machines.buffer_bytes), machines.word_bytes)
-
-
 def _memory_pj(machines: Machines) -> Floats:
     """A word of the memory, through the chip's buffer."""
     word = 8 * machines.word_bytes * machines.memory_pj_per_bit
@@ -76,7 +70,11 @@ def product_energy_j(products: Gemms, machines: Machines) -> Floats:
     m, n, k, count = (getattr(products, name)[:, None] for name in ("m", "n", "k", "count"))
     laid = folds(m, n, k, machines.rows, machines.cols, machines.dataflow)
     edge = accesses_of(m, n, k, laid, machines.dataflow).total
-    spent = m * n * k * operation_pj(machines.word_bytes) + edge * _edge_pj(machines)
+    # The energy that moves a word between an array and its buffer.
+    own = machines.rows * machines.cols * _BYTES_PER_MULTIPLIER
+    spent = m * n * k * operation_pj(machines.word_bytes) + edge * word_pj(
+        np.minimum(np.maximum(own, 1024), machines.buffer_bytes), machines.word_bytes
+    )
     moved = count_moved_words(m, n, k, machines).words * _memory_pj(machines)
     return np.asarray(1e-12 * count * (spent + moved), dtype=np.float64)
 

@@ -96,9 +96,17 @@ def _busy_ns(work: Work, device: Accelerator) -> tuple[Floats, Floats]:
     """Return the busy time of arrays and vector units, and that of the memory, [P]."""
     assert device.clock_hz is not None  # an accelerator without a clock cannot be made
     parts, rates = parts_of(work), [_rate(device, item) for item in work.operator.tolist()]
-    cycles = _array_cycles(work, parts, device) + _vector_cycles(work, parts, device)
+    names = np.where(parts.is_product, "softmax", work.operator).tolist()
+    per_element = cycles_per_element(names)
+    cycles = _array_cycles(work, parts, device) + np.asarray(
+        -(-parts.elements // device.num_lanes) * per_element, dtype=np.float64
+    )
     passes = np.array([rate.passes for rate in rates])
-    moved = work.bytes_moved * passes * np.where(_row_bytes(work) > [rate.row_bytes for rate in rates], _AGAIN, 1.0)
+    # Length of a row of the first tensor [P].
+    known = {text: next((item[-1] for item in shapes_of(text) if item), 0) for text in set(work.shapes.tolist())}
+    lengths = np.array([known[text] for text in work.shapes.tolist()], dtype=np.float64)
+    sizes: Floats = np.array([_ITEM_BYTES.get(item, 4) for item in work.dtype.tolist()], dtype=np.float64)
+    moved = work.bytes_moved * passes * np.where((lengths * sizes) > [rate.row_bytes for rate in rates], _AGAIN, 1.0)
     memory_ns = 1e9 * moved / (device.bandwidth_bytes_per_s * device.memory_ratio)
     return 1e9 * cycles / device.clock_hz, np.asarray(memory_ns, dtype=np.float64)
 
@@ -152,17 +160,3 @@ def _array_cycles(work: Work, parts: Parts, device: Accelerator) -> Floats:
             [product_cycles(parts.products.take(selected), kind, mode)[:, 0] for kind in kinds], axis=0
         )
     return np.asarray(np.bincount(parts.row, spent * parts.times, len(work)), dtype=np.float64)
-
-
-def _vector_cycles(work: Work, parts: Parts, device: Accelerator) -> Floats:
-    names = np.where(parts.is_product, "softmax", work.operator).tolist()
-    per_element = cycles_per_element(names)
-    return np.asarray(-(-parts.elements // device.num_lanes) * per_element, dtype=np.float64)
-
-
-def _row_bytes(work: Work) -> Floats:
-    """Length of a row of the first tensor [P]."""
-    known = {text: next((item[-1] for item in shapes_of(text) if item), 0) for text in set(work.shapes.tolist())}
-    lengths = np.array([known[text] for text in work.shapes.tolist()], dtype=np.float64)
-    sizes: Floats = np.array([_ITEM_BYTES.get(item, 4) for item in work.dtype.tolist()], dtype=np.float64)
-    return lengths * sizes

@@ -88,7 +88,8 @@ def _run_task(process: Place, task: Task) -> Report:
     begun_ns = time.monotonic_ns()
     while num_done < task.num_iterations and not is_stopped:
         sleep_until(time.monotonic_ns() + task.compute_ns)
-        is_asked = _is_asked(process)
+        requested: Any = process.line.poll(0)
+        is_asked = bool(requested) and process.order() == STOP
         if task.num_ranks > 1:
             gradients[-1] = float(is_asked)
             dist.all_reduce(gradients)
@@ -99,8 +100,3 @@ def _run_task(process: Place, task: Task) -> Report:
     if task.num_ranks > 1:
         dist.destroy_process_group()
     return Report(task.job, num_done, begun_ns, time.monotonic_ns())
-
-
-def _is_asked(process: Place) -> bool:
-    requested: Any = process.line.poll(0)
-    return bool(requested) and process.order() == STOP

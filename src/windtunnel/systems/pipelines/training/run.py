@@ -28,7 +28,6 @@ from windtunnel.measure.threads import threads
 from windtunnel.search.placement.baselines import even
 from windtunnel.search.placement.fleet import fleet_of
 from windtunnel.search.placement.from_graph import Layers, layers_of
-from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.model import ScheduleName, plan_schedule, stage_order
@@ -168,7 +167,10 @@ def job_of(
         return _with_loss(layers_of([graph], types, bandwidth_bytes_per_s, num_microbatches=num_microbatches), paths)
 
     rough = layers(1e9)
-    message_bytes = _usual_messages(rough.problem)
+    # Bytes of messages to try, of a problem at one byte per ns.
+    sent = rough.problem.cost_ns[~rough.problem.is_backward & (rough.problem.cost_ns > _MIN_MESSAGE_BYTES)]
+    usual = int(np.median(sent)) // 4 * 4 if len(sent) else 0
+    message_bytes = _MIN_MESSAGE_BYTES, max(usual, _USUAL_BYTES)
     job = PipelineJob(
         workload, dict(parameters), num_microbatches, graph, rough, HostConditions(1e9, 0.0, (1.0,)), message_bytes,
         num_replicas,
@@ -246,16 +248,6 @@ def conditions_of(
         num_replicas=num_replicas,
     )  # fmt: skip
     return flown[0]
-
-
-def _usual_messages(problem: Problem) -> tuple[int, int]:
-    """Bytes of messages to try, of a problem at one byte per ns.
-
-    Not larger ones: a message of 8 MB has twice the bandwidth of one of 1 MB.
-    """
-    sent = problem.cost_ns[~problem.is_backward & (problem.cost_ns > _MIN_MESSAGE_BYTES)]
-    usual = int(np.median(sent)) // 4 * 4 if len(sent) else 0
-    return _MIN_MESSAGE_BYTES, max(usual, _USUAL_BYTES)
 
 
 def _with_loss(layers: Layers, paths: set[str]) -> Layers:

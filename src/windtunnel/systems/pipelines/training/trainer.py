@@ -226,7 +226,11 @@ def _pipeline_rank(orders: TrainOrders, rank: int, on_update: Callable[[int], No
         replica=replica, recomputes=orders.recomputes, reduction=reduction, on_update=on_update,
     )  # fmt: skip
     if orders.first_batch and orders.folder is not None:
-        _restore(read_rank(orders.folder, orders.first_batch, rank), runs)
+        state = read_rank(orders.folder, orders.first_batch, rank)
+        for key, stage in runs.stages.items():
+            stage.weights.restore(state["stages"][key])
+        runs.reduction.restore(state["norm"])
+        torch.set_rng_state(state["random"])
     return runs
 
 
@@ -265,10 +269,3 @@ def _write(orders: TrainOrders, folder: Path, batch: int, rank: int, runs: Pipel
         dist.barrier()
     if rank == 0:
         finish_checkpoint(folder, batch, orders.identity, orders.predicted)
-
-
-def _restore(state: dict[str, Any], runs: PipelineRank) -> None:
-    for key, stage in runs.stages.items():
-        stage.weights.restore(state["stages"][key])
-    runs.reduction.restore(state["norm"])
-    torch.set_rng_state(state["random"])

@@ -156,7 +156,12 @@ def _players(
     from torch.nn.utils import parameters_to_vector
 
     if isinstance(next(model.parameters()), FakeTensor):
-        blank = _blank(play, num_messages * play.num_environments)
+        # Rollouts of the right shapes, in which nothing happens.
+        num_rollouts = num_messages * play.num_environments
+        shape, pixels = (play.num_steps, num_rollouts), play.court.num_pixels
+        frames = np.zeros((play.num_steps + 1, num_rollouts, NUM_FRAMES, pixels, pixels), dtype=np.uint8)
+        nothing = np.zeros(shape, dtype=np.float32)
+        blank = Rollouts(frames, np.zeros(shape, dtype=np.int64), nothing, nothing, [])
         return (lambda: blank), (lambda: None), (lambda: None)
 
     def weights() -> np.typing.NDArray[np.float32]:
@@ -164,11 +169,3 @@ def _players(
 
     actors = Actors(play, weights(), seed)
     return (lambda: actors.receive(num_messages)), (lambda: actors.publish(weights())), actors.close
-
-
-def _blank(play: Play, num_rollouts: int) -> Rollouts:
-    """Rollouts of the right shapes, in which nothing happens."""
-    shape, pixels = (play.num_steps, num_rollouts), play.court.num_pixels
-    frames = np.zeros((play.num_steps + 1, num_rollouts, NUM_FRAMES, pixels, pixels), dtype=np.uint8)
-    nothing = np.zeros(shape, dtype=np.float32)
-    return Rollouts(frames, np.zeros(shape, dtype=np.int64), nothing, nothing, [])

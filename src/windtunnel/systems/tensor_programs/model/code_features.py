@@ -189,7 +189,11 @@ def _row(statement: Statement, bits: int, moved: list[float]) -> list[float]:
     _count_arithmetic(body, bits)
     _count_costly(body, bits)
     _count_places(body)
-    _count_accesses(body, bits)
+    _count_store(body)
+    for access, pattern in zip(body.statement.accesses[1:], body.patterns[1:], strict=True):
+        _count_load(body, access, pattern)
+    spilled = max(0, body.live + 3 - REGISTERS.get(bits, 16))
+    body.cycles["spill"] = float(spilled * body.num_runs)
     total = _total(body) + sum(moved)
     target = statement.accesses[0]
     divides = target.num_divisions > 0 and body.copies(target.variables) > 1
@@ -276,14 +280,6 @@ def _count_places(body: _Body) -> None:
         # the divisions of a row are those of its first element
         num_lanes = body.length if body.lane in variables and max(body.patterns) > Pattern.NEXT else 1
         body.cycles["index"] += of_division * num_lanes * body.times(variables)
-
-
-def _count_accesses(body: _Body, bits: int) -> None:
-    _count_store(body)
-    for access, pattern in zip(body.statement.accesses[1:], body.patterns[1:], strict=True):
-        _count_load(body, access, pattern)
-    spilled = max(0, body.live + 3 - REGISTERS.get(bits, 16))
-    body.cycles["spill"] = float(spilled * body.num_runs)
 
 
 def _count_store(body: _Body) -> None:

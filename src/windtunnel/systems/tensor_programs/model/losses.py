@@ -24,13 +24,6 @@ def _relative(predicted: Any, label: Any) -> Any:
     return (predicted - label) / label.abs().clamp_min(GUARD)
 
 
-def _ratio(off: Any, scale: float) -> Any:
-    """Squares of small differences, and by which share the time itself is off: what MAPE counts."""
-    size = off.abs()
-    near = size.clamp(max=1.0)
-    return near * (size - near / 2) + ((off * scale).clamp(max=MAX_LOG_RATIO).exp() - 1).abs()
-
-
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "mse": lambda predicted, label: (predicted - label) ** 2,
     "mae": lambda predicted, label: (predicted - label).abs(),
@@ -54,5 +47,9 @@ def label_loss(kind: LossKind, predicted: Any, label: Any, *, log_scale: float |
     if kind == "ratio":
         if log_scale is None:
             raise InputError("the loss 'ratio' is of logarithms, and these labels are none", fix='labels="log"')
-        return _ratio(predicted - label, log_scale).mean()
+        # Squares of small differences, and by which share the time itself is off: what MAPE counts.
+        off = predicted - label
+        size = off.abs()
+        near = size.clamp(max=1.0)
+        return (near * (size - near / 2) + ((off * log_scale).clamp(max=MAX_LOG_RATIO).exp() - 1).abs()).mean()
     return LOSSES[kind](predicted, label).mean()

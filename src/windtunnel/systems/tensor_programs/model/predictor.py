@@ -166,6 +166,7 @@ def train(
     if start:
         network.load_state_dict(start.network.state_dict())
     source = Buckets(programs, split.train, normalizer)
+    # Without validation samples, training stops by its own samples.
     held = split.validation if len(split.validation) else split.train
     validation, truth = Buckets(programs, held, normalizer), labels_of(programs, held)
 
@@ -226,6 +227,8 @@ def shrinkage(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> fl
     float
         Least squares over the groups, from 0 to 1; 1 where no group is large enough.
     """
+    # Of many predictions the least one is low partly by luck (the winner's curse). The ratio says which part
+    # of the predicted gain came true, by least squares through the origin over all groups.
     order = np.argsort(group, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
     selected = [(rows, rows[predicted[rows].argmin()]) for rows in parts if len(rows) >= MIN_CHOICES]

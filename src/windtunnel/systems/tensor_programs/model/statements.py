@@ -73,6 +73,7 @@ class Access:
 
     def step(self, variable: str) -> int | None:
         """Elements between two steps of a loop; None where they are not the same everywhere."""
+        # Row-major: from the last dimension on, a step in an index is worth the product of the extents behind it.
         total, row = 0, 1
         for extent, index in zip(reversed(self.buffer.shape), reversed(self.indices), strict=True):
             factor = _factor(index, variable)
@@ -155,6 +156,7 @@ class Statement:
         """Return the address pattern of ``count`` neighboring steps of a loop."""
         if variable not in access.variables or count < 2:
             return Pattern.SAME
+        # Addresses are looked at for several numbers of lanes; each answer is kept, as analysis dominates here.
         key = (id(access), variable, count)
         if key not in self._seen:
             step = access.step(variable)
@@ -162,6 +164,8 @@ class Statement:
         return self._seen[key]
 
     def _look(self, access: Access, variable: str, count: int) -> Pattern:
+        # No closed form (a remainder, a condition): addresses of ``count`` neighboring steps are evaluated at 24
+        # fixed random places of the other loops. Equal steps everywhere are a stride, else the order is mixed.
         scope: dict[str, Any] = {
             loop.variable: np.floor(_POINTS[:, row : row + 1] * loop.extent).astype(np.int64)
             for row, loop in enumerate(self.loops)
@@ -183,6 +187,7 @@ def statements(nest: Nest) -> list[Statement]:
     """Return every store of a nest in program order."""
     result: list[Statement] = []
     _walk(nest.body, _Around([], 0, ()), nest, result)
+    # Buffers that some statement adds up in: a load of one of them has to wait for that sum.
     sums = {entry.accesses[0].buffer.name for entry in result if entry.is_update}
     members = Counter(id(entry.innermost) for entry in result)
     for item in result:
@@ -220,6 +225,7 @@ def _walk(nodes: tuple[Node, ...], around: _Around, nest: Nest, statements: list
             total.add(_Inside(steps=1))
         elif isinstance(node, For):
             total.add(_loop(node, around, nest, statements))
+        # The pragma holds for everything below it, so that it is handed down, not stored in the loop.
         elif isinstance(node, Attribute) and node.key == UNROLL_KEY:
             total.add(_walk(node.body, _Around(around.loops, int(node.value), around.guards), nest, statements))
         elif isinstance(node, If):
@@ -237,6 +243,7 @@ def _loop(node: For, around: _Around, nest: Nest, statements: list[Statement]) -
     inside = _walk(node.body, _Around([*around.loops, loop], around.max_step, around.guards), nest, statements)
     if node.kind == "vectorized":
         return inside
+    # From inside out: a loop is unrolled only if all loops within it were.
     is_small = not inside.has_loop and inside.depth <= MAX_UNROLLED_DEPTH
     is_wanted = node.kind == "serial" and is_small and node.extent * inside.steps <= around.max_step
     if is_wanted or node.kind == "unrolled":
@@ -276,6 +283,7 @@ def _visit(value: Expression, seen: _Seen, *, is_value: bool) -> Iterator[tuple[
         for index in operands[1:]:
             yield from _visit(index, seen, is_value=False)
         return
+    # The condition is evaluated like an index; both branches are values.
     if operation == "select":
         seen.conditions.append(operands.pop(0))
     if is_value:
@@ -347,6 +355,7 @@ def _factor(value: Expression, variable: str) -> int | None:
         return left + right if operation == "add" else left - right
     if not left and not right:
         return 0
+    # A product is linear in the variable only if the other side is a constant.
     other = operands[1] if left else operands[0]
     return (left or right) * other if isinstance(other, int) else None
 

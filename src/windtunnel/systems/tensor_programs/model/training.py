@@ -143,7 +143,10 @@ def fit(
             history.num_samples += len(batch)
             step += 1
         history.training_s += _clock_s() - epoch_begin
-        _require_finite(losses, epoch)
+        if not losses:
+            raise InputError("there is no batch to learn from", fix="a bucket of one sample alone cannot be normalized")
+        if not all(map(math.isfinite, losses)):
+            raise InputError(f"the loss is no number in epoch {epoch}", fix="a smaller learning rate")
         history.losses.append(math.fsum(losses) / len(losses))
         state = _keep_best(model if average is None else average.module, validate, history, epoch, state)
         if on_epoch is not None:
@@ -176,13 +179,6 @@ def _step(model: Any, loss: Any, optimizer: Any, rate: float, clip_norm: float) 
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
     optimizer.step()
     return float(loss.detach())
-
-
-def _require_finite(losses: list[float], epoch: int) -> None:
-    if not losses:
-        raise InputError("there is no batch to learn from", fix="a bucket of one sample alone cannot be normalized")
-    if not all(map(math.isfinite, losses)):
-        raise InputError(f"the loss is no number in epoch {epoch}", fix="a smaller learning rate")
 
 
 def _keep_best(model: Any, validate: Callable[[Any], float], history: History, epoch: int, state: Any) -> Any:

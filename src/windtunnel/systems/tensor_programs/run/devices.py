@@ -37,7 +37,11 @@ def rates(isa: str, num_threads: int) -> dict[str, float]:
         ``peak_flops_per_s``, ``bandwidth_bytes_per_s``, ``cache_bandwidth_bytes_per_s`` and what ``page_rates`` knows;
         ``clock_hz`` where the host says it.
     """
-    memory_rate = _triad_rate(isa, num_threads, _triad_elements())
+    # The elements of one array, a power of two: three arrays are twice the largest cache or more.
+    largest = max(hardware.machine().cache_bytes.values(), default=0)
+    memory_rate = _triad_rate(
+        isa, num_threads, max(MIN_TRIAD_ELEMENTS, 1 << math.ceil(math.log2(max(2 * largest / 12, 1))))
+    )
     result = {
         "peak_flops_per_s": max(_product_rate(isa, num_threads, *tile) for tile in TILES),
         "bandwidth_bytes_per_s": memory_rate,
@@ -75,12 +79,6 @@ def _triad_rate(isa: str, num_threads: int, num_elements: int) -> float:
         Step("vectorize", "op1", (2,)),
     )
     return task.size_bytes / _min_s(task, steps, isa, num_threads, 1, TRIAD_REPEATS)
-
-
-def _triad_elements() -> int:
-    """Return the elements of one array, a power of two: three arrays are twice the largest cache or more."""
-    largest = max(hardware.machine().cache_bytes.values(), default=0)
-    return max(MIN_TRIAD_ELEMENTS, 1 << math.ceil(math.log2(max(2 * largest / 12, 1))))
 
 
 def _min_s(task: Task, steps: tuple[Step, ...], isa: str, num_threads: int, runs: int, repeats: int) -> float:

@@ -81,6 +81,7 @@ class Draw:
         """Inner factors of a split into ``parts + 1`` loops."""
         result: list[int] = []
         left = extent
+        # From the innermost loop on: each takes a divisor of what the loops inside of it leave.
         for part in range(parts):
             inner = self._vector(left) if is_vector else self.factor(left, largest_inner)
             result.insert(0, inner if part == 0 else self.factor(left))
@@ -96,11 +97,16 @@ class Draw:
     def sample_tiled_reduction(self) -> None:
         """A reduction with all that stands before and behind it."""
         final = self.inline_all_but_last(self.after)
+        # Each step is drawn and tried; ``do`` says whether it was legal, and a refused step changes nothing.
         if self.has_pad and self.chance(0.3):
             self.has_pad = not self.do("inline", "pad")
         if final is None and self.chance(0.5) and self.do("cache", "main"):
             final = "main_global"
-        if self._is_row_like() and self.chance(0.5) and self._split_reduction(final):
+        if (
+            (self.scheduled.task.kind in ("global_avg_pool", "reduce_sum"))
+            and self.chance(0.5)
+            and self._split_reduction(final)
+        ):
             return
         num_outer = self._tile_main()
         num_fused = self._parallel_outer("main", num_outer)
@@ -151,9 +157,6 @@ class Draw:
             self.do("inline", name)
         return names[-1] if names else None
 
-    def _is_row_like(self) -> bool:
-        return self.scheduled.task.kind in ("global_avg_pool", "reduce_sum")
-
     def _rfactor(self, block: str, num_spatial: int) -> bool:
         """Add up parts of a row side by side, so that the inner loop can be a vector."""
         extent = self.scheduled.extents(block)[num_spatial]
@@ -182,6 +185,7 @@ class Draw:
         pattern = PATTERNS.index(TILES)
         levels = {kind: TILES.count(kind) for kind in "SR"}
         inner = num_spatial - 1
+        # Axes of extent 1 are not split; the masks say which ones were, so that the schedule can be replayed.
         masks, index = [0, 0], 0
         for axis, extent in enumerate(extents):
             is_reduced = axis >= num_spatial
@@ -198,6 +202,7 @@ class Draw:
     def _parallel_outer(self, block: str, num_loops: int) -> int:
         """Fuse some of the outermost loops of a block and run them in parallel; says how many."""
         extents = self.scheduled.extents(block)[:num_loops]
+        # At least up to the first loop that has more than one step, else there would be nothing to run in parallel.
         fewest = next((index + 1 for index, extent in enumerate(extents) if extent > 1), num_loops)
         count = int(self._random.integers(fewest, num_loops + 1)) if self.chance(0.5) else num_loops
         if count > 1 and not self.do("fuse", block, 0, count):
@@ -299,6 +304,7 @@ class Draw:
     def _decompose(self, block: str, num_outer: int) -> None:
         """Set the result to zero before the reduction and not in its first step."""
         depth = len(self.scheduled.loops(block))
+        # Outermost legal position most of the time, as there zeroing costs least; sometimes the innermost.
         indices = [*range(num_outer, depth)]
         while indices:
             index = indices.pop(0) if self.chance(0.8) else indices.pop()

@@ -105,6 +105,7 @@ class Scheduled:
         """Do a step if it is legal here; says whether it was done."""
         if self.num_left == 0:
             return False
+        # TVM checks legality itself; what it refuses leaves the schedule as it was.
         errors = _refusals()
         try:
             _DO[primitive](self.schedule, block, *arguments)
@@ -188,6 +189,8 @@ def _reorder(schedule: Any, block: str, spatial: int, reduced: int, inner: int, 
         schedule.reorder(*last[1:], last[0])
         return
     loops = iter(schedule.get_loops(_block(schedule, block)))
+    #      pattern SSRSRS, axes i, j | k   ->   i0 j0 | i1 j1 | k0 | i2 j2 | k1 | i3 j3
+    # Level n of the pattern takes the n-th loop of each split axis of its kind.
     tiles: dict[str, list[list[Any]]] = {kind: [[] for _ in range(PATTERNS[pattern].count(kind))] for kind in "SR"}
     whole: list[Any] = []
     for kind, axis, is_split in _axes(schedule, block, spatial, reduced):

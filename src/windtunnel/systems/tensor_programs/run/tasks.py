@@ -155,17 +155,15 @@ class Task:
 def _output_shape(kind: str, shape: Mapping[str, int]) -> tuple[int, ...]:
     if kind in ("conv2d", "depthwise_conv2d", "max_pool2d", "avg_pool2d"):
         height, width = (
-            (shape[side] + 2 * shape.get(f"pad_{side}", shape["pad_h"]) - _kernel(shape, side)) // shape["stride"] + 1
+            (shape[side] + 2 * shape.get(f"pad_{side}", shape["pad_h"]) - shape.get(f"k{side}", shape["kh"]))
+            // shape["stride"]
+            + 1
             for side in "hw"
         )
         return shape["n"], shape.get("co", shape["ci"]), height, width
     names = {"bmm": "bmn", "global_avg_pool": ("n", "ci"), "reduce_sum": "bn", "transpose": "bnms"}
     default = "bcs" if kind in ("elementwise", "residual_add", "gelu") else "mn"
     return tuple(shape[name] for name in names.get(kind, default))
-
-
-def _kernel(shape: Mapping[str, int], side: str) -> int:
-    return shape.get(f"k{side}", shape["kh"])
 
 
 def _input_shapes(kind: str, shape: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:

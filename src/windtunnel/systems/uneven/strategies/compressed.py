@@ -50,6 +50,7 @@ class _UpdateExchange(Worker):
         self._is_waiting = False
 
     def on_step(self, step: Finished, now_ns: int) -> Sequence[Action]:
+        # ``_kept`` is the update that was not sent yet; what is sent is taken out of it, the rest waits.
         before = self.node.weights.clone()
         self.node.apply(step.gradient, self._scale)
         self._kept += self.node.weights - before
@@ -108,6 +109,7 @@ class Gaia(_UpdateExchange):
         self._first_rate = self._first_rate or self.node.learning_rate
         scaled = self._threshold * (self.node.learning_rate / self._first_rate if self._first_rate else 1.0)
         weights, kept = self.node.weights, self._kept
+        # Relative to the weight; a weight of 0 has no ratio, so that any update of it counts.
         is_significant = (kept != 0) & ((weights == 0) | (kept.abs() > scaled * weights.abs()))
         indices = is_significant.nonzero().squeeze(1)
         return indices, sparse_bytes(len(indices), len(kept))
@@ -133,6 +135,7 @@ class Dgc(_UpdateExchange):
         self._warm_up = int(number)
 
     def _select_entries(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
+        # The optimizer's step is taken back: DGC applies only what is sent, on all workers alike.
         self.node.weights.copy_(before)
         levels = (*(item for item in _DGC_SPARSITY if item < self._sparsity), self._sparsity)
         index = len(levels) - 1 if not self._warm_up else min(self._step // self._warm_up, len(levels) - 1)

@@ -99,6 +99,10 @@ class _Overlap(Worker):
     def _due(self, index: int) -> list[tuple[str, int]]:
         """Return the actions of a fragment after the current step."""
         setting = self._setting
+        # Fragments take turns: fragment i proposes i * period / fragments steps after the first one.
+        #      delay 0        propose, then wait for the mean and land it at once
+        #      delay period   land the mean of a period ago, then propose anew
+        #      between        propose, go on, and land it ``delay`` steps later
         since = self._count - index * setting.period // setting.num_fragments
         proposes = since > 0 and since % setting.period == 0
         if setting.delay in (0, setting.period):
@@ -114,6 +118,7 @@ class _Overlap(Worker):
             what, index = self._todo[0]
             fragment = self._fragments[index]
             if what == "land":
+                # The mean is still on its way: the worker blocks here, and ``on_reduce`` comes back to this entry.
                 if index in self._under_way and index not in self._means:
                     self._is_waiting = True
                     return actions
@@ -143,6 +148,8 @@ def _parts(node: Node, setting: Setting) -> list[torch.Tensor]:
     for index, size in enumerate(node.shapes):
         total += size
         left = len(node.shapes) - index - 1
+        # A fragment ends at the parameter that reaches its share of all weights, or where every parameter that is
+        # left is needed for a fragment of its own.
         if total >= (len(ends) + 1) * len(node.weights) / num or left < num - len(ends):
             ends.append(total)
     ends = [*ends[: num - 1], len(node.weights)]

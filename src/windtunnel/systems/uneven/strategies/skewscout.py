@@ -86,6 +86,7 @@ class Tuner:
         self._count += 1
         self._scores[self.position] = score, self._count
         before = self._before
+        # The last move made it worse: go back, and try the other direction next.
         if before is not None and before != self.position and not self._is_kept(score, self._scores[before][0]):
             self._direction = -self._direction
             self._before, self.position = None, before
@@ -107,6 +108,7 @@ class Tuner:
             self._direction = -self._direction
         there = self.position + self._direction
         score, when = self._scores.get(there, (-math.inf, 0))
+        # A score is only believed for some periods, because training moves the optimum.
         is_worse = score > self._scores[self.position][0] and self._count - when <= _REMEMBERED
         return self.position if is_worse and self._kind == "hill" else there
 
@@ -134,6 +136,7 @@ class _SkewScout(Worker):
             return actions
         self._period += 1
         weights, buffers = self.node.weights.clone(), self.node.buffers.clone()
+        # Round robin over all other workers: in period p the model travels p places further around.
         target = (self.node.rank + 1 + (self._period - 1) % (self.node.num_workers - 1)) % self.node.num_workers
         size_bytes = dense_bytes(weights) + dense_bytes(buffers)
         travel = Send(target, "travel", (weights, buffers), size_bytes, {"period": self._period})
@@ -141,6 +144,8 @@ class _SkewScout(Worker):
         return [*self._count_traffic([travel]), home, *actions]
 
     def on_message(self, message: Message, now_ns: int) -> Sequence[Action]:
+        # home: this worker's model on its own data; away: the same model on the data of another worker. The
+        # difference is the loss of accuracy by skew.
         if message.tag == "travel":
             period = int(message.about["period"])
             weights, buffers = message.values

@@ -17,7 +17,6 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.hardware.engines import CHUNK, SparseGrid
 from windtunnel.systems.chips.accelerators.sparse.shape import ConvShape
@@ -76,20 +75,17 @@ def _patches(
     operands_P = (taps >= 0).sum(axis=1) * channels
     num = float(operands_P.mean())
     dense = _chunks(num, 1.0, grid.lanes)
-    edges = _by_busiest(np.tile(-(-operands_P // grid.lanes), shape.images), dense, outputs, grid)
-    by_pixel = [_chunks(num, of_pixel, grid.lanes) for of_pixel in operand.of_pixels]
-    by_chance = _chunks(num, operand.overall, grid.lanes, is_variance=True)
-    result = _modes(rows, outputs, dense, by_pixel, output_densities, grid, by_chance, is_alike=True)
-    return {mode: cycles * (1.0 if mode == "in+out+wr" else edges) for mode, cycles in result.items()}
-
-
-def _by_busiest(cycles_R: NDArray[np.int64], dense: float, outputs: int, grid: SparseGrid) -> float:
-    """By how much the busiest row of elements has more than the mean, as pixels at edges have fewer operands."""
+    # By how much the busiest row of elements has more than the mean, as pixels at edges have fewer operands.
+    cycles_R = np.tile(-(-operands_P // grid.lanes), shape.images)
     deep, _ = tile_sides(grid, len(cycles_R), outputs)
     tiles = -(-len(cycles_R) // (deep * grid.rows))
     padded = np.pad(cycles_R, (0, tiles * deep * grid.rows - len(cycles_R)))
     of_rows = padded.reshape(tiles, grid.rows, deep).sum(axis=2)
-    return float(of_rows.max(axis=1).sum() / (tiles * deep * dense))
+    edges = float(of_rows.max(axis=1).sum() / (tiles * deep * dense))
+    by_pixel = [_chunks(num, of_pixel, grid.lanes) for of_pixel in operand.of_pixels]
+    by_chance = _chunks(num, operand.overall, grid.lanes, is_variance=True)
+    result = _modes(rows, outputs, dense, by_pixel, output_densities, grid, by_chance, is_alike=True)
+    return {mode: cycles * (1.0 if mode == "in+out+wr" else edges) for mode, cycles in result.items()}
 
 
 def _weights(shape: ConvShape, inputs: Densities, gradients: Densities, grid: SparseGrid) -> dict[str, float]:

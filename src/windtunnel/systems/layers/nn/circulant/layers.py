@@ -73,15 +73,12 @@ class CirculantProduct(torch.nn.Module):
             way = way_for(self.blocks, x.shape[:-1].numel(), x.dtype, x.device.type, trains=trains)
         if trains:
             return multiply(x, self.weight, self.blocks, way)
-        return multiply_by_prepared_weight(x, self._prepare_weight(way), self.blocks, way)
-
-    def _prepare_weight(self, way: str) -> Tensor:
-        """Return the operand of a method, cached until the weight changes."""
+        # The operand of a method, cached until the weight changes.
         version = hash((self.weight._version, self.weight.data_ptr(), way))
         if self._kept is None or self._kept[0] != version:
             with torch.no_grad():
                 self._kept = version, prepare_weight(self.weight, self.blocks, way)
-        return self._kept[1]
+        return multiply_by_prepared_weight(x, self._kept[1], self.blocks, way)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what can be made again."""

@@ -146,7 +146,14 @@ def draw(
     """
     num_groups, num_kept = count_groups(num_units, dropout, group)
     scale = num_groups / num_kept if num_kept else 0.0
-    selected = _smallest(_numbers(seed, layer, site, steps, num_groups), num_kept)  # [S, kept] ascending
+    # A number for every unit at every step, uint64 [S, count].
+    key = seed & _WORD
+    for part in (layer, site):
+        key = int(_mix_bits(np.array([(key + _STEP * (part + 1)) & _WORD], dtype=np.uint64))[0])
+    step = _mix_bits(np.array([(key + _STEP * (item + 1)) & _WORD for item in steps], dtype=np.uint64))
+    selected = _smallest(
+        _mix_bits(step[:, None] + np.arange(1, num_groups + 1, dtype=np.uint64) * np.uint64(_STEP)), num_kept
+    )  # [S, kept] ascending
     units = selected if group == 1 else (selected[:, :, None] * group + np.arange(group)).reshape(len(selected), -1)
     rows = [row[row < num_units] for row in units]
     return [Keep(torch.from_numpy(row).to(device or "cpu"), num_units, scale) for row in rows]
@@ -157,15 +164,6 @@ def _smallest(numbers: NDArray[np.uint64], count: int) -> NDArray[np.int64]:
         return np.broadcast_to(np.arange(count), numbers.shape).copy()
     selected = np.argpartition(numbers, count, axis=1)[:, :count] if count else np.empty((len(numbers), 0), np.int64)
     return np.sort(selected.astype(np.int64), axis=1)
-
-
-def _numbers(seed: int, layer: int, site: int, steps: Sequence[int], count: int) -> NDArray[np.uint64]:
-    """A number for every unit at every step, uint64 [S, count]."""
-    key = seed & _WORD
-    for part in (layer, site):
-        key = int(_mix_bits(np.array([(key + _STEP * (part + 1)) & _WORD], dtype=np.uint64))[0])
-    step = _mix_bits(np.array([(key + _STEP * (item + 1)) & _WORD for item in steps], dtype=np.uint64))
-    return _mix_bits(step[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP))
 
 
 def _mix_bits(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
