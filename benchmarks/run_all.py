@@ -82,6 +82,7 @@ BARS = (
     "unseen_gpu",
     "unseen_gpus",
     "gpu_h100",
+    "gpu_capture",
     "gpu_operators",
     "gpu_whatifs",
     "dpro_replay_error",

@@ -1,5 +1,6 @@
 """Recorded pairs of a GPU: operators have shapes, layers and lines, and kernels belong to them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,13 @@ pytest.importorskip("torch")
 from windtunnel.graph import EdgeKind, Kind, Phase, ResourceKind
 from windtunnel.hardware import device
 from windtunnel.simulate import replay
+from windtunnel.sources.execution_trace.kineto import read_events as read_pair
+from windtunnel.sources.execution_trace.nodes import read_document
 from windtunnel.sources.execution_trace.reader import load_execution_trace
+from windtunnel.sources.kineto.events import read_events
 from windtunnel.sources.kineto.reader import load_kineto
+from windtunnel.sources.timeline.build import build_graph
+from windtunnel.sources.torch.same_operators import share_operators
 from windtunnel.whatifs.forecast import forecast
 
 PAIRS = Path(__file__).parents[2] / "benchmarks" / "gpu" / "h200" / "pairs"
@@ -89,6 +95,31 @@ def test_data_flows_between_kernels_and_the_replay_is_the_recording(kineto, pair
         assert (kernels[graph.edges["src"]] & kernels[graph.edges["dst"]] & is_data).sum() > 40
         assert replay(graph).makespan_ns == replay(kineto[name]).makespan_ns
         assert (replay(graph).start_ns == graph.tasks["start_ns"]).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_is_that_of_the_allocator(pair, name):
+    """Workspaces of operators, and gradients of the step before, are told apart from results."""
+    peak_bytes = json.loads((PAIRS / f"{name}.json").read_text())["memory"]["peak"]["allocated_bytes"]
+
+    assert peak_bytes == pytest.approx(replay(pair[name]).memory().peak_bytes, rel=0.001)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_light_iterations_take_over_what_a_rich_one_knows(name):
+    document = read_document(PAIRS / f"{name}-execution.json.gz")
+    rich, _ = read_pair(document, PAIRS / f"{name}-rich.json.gz")
+    shared, matched = share_operators(read_events(PAIRS / f"{name}-plain.json.gz"), rich)
+    graph = build_graph(shared, window="ProfilerStep")
+    kernels = kernels_of(graph)
+    peak_bytes = json.loads((PAIRS / f"{name}.json").read_text())["memory"]["peak"]["allocated_bytes"]
+
+    assert matched == 1
+    assert 3 == graph.num_iterations
+    assert ((texts(graph, "input_shapes") != "") | graph.tasks["is_part"])[kernels].all()
+    assert (texts(graph, "line") != "")[kernels].all()
+    assert 1 == len({int(graph.tasks["flops"][graph.tasks["iteration"] == turn].sum()) for turn in range(3)})
+    assert peak_bytes == pytest.approx(replay(graph).memory().peak_bytes, rel=0.01)
 
 
 def test_threads_and_streams_have_names(kineto):

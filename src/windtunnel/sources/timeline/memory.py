@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.timeline.events import MISSING, MemoryRecords
+from windtunnel.sources.timeline.events import MISSING, Category, MemoryRecords
 from windtunnel.sources.timeline.host import Host
+from windtunnel.sources.timeline.slices import inherit
 
 __all__ = ["Memory", "find_memory"]
 
@@ -24,7 +25,8 @@ Int64s = NDArray[np.int64]
 class Memory:
     """Columns [S] by name (empty without records), pairs of slices [P], and what was held before the first record.
 
-    ``source`` allocated what ``target`` freed; what no one freed is held until the last slice of its thread.
+    ``source`` allocated what ``target`` freed; what no one freed is held until the last slice of its thread. What an
+    operator frees before it returns is its workspace. What was there before and is freed is held by early slices.
     """
 
     columns: dict[str, Int64s]
@@ -42,8 +44,21 @@ def find_memory(memory: MemoryRecords, host: Host) -> Memory:
     change, total = memory.change_bytes[rows], memory.total_bytes[rows]
     base = 0 if total[0] == MISSING else max(int(total[0] - change[0]), 0)
     owner = _slice_of(host, memory.thread[rows], memory.time_ns[rows])
-    pairs = _pairs(memory.address[rows].tolist(), change.tolist(), owner.tolist())
-    return _columns(host, owner, change, np.array(pairs, np.int64).reshape(-1, 3), base)
+    pairs, freed = _pairs(memory.address[rows].tolist(), change.tolist(), owner.tolist())
+    early = _early_holders(host, freed)
+    base = max(base - sum(size for _, _, size in early), 0)
+    return _columns(host, owner, change, np.array([*early, *pairs], np.int64).reshape(-1, 3), base)
+
+
+def _early_holders(host: Host, freed: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Pairs for blocks that were there before: each is held by an early slice of its own, if there is one."""
+    first = np.argsort(host.start, kind="stable")[: len(freed)].tolist()
+    pairs = []
+    for index, (task, size) in enumerate(freed):
+        holder = first[min(index, len(first) - 1)]
+        holder = holder if host.end[holder] <= host.start[task] else first[0]
+        pairs.append((holder, task, size))
+    return pairs
 
 
 def _slice_of(host: Host, thread: NDArray[np.int32], time_ns: Int64s) -> Int64s:
@@ -57,17 +72,22 @@ def _slice_of(host: Host, thread: NDArray[np.int32], time_ns: Int64s) -> Int64s:
     return owner
 
 
-def _pairs(address: list[int], change: list[int], owner: list[int]) -> list[tuple[int, int, int]]:
-    """(allocating slice, freeing slice or -1, bytes) of every allocation that a slice made."""
+def _pairs(
+    address: list[int], change: list[int], owner: list[int]
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
+    """(allocating slice, freeing slice or -1, bytes) of slices' blocks; (freeing slice, bytes) of other blocks."""
     alive: dict[int, tuple[int, int]] = {}
-    pairs = []
+    pairs: list[tuple[int, int, int]] = []
+    freed: list[tuple[int, int]] = []
     for where, size, task in zip(address, change, owner, strict=True):
         if where in alive:
             source, held = alive.pop(where)
             pairs.append((source, task, held))
+        elif size < 0 and task >= 0:
+            freed.append((task, -size))
         if size > 0 and task >= 0:
             alive[where] = (task, size)
-    return pairs + [(source, -1, held) for source, held in alive.values()]
+    return pairs + [(source, -1, held) for source, held in alive.values()], freed
 
 
 def _columns(host: Host, owner: Int64s, change: Int64s, pairs: Int64s, base: int) -> Memory:
@@ -75,7 +95,10 @@ def _columns(host: Host, owner: Int64s, change: Int64s, pairs: Int64s, base: int
     last = np.searchsorted(host.thread, host.thread[source], side="right") - 1
     is_kept = target < 0
     target = np.where(is_kept, last, target)
-    outlives = target != source
+    is_op = host.category == Category.OPERATOR
+    operator = inherit(host.parent, np.where(is_op, np.arange(len(is_op)), -1).astype(np.int32))[host.event]
+    is_outside = operator[source] < 0
+    outlives = (operator[target] != operator[source]) | is_kept | (is_outside & (target != source))
     output, freed, workspace = (np.zeros(host.num_slices, np.int64) for _ in range(3))
     np.add.at(output, source[outlives | is_kept], size[outlives | is_kept])
     np.add.at(freed, target[outlives & ~is_kept], size[outlives & ~is_kept])

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.sources.timeline.device import find_device
-from windtunnel.sources.timeline.events import Category, Events, MemoryRecords, OperatorRecords, Sparse
+from windtunnel.sources.timeline.events import MISSING, Category, Events, MemoryRecords, OperatorRecords, Sparse
 from windtunnel.sources.timeline.host import Labels, cut_threads, label_events
 from windtunnel.sources.timeline.names import STEP, matching
 from windtunnel.sources.timeline.operators import find_operators, label_updates
@@ -25,6 +25,7 @@ __all__ = ["share_operators"]
 
 # N rows of the light events, K matched rows
 Int = NDArray[np.int64]
+_APART = 2**50  # between the addresses of blocks of two iterations
 _GRAPH_LAUNCH = r"^(cuda|hip|cu)GraphLaunch"  # belongs to no operator
 
 
@@ -142,7 +143,9 @@ def _share_memory(match: _Match, light: Events, rich: Events) -> MemoryRecords:
     if not len(memory.time_ns) or not len(match.rich):
         return light.memory
     columns: list[MemoryRecords] = []
-    for number in np.unique(match.iteration).tolist():
+    leftover = _blocks_of_previous_iteration(memory)
+    for turn, number in enumerate(np.unique(match.iteration).tolist()):
+        block = np.where((leftover != MISSING) & (turn > 0), leftover - _APART, memory.address) + turn * _APART
         local = np.flatnonzero(match.iteration == number)
         time_ns, thread = np.zeros(len(memory.time_ns), np.int64), np.full(len(memory.time_ns), -1, np.int32)
         for code in np.unique(memory.thread).tolist():
@@ -162,9 +165,33 @@ def _share_memory(match: _Match, light: Events, rich: Events) -> MemoryRecords:
                 thread[kept],
                 memory.change_bytes[kept],
                 memory.total_bytes[kept],
-                memory.address[kept],
+                block[kept],
                 memory.on_device[kept],
             )
         )
     fields = MemoryRecords.__slots__
     return MemoryRecords(*(np.concatenate([getattr(part, name) for part in columns]) for name in fields))
+
+
+def _blocks_of_previous_iteration(memory: MemoryRecords) -> Int:
+    """Address of the block [M] that each record frees although no record allocated it, MISSING for the other records.
+
+    An iteration frees what the one before left, such as gradients: blocks of the same sizes as those that it leaves.
+    """
+    order = np.argsort(memory.time_ns, kind="stable").tolist()
+    alive: dict[int, int] = {}
+    freed: list[int] = []
+    for record in order:
+        address, change = int(memory.address[record]), int(memory.change_bytes[record])
+        if change < 0 and alive.pop(address, 0) == 0:
+            freed.append(record)
+        elif change > 0:
+            alive[address] = change
+    left: dict[int, list[int]] = defaultdict(list)
+    for address, size in alive.items():
+        left[size].append(address)
+    result = np.full(len(memory.time_ns), MISSING, np.int64)
+    for record in freed:
+        if blocks := left[-int(memory.change_bytes[record])]:
+            result[record] = blocks.pop(0)
+    return result
