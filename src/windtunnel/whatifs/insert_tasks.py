@@ -30,6 +30,7 @@ __all__ = [
     "products_by_type",
     "rescale",
     "runs_in_16_bits",
+    "streaming_bandwidth",
     "traffic_ns",
 ]
 
@@ -179,12 +180,17 @@ def memory_bandwidth(graph: Graph, given: float | None) -> float:
         return reached
     known = chip_of(graph)
     if known is not None:
-        return _REACHED_RATIO * known.bandwidth_bytes_per_s
+        return streaming_bandwidth(known)
     raise NotApplicableError(
         "no task says how many bytes it moves, so new work on memory has no price",
         where="columns bytes_read and bytes_written",
         fix="pass bandwidth_bytes_per_s=, for example 900GB/s",
     )
+
+
+def streaming_bandwidth(chip: Device) -> float:
+    """Bytes per second of memory that kernels which do nothing else reach."""
+    return _REACHED_RATIO * chip.bandwidth_bytes_per_s
 
 
 def _bandwidth_of_tasks(graph: Graph) -> float | None:
