@@ -78,6 +78,7 @@ class _Clock:
             self._nodes.bound(sequence, self.layer(time_ns, node))
 
     def _stacks(self, calls: list[tuple[int, int]]) -> tuple[list[int], list[tuple[int, bool]]]:
+        # The layer on top after each call or return; a call in a backward pass is a recomputation (checkpoint).
         stack: list[tuple[int, bool]] = [(0, False)]
         times, tops = [], []
         for time_ns, layer in calls:
@@ -172,6 +173,8 @@ class _Index:
 
     def find(self, address: int, time_ns: int) -> Life | None:
         """What lay there then."""
+        # Addresses are used again and again: of all blocks that lay there, the last one that began by then. Clocks
+        # of hooks and profiler differ by up to a µs, so that the one before may be meant.
         there = self._at.get(address, [])
         place = bisect_right(there, time_ns + SLACK_NS, key=_begin) - 1
         if place > 0 and there[place].begin_ns > time_ns and (there[place - 1].end_ns or time_ns) >= time_ns:
@@ -222,6 +225,8 @@ def _find_lines(lives: list[Life], clock: _Clock, learned: Learned) -> None:
             by_iteration.setdefault(clock.iteration(life.begin_ns), []).append(life)
     of_call: dict[int, str] = {}
     for same in by_iteration.values():
+        # The allocator knows no Python. Lines were learned in another iteration, in which Python watched; births
+        # of both are aligned by phase, operator and size.
         births = [(life.phase, life.maker, life.size_bytes) for life in same]
         for life, line in zip(same, learned.lines(births), strict=True):
             life.line = line

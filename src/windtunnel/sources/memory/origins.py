@@ -97,6 +97,8 @@ class NodeLayers:
 
     def bound(self, sequence: int, layer: int) -> None:
         """Nodes from this number on belong to ``layer``."""
+        #      nodes    0 .... 17 | 18 .... 40 | 41 ...      bounds: the first node of each layer's forward
+        #      layer    embedding | block 0    | block 1     layer(n): bisection
         if self._layers[-1] == layer:
             return
         if self._bounds[-1] >= sequence:

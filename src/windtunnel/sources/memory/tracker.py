@@ -149,6 +149,7 @@ class StorageTracker(DispatchTracer):
         if types and is_of_wrappers(types):
             return NotImplemented
         out = func(*args, **kwargs) if kwargs else func(*args)
+        # The hot path of every operator: one dictionary look-up per tensor where nothing is new.
         known, sizes = self._known, self.ledger.sizes
         for value in args:
             if isinstance(value, torch.Tensor):
@@ -251,6 +252,7 @@ class StorageTracker(DispatchTracer):
         return number
 
     def _death(self, reference: _Reference) -> None:
+        # Called by the weak reference while the storage goes; it may be called after ``stop`` emptied the table.
         number = reference.number
         if self._references.pop(number, None) is None:
             return
@@ -272,6 +274,7 @@ class StorageTracker(DispatchTracer):
         self._note(RESIZE, number)
 
     def _categorize(self, number: int, category: int) -> None:
+        # Categories are ordered by how much they say: a weight never becomes a temporary again.
         if category < self.ledger.categories[number]:
             self.ledger.categories[number] = category
             self._note(CATEGORY, number)
@@ -299,6 +302,7 @@ class StorageTracker(DispatchTracer):
 
     def _take_stock(self) -> None:
         """Weights, gradients and states that are there."""
+        # What is found now existed before the first watched operator.
         self._is_taking_stock = True
         layers = self.places.layers
         for name, parameter in self._discovery.parameters().items():

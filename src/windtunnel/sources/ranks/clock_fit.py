@@ -64,6 +64,7 @@ def fit_ends(end_KH: Floats, *, with_drift: bool, only_sure: bool = True) -> Fit
     """
     is_member = np.isfinite(end_KH)
     part = parts(is_member)
+    # Drifts are fitted, but only used where they are far beyond what noise would show; else offsets alone.
     fit = _regression(end_KH, is_member, part, with_drift)
     if with_drift and only_sure and not _is_sure(fit, end_KH, is_member):
         return _regression(end_KH, is_member, part, with_drift=False)
@@ -72,6 +73,8 @@ def fit_ends(end_KH: Floats, *, with_drift: bool, only_sure: bool = True) -> Fit
 
 def _is_sure(fit: Fit, end_KH: Floats, is_member: NDArray[np.bool_]) -> bool:
     """Whether the largest drift is far beyond what noise that comes and goes in blocks of time would show."""
+    # Noise of a machine comes in stretches, so that single ends are not independent; medians of 16 blocks of
+    # time are taken as the independent samples instead.
     seen = np.where(is_member, end_KH, np.nan)
     blocks = [block for block in np.array_split(seen, min(_BLOCKS, len(seen))) if len(block)]
     when = np.array([np.nanmean(block) for block in blocks])
@@ -81,6 +84,8 @@ def _is_sure(fit: Fit, end_KH: Floats, is_member: NDArray[np.bool_]) -> bool:
 
 def parts(is_member: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Which hosts meet, directly or by others: the least number among those that do."""
+    # Connected components by spreading the smallest number: hosts that never meet, not even by way of others,
+    # cannot be compared.
     meet = is_member.T.astype(np.int64) @ is_member.astype(np.int64) > 0  # [H, H]
     part = np.arange(is_member.shape[1])
     while True:
@@ -93,12 +98,16 @@ def parts(is_member: NDArray[np.bool_]) -> NDArray[np.int64]:
 def _regression(end_KH: Floats, is_member: NDArray[np.bool_], part: NDArray[np.int64], with_drift: bool) -> Fit:
     num_hosts = end_KH.shape[1]
     end = np.where(is_member, end_KH, 0.0)
+    #      end[k, h] + offset[h] + drift[h] * end[k, h] = common[k] + noise          for all members h of k
+    # Offsets are only known up to a constant: the first host of each part keeps its clock.
     free = np.flatnonzero(part != np.arange(num_hosts))  # the others are the references of their parts
     unit = 1e9  # drifts in ns per s, so that the equations are well scaled
     weight = is_member.astype(np.float64)
     offset, drift = np.zeros(num_hosts), np.zeros(num_hosts)
     residual = _residual(end, weight, offset, drift)
     rows = np.concatenate([free, num_hosts + free]) if with_drift else free
+    # Iteratively reweighted least squares: residuals beyond the limit count less (Huber), so that a rank
+    # that was held up in one collective does not shift its clock.
     for _ in range(_ROUNDS if len(free) else 0):
         before = offset + drift * unit
         matrix, right = _equations(end, end / unit, weight)
@@ -130,6 +139,7 @@ def _spread(residual: Floats, is_member: NDArray[np.bool_]) -> float:
 
 def _equations(end: Floats, time: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """Normal equations of offsets and drifts, [2 H, 2 H] and [2 H], with the common ends eliminated."""
+    # The common ends are eliminated (they are weighted means), which leaves 2 H unknowns instead of 2 H + K.
     share = 1.0 / np.maximum(weight.sum(axis=1), 1e-30)  # [K]
     sampled = weight * time
 

@@ -88,6 +88,7 @@ def fit_clocks(tasks: Table, meetings: Meetings, messages: Messages, job: Job) -
         Causes come after their effects whatever the clocks are: names the hosts and the tasks; or a rank reads the
         clock of another host than the caller said.
     """
+    # First per rank: ranks of one host must show one clock. If they do not, the names of hosts are wrong.
     by_rank = gather(tasks, meetings, messages, job, job.ranks)
     odd = _odd_ranks(by_rank, job)
     if odd and job.says_hosts:
@@ -119,6 +120,7 @@ def _possible(evidence: Evidence, fit: Fit) -> tuple[Fit, Floats, NDArray[np.int
     """
     by_collectives = len(evidence.end_KH) >= FEW
     limit, cause = evidence.limits(fit.drift, by_collectives=by_collectives)
+    # A cycle of limits says that some host would be before itself; a drift that was not sure may explain it.
     cycle = clock_bounds.contradiction(limit)
     moments = evidence.end_KH if by_collectives else evidence.midpoints(fit.drift)
     if cycle and not fit.drift.any() and len(moments) > FEW:
@@ -151,6 +153,8 @@ def _steadiest(evidence: Evidence) -> tuple[Fit, float]:
     midpoints = evidence.midpoints(nothing)
     result: list[tuple[Fit, float]] = []
     if len(evidence.end_KH) >= FEW:
+        # Two kinds of evidence: collectives end together, and quick messages go both ways in about equal time.
+        # The one that varies less over the run is believed.
         own_ns = float(np.median(np.nanmin(evidence.end_KH - evidence.begin_KH, axis=1)))
         result.append((fit_ends(evidence.end_KH, with_drift=_is_long(evidence.end_KH)), _OWN * own_ns))
     if len(midpoints) >= FEW and (not result or _is_long(midpoints)):
@@ -163,6 +167,7 @@ def _steadiest(evidence: Evidence) -> tuple[Fit, float]:
         result.append((fit, float(np.median(there_and_back)) / 4 if len(there_and_back) else 0.0))
     if not result:
         return Fit(_one_way(evidence), nothing, 0.0, 0.0, np.zeros(evidence.num_hosts, np.int64)), 0.0
+    # Evidence that ties more hosts together goes first.
     fewest = min(len(set(fit.part.tolist())) for fit, _ in result)
     tied = [item for item in result if len(set(item[0].part.tolist())) == fewest]
     return min(tied, key=lambda one: one[0].steady_ns)
@@ -210,6 +215,7 @@ def _odd_ranks(by_rank: Evidence, job: Job) -> dict[int, str]:
     odd = {}
     for index in np.flatnonzero(np.abs(apart - [usual[host] for host in job.hosts]) > far_ns).tolist():
         near = [host for host in usual if abs(usual[host] - apart[index]) <= far_ns]
+        # Two traces that were swapped each show the clock of the other host.
         odd[job.ranks[index]] = near[0] if near else ""
     return odd
 

@@ -80,6 +80,7 @@ def find_meetings(tasks: Table, job: Job, allow_missing: bool) -> Meetings:
         The ranks do not agree about a collective; names rank, collective and sequence number.
     """
     comm, rows = _comm(tasks)
+    # Messages between two ranks are matched otherwise (``find_messages``).
     rows = rows[~np.isin(comm.operator[rows], MESSAGES)]
     group = tasks["group"][rows] if "group" in tasks else np.full(len(rows), -1, np.int32)
     result: list[tuple[Rows, int, int, bool]] = []
@@ -140,6 +141,7 @@ def _check_members(lists: dict[int, Rows], job: Job, group: int, allow_missing: 
             where=job.trace_name(strangers[0]),
             fix="the traces of two ranks may be swapped; give each its own",
         )
+    # A member without any collective: its trace is of another run, or the recording began too late.
     silent = [rank for rank in members if rank in job.ranks and rank not in lists]
     if silent and not allow_missing:
         some, rows = next(iter(lists.items()))
@@ -153,6 +155,8 @@ def _check_members(lists: dict[int, Rows], job: Job, group: int, allow_missing: 
 
 def _match_collectives(comm: _Comm, lists: dict[int, Rows], job: Job, group: int, allow_missing: bool) -> list[Rows]:
     """Members of each collective of a group."""
+    # Numbers that rise on all ranks identify collectives even where some traces begin later or end sooner;
+    # without numbers the order is all there is, and lists have to be equally long.
     sequences = [comm.sequence[rows] for rows in lists.values()]
     is_numbered = all((own >= 0).all() and (np.diff(own) > 0).all() for own in sequences)
     if is_numbered and allow_missing:

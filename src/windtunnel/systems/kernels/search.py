@@ -179,6 +179,8 @@ def _first(function: Function, evaluate: Evaluate, options: Options) -> list[Can
         open_places = [index for index, entry in enumerate(created) if entry is None]
         if not open_places:
             break
+        # As in GEVO's code: a member starts with the union of three edits that each passed alone, which may not
+        # pass together; then its place is drawn anew.
         unions: dict[int, Individual] = dict.fromkeys(open_places, frozenset())
         for _ in range(_FIRST_EDITS):
             extended = _mutate_until_viable(function, evaluate, options, dict.fromkeys(open_places, origin), draws)
@@ -225,10 +227,13 @@ def _next(
 ) -> list[Candidate]:
     draw = _draws(options, generation, -1 % (1 << 31))
     goals = [entry.evaluation.fitness for entry in population]
+    #      tournament -> crossover of neighbors -> mutation -> elite of the old population -> best of both (NSGA-II)
     children = [population[index] for index in tournament(goals, options.population, draw)]
     pairs = [index for index in range(0, len(children) - 1, 2) if draw.random() < options.crossover]
     _cross_all(children, pairs, evaluate, draw)
     selected = {index: child for index, child in enumerate(children) if draw.random() < options.mutation}
+    # One generator per place: the number of draws of one child does not shift those of the others, so that
+    # candidates can be tried side by side.
     draws = [_draws(options, generation, index) for index in range(len(children))]
     for key, item in _mutate_until_viable(function, evaluate, options, selected, draws).items():
         children[key] = item
@@ -240,6 +245,7 @@ def _next(
 
 def _once(pool: list[Candidate], population: Sequence[Candidate]) -> list[Candidate]:
     """Individuals that are there twice make room for others of the old population, as far as there are any."""
+    # Duplicates would take over the population, as the best individual wins every tournament.
     names: set[str] = set()
     result = []
     for item in [*pool, *population]:
@@ -253,6 +259,8 @@ def _cross_all(children: list[Candidate], pairs: Sequence[int], evaluate: Evalua
     """Cross each pair until a child passes, at most once per edit; a child replaces its parent."""
     waiting = {pair: len(children[pair].edits) + len(children[pair + 1].edits) for pair in pairs
                if len(children[pair].edits) >= 2 or len(children[pair + 1].edits) >= 2}  # fmt: skip
+    # All pairs are tried in the same round, because compiling and running candidates in parallel is what
+    # takes time.
     while waiting:
         tried: list[tuple[int, Individual]] = []
         for index in list(waiting):
@@ -306,6 +314,7 @@ def _with_one_more(
         if edit is None or edit in edits:
             return None
         more = edits | {edit}
+        # An edit may fit the program as it is now and yet not the set as it is applied, in canonical order.
         apply(function, more)
     except InputError:
         return None

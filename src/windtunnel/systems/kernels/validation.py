@@ -115,6 +115,8 @@ def _operation_term(instruction: Instruction, operands: tuple[Term, ...]) -> Ter
     is_commuting = instruction.opcode in _COMMUTES or instruction.callee.startswith(
         tuple(f"@llvm.{item}." for item in _COMMUTING_CALLS)
     )
+    # Terms are compared by equality, so that equal meanings are brought to one form: operands of commuting
+    # operations in a fixed order, x & x and x + 0 as x.
     if is_commuting:
         if operands[0] == operands[1] and (instruction.opcode in ("and", "or") or instruction.opcode == "call"):
             return operands[0]
@@ -128,6 +130,7 @@ def _operation_term(instruction: Instruction, operands: tuple[Term, ...]) -> Ter
 
 def _store_term(memory: Term, instruction: Instruction, operands: tuple[Term, ...]) -> Term:
     """Memory after a store: one that only writes what is there changes nothing; a later one to the same place wins."""
+    #      store v at a, into memory m  ->  ("store", how, v, a, m): memory is a term, the history of its stores
     value, index = operands
     if value[0] == "load" and value[2] == index and value[3] == memory:
         return memory

@@ -117,6 +117,8 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
     is_faithful : bool
         Whether drawn inputs must have the same answer, too; else they only tell what an edit rests on.
     """
+    # Three looks that the search never had: held-out inputs, fuzzed inputs, and a new timing in a fresh
+    # process. A winner of many candidates is partly lucky; only what holds again counts.
     held_out = list(kernel.cases(HELD_OUT))
     every = [*held_out, *kernel.cases(FITNESS)]
     small = [case for case in every if case.size_bytes <= _MAX_FUZZED_BYTES] or every[:1]
@@ -133,6 +135,7 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
             if not edits:
                 continue
             result = _verdict(judges, bench, edits, len(candidate.edits), reasons, is_faithful=is_faithful)
+            # If the whole set fails, the edits that keep every answer by themselves may still be worth something.
             if result is None and is_faithful and (rest := _faithful_part(judges, edits)):
                 result = _verdict(judges, bench, rest, len(candidate.edits), reasons, is_faithful=True)
             if result is not None:
@@ -171,6 +174,7 @@ def _verdict(
         reasons.append(f"timed again: {timed.evaluation.detail or 'not surely faster'}")
         return None
     is_exact = unseen.is_exact and timed.evaluation.is_exact
+    # A hint may let the compiler add floats in another order; equal results on some inputs prove nothing then.
     reorders = _sums_floats(kernel.function) and any(edit[0][0] == "-h" for edit in edits)
     is_proven = is_exact and not reorders and is_same(kernel.function, apply(kernel.function, edits))
     return Verdict(
@@ -193,6 +197,7 @@ def _gene(judges: _Judges, edit: Edit) -> Gene:
     words = describe(function, edit)
     if edit[0][0] == "-a":
         return Gene(edit, words, "promise")
+    # Without sums of floats a hint cannot change results by the rules of the language.
     if edit[0][0] == "-h" and not _sums_floats(function):
         return Gene(edit, words, "rules")
     try:

@@ -185,6 +185,7 @@ def stage_order(plan: Plan) -> tuple[list[int], list[set[int]]]:
         a, b = int(plan.device[src]), int(plan.device[dst])
         if a != b and not problem.is_backward[dst]:
             before[b].add(a)
+    # Kahn's algorithm over devices, lowest number first, so that equal plans give equal graphs.
     order: list[int] = []
     waiting = set(range(num))
     while waiting:
@@ -203,6 +204,8 @@ def _crossing_ns(plan: Plan, order: list[int], latency_ns: int) -> NDArray[np.fl
     """Return the duration of the messages across each boundary, a message for each value, [P - 1]."""
     problem = plan.problem
     index = np.argsort(order)[plan.device]
+    # A value crosses every boundary between the stage that makes it and its last reader: stages pass on what
+    # later ones need.
     last = index.copy()
     rows = ~problem.is_backward[problem.src] & ~problem.is_backward[problem.dst]
     np.maximum.at(last, problem.src[rows], index[problem.dst[rows]])

@@ -93,6 +93,7 @@ class Split:
         >>> Split((Instance(2, 8, 1.0), Instance(2, 8, 1.0)), 16).parts(5)
         (2, 3)
         """
+        # Cumulative shares, rounded down, then their differences: they add up exactly to the inputs.
         ends = (
             np.cumsum([instance.batch for instance in self.instances])
             * inputs

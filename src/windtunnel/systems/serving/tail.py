@@ -130,6 +130,8 @@ def batch_latencies(profile: Profile, split: Split, slowdown: Slowdown | None = 
             )
     result = np.zeros(split.batch + 1)
     for inputs in range(1, split.batch + 1):
+        # A short batch leaves some instances idle, so that the busy ones are slowed down less: the slow-down is
+        # scaled by the share of neighbor threads that are busy.
         parts = split.parts(inputs)
         busy = sum(item.threads for item, part in zip(split.instances, parts, strict=True) if part)
         times = [0.0]

@@ -110,6 +110,7 @@ class Reading:
             return 0.0
         if self.fetch_per_s(1.0) < wanted_per_s or slow <= fast:
             return None
+        # Time per byte is linear in the cached fraction c: c * fast + (1 - c) * slow = needed; solved for c.
         return (slow - 1 / (wanted_per_s * self.bytes_per_sample)) / (slow - fast)
 
     def useful_cores(self, wanted_per_s: float) -> int:
@@ -249,6 +250,7 @@ def stalls_of(times_ns: Mapping[str, Sequence[float] | NDArray[np.float64]]) -> 
 
 
 def _stall(cause: str, has: str, has_not: str, what: str, times_ns: Mapping[str, NDArray[np.float64]]) -> Stall:
+    # Paired by turn: what disturbs the machine for a while is in both runs of a turn and cancels out.
     differences_ns = times_ns[has] - times_ns[has_not]
     missing = estimate_median(differences_ns)
     kept = Estimate(max(missing.value, 0.0), max(missing.low, 0.0), max(missing.high, 0.0))

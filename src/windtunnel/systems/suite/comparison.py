@@ -179,6 +179,7 @@ def _compare_cells(label: str, before: Result, after: Result, seed: int) -> tupl
 
 
 def _interval(log_value: float, logs_B: Float) -> Estimate:
+    # On a logarithmic scale, where twice as fast and twice as slow are equally far from 1.
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(logs_B, [tail, 1 - tail])
     return Estimate(math.exp(log_value), math.exp(min(low, log_value)), math.exp(max(high, log_value)))
@@ -237,6 +238,8 @@ def permutation_p(differences: ArrayLike, *, seed: int = 0) -> float:
     0.25
     """
     values_R = np.asarray(differences, dtype=np.float64)
+    # If both programs were equal, each round's difference might as well have the other sign: the p value is
+    # the share of sign patterns whose sum is as extreme as the measured one (the first row).
     if 1 << len(values_R) <= _MAX_SIGNS:
         signs_PR = np.asarray(list(itertools.product((1.0, -1.0), repeat=len(values_R))))
     else:

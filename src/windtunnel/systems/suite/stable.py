@@ -120,6 +120,10 @@ def mser5(samples: ArrayLike) -> int:
     num_groups = len(samples_N) // GROUP
     if num_groups < 2:
         return 0
+    #      cut     0         5        10        15 ...       for each: standard error of the mean of what is left
+    #      samples |group 0  |group 1 |group 2  |
+    # The cut with the smallest error ends the warm-up: slow first steps raise the variance, dropping too many
+    # raises the error again. Sums from the back give all cuts in one pass.
     means_M = samples_N[: num_groups * GROUP].reshape(num_groups, GROUP).mean(axis=1)
     means_M = means_M - means_M.mean()  # keeps the difference of squares below from canceling
     left_M = np.arange(num_groups, 0, -1)
@@ -143,6 +147,7 @@ def spikes(samples: ArrayLike) -> NDArray[np.bool_]:
     """
     samples_N = np.asarray(samples, dtype=np.float64)
     local_N = _local_medians(samples_N)
+    # Against neighbors, not against the whole series: a slow drift is no spike.
     residual_N = samples_N - local_N
     deviation = _NORMAL_MAD * float(np.median(np.abs(residual_N))) if len(samples_N) else 0.0
     result: NDArray[np.bool_] = residual_N > np.maximum(_SPIKE_DEVIATIONS * deviation, _SPIKE_LEAST * np.abs(local_N))
@@ -187,6 +192,7 @@ def trend(samples: ArrayLike, *, confidence: float = 0.99) -> Trend:
     """
     samples_N = np.asarray(samples, dtype=np.float64)
     length = max(1, math.ceil(len(samples_N) / _MAX_BATCHES))
+    # The Mann-Kendall test assumes independent samples: batches grow until their residuals hardly correlate.
     while True:
         num_batches = len(samples_N) // length
         batches_K: Float = samples_N[len(samples_N) - num_batches * length :].reshape(num_batches, length).mean(axis=1)
@@ -222,6 +228,7 @@ def block_length(samples: ArrayLike) -> int:
     """
     samples_N = np.asarray(samples, dtype=np.float64)
     correlation = min(max(0.0, _correlation(samples_N)), _MAX_CORRELATION)
+    # The optimal length for an AR(1) series (Carlstein): longer blocks for stronger correlation.
     best = (2 * correlation / (1 - correlation**2)) ** (2 / 3) * len(samples_N) ** (1 / 3)
     return max(trend(samples_N).batch_length, min(int(np.ceil(best)), len(samples_N) // 8))
 
@@ -293,6 +300,7 @@ def is_known(durations_ns: ArrayLike, phase: StablePhase, precision: float) -> b
     """
     if phase.width_ratio > precision or phase.trend.is_significant or 4 * phase.cut > phase.num_samples:
         return False
+    # What was known after two thirds must agree with what is known now; else the level is still settling.
     earlier_N = np.asarray(durations_ns, dtype=np.float64)[: 2 * phase.num_samples // 3]
     smooth_N, is_spike_N = _replace_spikes(earlier_N)
     cut = mser5(smooth_N)
@@ -372,6 +380,7 @@ def run_until_stable(
             duration_ns = elapsed_ns(step)
             after_step(duration_ns)
             yield duration_ns
+            # The first step often compiles or allocates: it does not use up the budget.
             if number == 1:
                 begun_s = time.monotonic()
             if time.monotonic() - begun_s > budget_s and number >= fewest:

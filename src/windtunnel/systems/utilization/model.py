@@ -153,6 +153,9 @@ def utilization(graph: Graph, ceilings: Ceilings) -> Utilization:
     gaps = np.maximum(begins[1:] - ends[:-1], 0)
     busy = float(ends[-1] - begins[0] - gaps.sum()) if len(begins) else 0.0
     parts["loading"] = float(tasks.duration_T[waits_for_data(tasks.graph)].sum())
+    #      whole = framework + loading + busy                 busy = sum of operators - what overlaps
+    #      each operator = ideal + waiting for memory + padding + the rest of its kernel
+    # The parts are differences, so that they add up to the whole by construction.
     parts["framework"] = whole - busy - parts["loading"]
     parts["overlap"] = busy - float(tasks.duration_T[tasks.computes].sum())
     ideal, moved = float(tasks.ideal_T.sum()), float(tasks.elementwise_ideal_T.sum())
@@ -219,6 +222,7 @@ def _dtype_of(text: str) -> str:
 def _parts(tasks: _Tasks) -> dict[str, float]:
     """Return the ns of the waterfall within operators; they add up to the durations of the operators."""
     duration, ideal = tasks.duration_T[tasks.is_product], tasks.ideal_T[tasks.is_product]
+    # Each loss takes at most what the ones before it leave, so that none is counted twice.
     left = np.maximum(duration - ideal, 0.0)
     waiting = np.clip(tasks.moving_T[tasks.is_product] - ideal, 0.0, left)
     ratios = quantization_ratios(tasks.graph, tasks.is_product, tasks.ceilings)

@@ -193,6 +193,7 @@ def _merging(graph: Graph, products: Sequence[_Product], whole_ns: float) -> Ite
     sources: dict[int, set[int]] = defaultdict(set)
     for before, after in zip(src[is_data].tolist(), dst[is_data].tolist(), strict=True):
         sources[after].add(before)
+    # Products that read the same tensor with the same settings differ in their weights alone.
     alike: dict[tuple[Any, ...], list[_Product]] = defaultdict(list)
     for product in products:
         tail = product.weight[1:] if product.settings else product.weight[:1]

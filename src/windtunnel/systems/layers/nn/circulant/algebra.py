@@ -127,6 +127,8 @@ def nearest(matrix: Tensor, blocks: Blocks) -> Tensor:
     rows, columns = blocks.padding
     lead = matrix.shape[:-2]
 
+    # The least-squares fit of a circulant block is the mean of each wrapped diagonal; padded places are not
+    # counted, hence the division by the number of real ones.
     def sum_blocks(whole: Tensor) -> Tensor:
         cut = torch.nn.functional.pad(whole, (0, columns, 0, rows))
         cut = cut.reshape(*whole.shape[:-2], p, k, q, k).transpose(-3, -2).reshape(*whole.shape[:-2], p, q, k * k)

@@ -55,6 +55,8 @@ def _spectrum(weight: Tensor) -> Tensor:
 
 
 def _by_spectrum(x: Tensor, spectrum: Tensor, blocks: Blocks) -> Tensor:
+    #      x [R, q, k] --rfft--> [F, R, q] --product per frequency--> [F, R, p] --irfft--> y [R, p, k]
+    # q + p transforms instead of q * p: sums over blocks are taken among the frequencies.
     frequencies = torch.fft.rfft(_split_into_blocks(x, blocks)).permute(2, 0, 1)  # [F, R, q]
     product = torch.bmm(frequencies, spectrum)  # [F, R, p]
     return _join_blocks(torch.fft.irfft(product.permute(1, 2, 0), n=blocks.size), blocks)
@@ -76,6 +78,8 @@ def _transform(k: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]
 
 def _real_spectrum(weight: Tensor, blocks: Blocks) -> Tensor:
     """Return the spectrum in real numbers, [F, 2 q, 2 p]: real and imaginary parts of inputs to those of outputs."""
+    # (a + bi)(c + di) as one real product:  [a b] [ c  d ]
+    #                                              [-d  c ]
     p, q, k = blocks.shape
     ahead, _ = _transform(k, weight.dtype, weight.device.type)
     real, imaginary = (weight @ ahead).view(p, q, 2, k // 2 + 1).permute(2, 3, 1, 0)  # [F, q, p]
@@ -149,6 +153,7 @@ def way_for(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, *, t
 
 @cache
 def _quickest(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, trains: bool, threads: int) -> str:
+    # Part of the key of the cache only: with another number of threads another method may win.
     del threads
     x = torch.full((num_rows, blocks.num_inputs), 0.01, dtype=dtype, device=device, requires_grad=trains)
     weight = torch.full(blocks.shape, 0.01, dtype=dtype, device=device, requires_grad=trains)

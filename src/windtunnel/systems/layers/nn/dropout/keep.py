@@ -151,6 +151,8 @@ def draw(
     for part in (layer, site):
         key = int(_mix_bits(np.array([(key + _STEP * (part + 1)) & _WORD], dtype=np.uint64))[0])
     step = _mix_bits(np.array([(key + _STEP * (item + 1)) & _WORD for item in steps], dtype=np.uint64))
+    # Every unit gets a pseudorandom number; the ones with the smallest numbers are kept. So exactly as many
+    # are kept at each step, and no order of draws matters.
     selected = _smallest(
         _mix_bits(step[:, None] + np.arange(1, num_groups + 1, dtype=np.uint64) * np.uint64(_STEP)), num_kept
     )  # [S, kept] ascending

@@ -190,6 +190,7 @@ def run_layers(
     results: list[tuple[Tensor, ...]] = []
     num_directions = 2 if layer.bidirectional else 1
     for depth in range(layer.num_layers):
+        # The first layer drops inputs, the others what the layer before hands on.
         share = settings.between if depth else settings.input
         dropped = _draw_spans(settings, seed, depth, _INPUT, share, data, batch_sizes, settings.period)
         outputs = []
@@ -242,6 +243,7 @@ def _draw_spans(
     num_units = like.shape[1]
     group = min(settings.group, num_units)
     num_sets = -(-len(batch_sizes) // settings.period)
+    # One set per period, drawn by its number alone, so that a backward pass can draw it again.
     keeps = draw(num_units, share, range(num_sets), seed=seed, layer=layer, site=site, group=group, device=like.device)
     if steps_per_span == 1:
         keeps = [keeps[step // settings.period] for step in range(len(batch_sizes))]
