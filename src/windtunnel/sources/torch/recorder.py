@@ -21,6 +21,7 @@ from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
 from windtunnel.measure.allocator import hold_heap, page_faults
 from windtunnel.measure.collector import CollectorClock
+from windtunnel.measure.devices import finish
 from windtunnel.sources.memory.watch import Watch, profile_of_tracker
 from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, module_paths, require_host
 from windtunnel.sources.torch.compile_boundaries import run_eagerly
@@ -138,6 +139,7 @@ class Recorder:
         elif slot in PROFILED and self._profiler is None:
             self._profiler, self._valid = LightProfiler(self._device_kind), []
             self._regions.set_mode(Mode.MARKED)
+            finish(self._device_kind)
             self._profiler.start()
         self._running = True
         self._num_regions = len(self._regions)
@@ -147,16 +149,15 @@ class Recorder:
         if slot in TIMED:
             self._quiet.begin()
         if slot in (Slot.RICH, Slot.OPERATORS) or slot in PROFILED:
-            self._marker = annotate(SETTLING if slot in (Slot.PRIME, Slot.SETTLE_LIGHT) else ITERATION)
-            self._marker.__enter__()
+            self._put_marker(SETTLING if slot in (Slot.PRIME, Slot.SETTLE_LIGHT) else ITERATION)
         self._begun_faults = page_faults()
         self._clock.begin(time.perf_counter_ns())
         self._begun_ns = time.perf_counter_ns()
 
     def boundary(self, *, is_regular: bool = True) -> None:
         """End the running iteration and begin the next one; an irregular iteration is measured again."""
-        if self._is_timed_by_device:
-            self._end_bare_on_device(is_regular)
+        if self._is_timed_on_device:
+            self._end_timed_on_device(is_regular)
             return
         elapsed_ns = time.perf_counter_ns() - self._begun_ns
         self._end_marker()
@@ -174,21 +175,32 @@ class Recorder:
             self.close()
 
     @property
-    def _is_timed_by_device(self) -> bool:
-        """Whether the running iteration is a bare one on a device: between two of these the host does nothing."""
-        is_bare = not self.is_complete and self._slots[self._position] is Slot.BARE
-        return is_bare and self.recording.device is not None
+    def _is_timed_on_device(self) -> bool:
+        """Whether the running iteration is one of several on a device between which the host does nothing else."""
+        return self.recording.device is not None and not self.is_complete and self._slots[self._position] in TIMED
 
-    def _end_bare_on_device(self, is_regular: bool) -> None:
-        device = self.recording.device
+    def _end_timed_on_device(self, is_regular: bool) -> None:
+        slot, device = self._slots[self._position], self.recording.device
         assert device is not None
-        device.mark_bare(is_regular=is_regular)
+        if slot is Slot.BARE:
+            device.mark_bare(is_regular=is_regular)
+        else:
+            self._end_marker()
+            self._valid.append(is_regular)
+            self.recording.light_ns += [time.perf_counter_ns() - self._begun_ns] * is_regular
         self.recording.num_dropped += not is_regular
         self._position += is_regular
-        if not self._is_timed_by_device:
+        if not self.is_complete and self._slots[self._position] is slot:
+            if slot is Slot.LIGHT:
+                self._begun_ns = time.perf_counter_ns()
+                self._put_marker(ITERATION)
+            return
+        if slot is Slot.BARE:
             self.recording.bare_ns = device.end_bare()
-            self._running = False
-            self._continue()
+        else:
+            self._close_light()
+        self._running = False
+        self._continue()
 
     def graph(self) -> Graph:
         """What was measured, as a graph."""
@@ -224,9 +236,15 @@ class Recorder:
 
     def abort(self) -> None:
         """End the instruments in the middle of an iteration and keep what is whole."""
-        if self._running and self._is_timed_by_device and self.recording.device is not None:
-            self.recording.bare_ns = self.recording.device.end_bare()
+        device = self.recording.device
+        if self._running and device is not None and self._is_timed_on_device:
+            if self._slots[self._position] is Slot.BARE:
+                self.recording.bare_ns = device.end_bare()
+            else:
+                self._end_marker()
+                self._valid.append(False)
             self._running = False
+            self._close_light()
         if self._running and not self.is_complete:
             self._end(0, is_regular=False)
             self._close_light()
@@ -282,12 +300,17 @@ class Recorder:
         self._profiler = RichProfiler(self._device_kind)
         self._annotator = Annotator(self.recording.discovery)
         self._regions.set_mode(mode)
+        finish(self._device_kind)
         self._profiler.start()
         self._annotator.roll_call()
         self._annotator.watch(self._regions.modules_in_regions(self._annotator.paths) if len(self._regions) else None)
         # compiled code would be compiled anew, and fake tensors compute in Python, by functions of torch
         if not (len(self._regions) or is_compiling() or self._is_fake):
             self._lines.enter_context(mark_lines())
+
+    def _put_marker(self, name: str) -> None:
+        self._marker = annotate(name)
+        self._marker.__enter__()
 
     def _end_marker(self) -> None:
         """The profiled iteration ends before anything is looked up about it: that would seem to be its own time."""
