@@ -23,7 +23,7 @@ from windtunnel.systems.tensor_programs.model.features import MAX_DIMENSIONS, Pa
 __all__ = ["CACHE_BYTES", "traffic_bytes"]
 
 CACHE_BYTES = (48 * 1024, 2 * 1024**2)  # the first and second level of one core, of servers since 2021
-_IS_COMPAT = np.bool_(False)  # a literal would compile ``touch`` and what it calls again
+_IS_COMPAT: Any = np.bool_(False)  # a literal would compile ``touch`` and what it calls again
 _touch, _is_absent, _LINE_BYTES, _STACK = kernel.touch, kernel.is_absent, kernel.LINE_BYTES, kernel.STACK
 
 
