@@ -58,7 +58,10 @@ class _Timer:
         if self._num_wanted < 0:
             self.tell({"ready": True, "iterations_per_sample": self._program.iterations_per_sample})
             self._await_order(num_settling)
-            self._watch(loaders)
+            # The iterations before the first that is timed are watched.
+            self._num_watched = self._num_settling
+            self._witness = Witness(self._program, loaders, sees_operators=self._sees_operators)
+            self._witness.begin()
         elif self._num_settling > 0:
             self._num_settling -= 1
             if not self._num_settling and self._witness is not None:
@@ -75,12 +78,6 @@ class _Timer:
         """Send an answer to the parent process, which gives the turns."""
         if not self._worker.rank:
             self._worker.tell(answer)
-
-    def _watch(self, loaders: Sequence[Any]) -> None:
-        """The iterations before the first that is timed are watched."""
-        self._num_watched = self._num_settling
-        self._witness = Witness(self._program, loaders, sees_operators=self._sees_operators)
-        self._witness.begin()
 
     def _await_order(self, num_settling: int) -> None:
         try:

@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from windtunnel.base.reading import free_memory_bytes
@@ -53,7 +53,12 @@ def this_host(known_devices: Mapping[str, Device], root: Path = Path("/")) -> Ma
         Where /proc and /sys lie (tests give another).
     """
     info = _read(root / "proc/cpuinfo")
-    threads = _usable_threads(root)
+    # What this process may use: its cores, and no more than the quota of its container.
+    affinity = len(usable_cores())
+    quota = cpu_quota_cores(root)
+    threads = max(1, affinity if quota is None else min(affinity, int(quota)))
+    flags = (_field(info, "flags") or _field(info, "Features")).split()
+    gpus = (_of_line(line, known_devices) for line in _ask_driver("name,memory.total"))
     return Machine(
         name=platform.node() or "host",
         cpu_name=_cpu_name(root),
@@ -61,8 +66,8 @@ def this_host(known_devices: Mapping[str, Device], root: Path = Path("/")) -> Ma
         num_threads=threads,
         memory_bytes=_memory_bytes(root),
         cache_bytes=_cache_bytes(root / "sys/devices/system/cpu/cpu0/cache"),
-        isa_flags=_isa_flags(info),
-        devices=tuple(_gpus(known_devices)),
+        isa_flags=tuple(sorted({flag for flag in flags if _FLAGS.fullmatch(flag)})),
+        devices=tuple([gpu for gpu in gpus if gpu is not None]),
         source="detected",
     )
 
@@ -104,12 +109,6 @@ def plain_name(processor: str) -> str:
     'Intel Xeon Platinum 8480C'
     """
     return re.sub(r"\s+", " ", re.sub(r"\((R|TM)\)", "", processor)).strip()
-
-
-def _usable_threads(root: Path) -> int:
-    affinity = len(usable_cores())
-    quota = cpu_quota_cores(root)
-    return max(1, affinity if quota is None else min(affinity, int(quota)))
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
@@ -194,21 +193,11 @@ def _cache_bytes(folder: Path) -> dict[str, int]:
     return sizes
 
 
-def _isa_flags(info: str) -> tuple[str, ...]:
-    flags = (_field(info, "flags") or _field(info, "Features")).split()
-    return tuple(sorted({flag for flag in flags if _FLAGS.fullmatch(flag)}))
-
-
 def free_gpu_bytes() -> int | None:
     """Memory that no process holds on the first GPU that this process may use; None where its driver does not say."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     free_mib = _ask_driver("memory.free", *(["--id", visible] if visible else []))
     return int(free_mib[0]) * 2**20 if free_mib and free_mib[0].strip().isdigit() else None
-
-
-def _gpus(known: Mapping[str, Device]) -> Iterable[Device]:
-    result = (_of_line(line, known) for line in _ask_driver("name,memory.total"))
-    return [gpu for gpu in result if gpu is not None]
 
 
 def _ask_driver(fields: str, *options: str) -> list[str]:

@@ -55,15 +55,6 @@ def round_size(size_bytes: int) -> int:
     return max(ROUNDING_BYTES, -(-size_bytes // ROUNDING_BYTES) * ROUNDING_BYTES)
 
 
-def _segment_bytes(size_bytes: int) -> int:
-    """Size of the segment that is reserved when no free block fits."""
-    if size_bytes <= _SMALL_LIMIT_BYTES:
-        return _SMALL_SEGMENT_BYTES
-    if size_bytes < _OWN_SEGMENT_BYTES:
-        return _LARGE_SEGMENT_BYTES
-    return -(-size_bytes // _SEGMENT_ROUNDING_BYTES) * _SEGMENT_ROUNDING_BYTES
-
-
 @dataclass(slots=True, eq=False)
 class Block:
     """A stretch of a segment, handed out or free."""
@@ -175,7 +166,13 @@ class CachingAllocator:
         return self._blocks[free.pop(index)[2]]
 
     def _reserve(self, size: int, stream: int, is_small: bool) -> Block:
-        segment = _segment_bytes(size)
+        # Size of the segment that is reserved when no free block fits.
+        if size <= _SMALL_LIMIT_BYTES:
+            segment = _SMALL_SEGMENT_BYTES
+        elif size < _OWN_SEGMENT_BYTES:
+            segment = _LARGE_SEGMENT_BYTES
+        else:
+            segment = -(-size // _SEGMENT_ROUNDING_BYTES) * _SEGMENT_ROUNDING_BYTES
         if self._is_full(segment):
             self.give_back()
         if self._is_full(segment):

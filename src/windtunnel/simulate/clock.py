@@ -203,7 +203,9 @@ class FairFlows:
         """Stop a message; returns whether it was still on its way."""
         if flow not in self._running:
             return False
-        self._leave(flow)
+        end_flow(self._state, self._running[flow][0])
+        self._next_end_ns = None
+        self._forget(flow)
         return True
 
     def set_rate(self, link: int, bytes_per_s: float) -> None:
@@ -234,11 +236,6 @@ class FairFlows:
             end_flow(state, int(state.queue[0]))
             self._next_end_ns = None
         return [self._forget(flow) for flow in sorted(ending)]
-
-    def _leave(self, flow: int) -> None:
-        end_flow(self._state, self._running[flow][0])
-        self._next_end_ns = None
-        self._forget(flow)
 
     def _forget(self, flow: int) -> Handler:
         index, handler = self._running.pop(flow)

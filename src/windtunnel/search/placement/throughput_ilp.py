@@ -123,7 +123,9 @@ class _IntegerProgram:
             [[self.model.choice(float(not barred[node, index])) for index in range(num_devices)] for node in range(num)]
         ).reshape(num, num_devices)
         self.most = self.model.column(cost=1.0)
-        self._assign()
+        # Every node lies on exactly one device.
+        for row in self.x.tolist():
+            self.model.row(dict.fromkeys(row, 1.0), low=1.0, high=1.0)
         self._remember()
         self.is_contiguous = is_contiguous
         if is_contiguous:
@@ -138,10 +140,6 @@ class _IntegerProgram:
         self.model.row(
             {self.most: 1.0}, low=low_ns / self.unit_ns * (1 - 1e-9), high=high_ns / self.unit_ns * (1 + 1e-7)
         )
-
-    def _assign(self) -> None:
-        for row in self.x.tolist():
-            self.model.row(dict.fromkeys(row, 1.0), low=1.0, high=1.0)
 
     def _remember(self) -> None:
         """Memory of each device, in units of its limit."""

@@ -107,7 +107,10 @@ class Groups:
         size_ratio: int = 1,
     ) -> Message:
         ranks = tuple(dist.get_process_group_ranks(group))
-        number = self._number(str(group.group_name), ranks)
+        name = str(group.group_name)
+        number = self._numbers.setdefault((name, ranks), len(self.known))
+        if number == len(self.known):
+            self.known.append(ProcessGroup(name, ranks))
         size = size_ratio * max((size_of(values[index]) for index in (*outputs, *inputs)), default=0)
         peer, tag = -1, -1
         if op in PEER_TO_PEER and named is not None:
@@ -116,12 +119,6 @@ class Groups:
         sequence = self._counts[number] = self._counts.get(number, -1) + 1
         size = 0 if op == "barrier" else size
         return Message(op, number, size, sequence, peer, tag, blocks, outputs, inputs)
-
-    def _number(self, name: str, ranks: tuple[int, ...]) -> int:
-        number = self._numbers.setdefault((name, ranks), len(self.known))
-        if number == len(self.known):
-            self.known.append(ProcessGroup(name, ranks))
-        return number
 
 
 def _group_of(group: Any) -> Any:

@@ -55,7 +55,11 @@ class Streams:
         here = self._stack[-1].number
         if message is None:
             return here, self._enqueue(call, here)
-        stream = self._way(message)
+        # Messages between ranks have a stream per peer and direction.
+        way = (message.group, message.peer, message.op == "send")
+        if way not in self.ways:
+            self.ways.append(way)
+        stream = COMM + self.ways.index(way)
         self._wait(stream, self._last.get(here), *self._waits.get(here, ()))  # its input is ready there
         waits = self._enqueue(call, stream)
         if message.blocks:
@@ -63,12 +67,6 @@ class Streams:
         else:
             self._made_by |= dict.fromkeys(storages, call)
         return stream, waits
-
-    def _way(self, message: Message) -> int:
-        way = (message.group, message.peer, message.op == "send")
-        if way not in self.ways:
-            self.ways.append(way)
-        return COMM + self.ways.index(way)
 
     def _enqueue(self, call: int, stream: int) -> tuple[int, ...]:
         waits = tuple(sorted(self._waits.pop(stream, ())))

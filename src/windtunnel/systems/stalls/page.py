@@ -40,21 +40,22 @@ def stalls_page(stalls: Sequence[Stalls], path: str | Path, *, overwrite: bool =
 def _sections(measured: Stalls, number: int) -> list[Section]:
     ranks = f"{measured.job}: {measured.num_ranks} ranks, {measured.batch_size} samples each"
     ranks += f"; {measured.bottleneck} takes most"
+    alone_ns = measured.median_ns("alone")
+    missing = {stall.cause: stall.per_iteration_ns.value for stall in measured.stalls if stall.is_detected}
+    whole = alone_ns + sum(missing.values())
+    parts = [Part(name, used, used / whole, _COLORS[name]) for name, used in {"compute": alone_ns, **missing}.items()]
     sections = [
-        Section(f"causes-{number}", "Causes", ranks, _causes(measured)),
+        Section(
+            f"causes-{number}",
+            "Causes",
+            ranks,
+            draw_stacked_bar(parts, "time of an iteration by cause") + table_html(table_of_stalls(measured)),
+        ),
         Section(f"runs-{number}", "Runs", "Each run leaves out one cause", _runs(measured)),
     ]
     if measured.reading is not None:
         sections.append(Section(f"data-{number}", "Data", "Throughput of the input pipeline", _data(measured)))
     return sections
-
-
-def _causes(measured: Stalls) -> str:
-    alone_ns = measured.median_ns("alone")
-    missing = {stall.cause: stall.per_iteration_ns.value for stall in measured.stalls if stall.is_detected}
-    whole = alone_ns + sum(missing.values())
-    parts = [Part(name, used, used / whole, _COLORS[name]) for name, used in {"compute": alone_ns, **missing}.items()]
-    return draw_stacked_bar(parts, "time of an iteration by cause") + table_html(table_of_stalls(measured))
 
 
 def table_of_stalls(measured: Stalls) -> Table:

@@ -183,7 +183,7 @@ class _Tasks:
         self.is_product: Mask = (
             self.computes & (self.flops_T > 0) & np.array([*known, False], dtype=bool)[strings.codes]
         )
-        per_s = np.array([ceilings.flops_per_s(name) for name in self._dtypes()])
+        per_s = np.array([ceilings.flops_per_s(name) for name in self._types[0]])
         peak_T = per_s[self._types[1]]
         self.ideal_T: Floats = np.where(self.is_product, 1e9 * self.flops_T / peak_T, 0.0)
         self.elementwise_ideal_T: Floats = np.where(self.is_product, 0.0, 1e9 * self.flops_T / peak_T)
@@ -208,9 +208,6 @@ class _Tasks:
         distinct = list(dict.fromkeys([self.ceilings.dtype, *named]))
         rows = np.array([*(distinct.index(name) for name in named), 0], dtype=np.int64)
         return distinct, rows[strings.codes]
-
-    def _dtypes(self) -> list[str]:
-        return self._types[0]
 
 
 def _dtype_of(text: str) -> str:

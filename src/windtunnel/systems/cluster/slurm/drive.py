@@ -168,7 +168,8 @@ class _Opened:
             if after_s is None or job.is_relaxed or now < job.submitted_s + after_s:
                 continue
             job.is_relaxed = True
-            if self._state(job.slurm_id) == "PENDING":
+            reported = run_slurm(["scontrol", "--oneliner", "show", "job", str(job.slurm_id)], self.environment)
+            if fields_of(reported).get("JobState", "") == "PENDING":
                 machines = f"NumNodes=1-{job.plan.max_machines}"
                 run_slurm(["scontrol", "update", f"JobId={job.slurm_id}", machines], self.environment)
 
@@ -185,10 +186,6 @@ class _Opened:
                 machines = row.get("NodeList", "")
                 result.append(Driven(name, job.slurm_id, submitted, started, ended, machines, row["JobState"]))
         return result
-
-    def _state(self, slurm_id: int) -> str:
-        reported = run_slurm(["scontrol", "--oneliner", "show", "job", str(slurm_id)], self.environment)
-        return fields_of(reported).get("JobState", "")
 
 
 def rows_of(environment: Mapping[str, str]) -> list[dict[str, str]]:
