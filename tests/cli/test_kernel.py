@@ -44,7 +44,7 @@ def test_a_kernel_of_ones_own_is_searched_shown_and_written(files):
     assert len(document["genes"]) == len(document["edits"])
     assert sum(document["counts"].values()) > 0
     assert "candidates:" in shown.stdout
-    assert "What changed in the module" in page.read_text()
+    assert "Changes to the module" in page.read_text()
     assert "define void @scale(" in module.read_text()
     again = windtunnel("kernel", "plan", *given, *QUICK, "--out", folder)
     assert 2 == again.code

@@ -23,7 +23,7 @@ class Table:
         such as ``format_duration`` or a template such as ``"{:.2f}x"``.
     rows : iterable of sequences
         Values by column. None is an empty cell.
-    wraps : str
+    wraps : str, optional
         Title of the column that goes over several lines where there is no room; the first by default.
 
     Examples
@@ -37,7 +37,7 @@ class Table:
 
     columns: Mapping[str, Any] | Sequence[tuple[str, Any]]
     rows: Iterable[Sequence[Any]]
-    wraps: str = ""
+    wraps: str | None = None
 
     @property
     def _pairs(self) -> list[tuple[str, Any]]:

@@ -120,7 +120,7 @@ def print_lines(lines: Iterable[str | Table]) -> None:
         if isinstance(line, str):
             say_wrapped(line)
         else:
-            wraps = line.titles.index(line.wraps) if line.wraps else 0
+            wraps = 0 if line.wraps is None else line.titles.index(line.wraps)
             print_table(line.titles, line.cells(), numbers=line.numbers, gives_way=wraps)
 
 

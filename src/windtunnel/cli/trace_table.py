@@ -69,7 +69,7 @@ def _lines(rows: list[dict[str, Any]], max_rows: int | None, note: str) -> Itera
     shown = [column for column in rows[0] if column not in _HIDDEN] if rows else []
     columns = [(_head(name), str if isinstance(rows[0][name], str) else partial(_cell, name)) for name in shown]
     cells = [[_cell(name, row[name]) if name == "name" else row[name] for name in shown] for row in rows[:max_rows]]
-    yield Table(columns, cells, wraps="name" if "name" in shown else "")
+    yield Table(columns, cells, wraps="name" if "name" in shown else None)
     if max_rows is not None and len(rows) > max_rows:
         yield f"and {len(rows) - max_rows:,} more rows; --csv and --json print all"
     if note:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.files import open_graph, require_free, stem
 from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.systems.chips import verb_circulant, verb_zeros  # noqa: F401 - each registers its verbs
+from windtunnel.units import format_size, parse_rate, parse_ratio, parse_size
 
 if TYPE_CHECKING:
     from windtunnel.systems.chips.answer import Answer, Options, Shared
@@ -145,12 +148,7 @@ def model(
         from windtunnel.systems.chips.page import codesign_page
 
         codesign_page(answers, report, overwrite=force)
-    if as_json:
-        print_json(_document(answers, shared))
-    else:
-        for answer in answers:
-            _print(answer)
-        _print_all(answers, shared)
+    show(_document(answers, shared), _lines(answers, shared), as_json=as_json)
     if report is not None:
         advise(f"wrote {report}")
     elif not as_json and "both" in parts:
@@ -202,7 +200,6 @@ def _options(
     at_least: float,
 ) -> Options:
     from windtunnel.systems.chips.answer import Options, template_of
-    from windtunnel.units import parse_rate, parse_ratio, parse_size
 
     if memory_model not in ("alive", "sum"):
         raise InputError(f"memory cannot be counted by {memory_model!r}", where="--memory-model", fix="alive or sum")
@@ -259,39 +256,37 @@ def _document(answers: list[Answer], shared: Shared | None) -> dict[str, Any]:
     return document
 
 
-def _print(answer: Answer) -> None:
+def _answer_lines(answer: Answer) -> Iterator[str | Table]:
     from windtunnel.systems.chips.answer import chip_name
 
-    say(f"{answer.name}: throughput, chip area and energy per sample")
+    yield f"{answer.name}: throughput, chip area and energy per sample"
+    columns = {"choice": str, "samples/s": "{:,.1f}", "speed-up": "{:.2f}x", "mm2": "{:.1f}", "J/sample": "{:,.3g}",
+               "chip": str}  # fmt: skip
     rows = []
     for part, choice in answer.choices.items():
-        gain = f"{answer.gain(part):.2f}x" if answer.base in answer.choices else ""
+        gain = answer.gain(part) if answer.base in answer.choices else None
         name = chip_name(answer.templates[part], choice.chip).removeprefix("phaze:")
-        numbers = f"{choice.samples_per_s:,.1f}", gain, f"{choice.area_um2 / 1e6:.1f}", f"{choice.energy_j:,.3g}"
-        rows.append([_WORDS[part], *numbers, name])
-    print_table(["choice", "samples/s", "speed-up", "mm2", "J/sample", "chip"], rows, numbers=(1, 2, 3, 4), gives_way=0)
-    for part, reason in answer.refused.items():
-        say_wrapped(f"  {_WORDS[part]}: {reason}")
+        rows.append((_WORDS[part], choice.samples_per_s, gain, choice.area_um2 / 1e6, choice.energy_j, name))
+    yield Table(columns, rows)
+    yield from (f"  {_WORDS[part]}: {reason}" for part, reason in answer.refused.items())
     last = list(answer.choices)[-1]
-    say_wrapped(f"  plan of the last row: {_plan(answer.choices[last])}")
+    yield f"  plan of the last row: {_plan(answer.choices[last])}"
     for part, item in answer.cheapest.items():
         less = {"smallest": "smaller", "frugal": "more frugal"}[part]
-        say_wrapped(f"  {_WORDS[part]}: no {less} chip reaches it; {item.num_planned:,} of {item.num_possible:,} "
-                    "chips were planned for")  # fmt: skip
+        planned = f"{item.num_planned:,} of {item.num_possible:,} chips were planned for"
+        yield f"  {_WORDS[part]}: no {less} chip reaches it; {planned}"
     result = answer.codesign
     if result is not None:
         above = result.bound_samples_per_s / result.best.samples_per_s - 1
         proof = (
             "optimal: no chip with any plan is better" if above < 1e-6 else f"no chip is more than {above:.1%} better"
         )
-        say_wrapped(f"  {proof}; {result.num_planned:,} of {result.num_possible:,} were planned for, bounds rule out "
-                    f"the rest; {len(result.front)} chips on the Pareto front")  # fmt: skip
-    say()
+        planned = f"{result.num_planned:,} of {result.num_possible:,} were planned for, bounds rule out the rest"
+        yield f"  {proof}; {planned}; {len(result.front)} chips on the Pareto front"
+    yield ""
 
 
 def _plan(choice: Choice) -> str:
-    from windtunnel.units import format_size
-
     plan, setting = choice.plan, choice.setting
     degrees = sorted({stage.degree for stage in plan.stages})
     stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
@@ -304,17 +299,17 @@ def _plan(choice: Choice) -> str:
     )
 
 
-def _print_all(answers: list[Answer], shared: Shared | None) -> None:
+def _lines(answers: list[Answer], shared: Shared | None) -> Iterator[str | Table]:
     from windtunnel.systems.chips.answer import chip_name, geometric_mean
 
+    for answer in answers:
+        yield from _answer_lines(answer)
     gains = [answer.gain() for answer in answers if answer.gain() == answer.gain()]
     if len(answers) > 1 and gains:
-        say(f"geometric mean over {len(gains)} models: {geometric_mean(gains):.2f}x over the baseline chip and plan")
+        yield f"geometric mean over {len(gains)} models: {geometric_mean(gains):.2f}x over the baseline chip and plan"
     if shared is not None:
         name = chip_name(answers[0].templates["both"], shared.chip)
-        say_wrapped(
-            f"one chip for all models: {name} reaches {shared.share:.0%} of the throughput of each model's best chip"
-        )
+        yield f"one chip for all models: {name} reaches {shared.share:.0%} of the throughput of each model's best chip"
 
 
 @registry.verb("chip", source="PHAZE")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import advise, print_json, print_table, say, say_wrapped
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import advise, show
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InputError
@@ -73,28 +75,24 @@ def circulant(
 
         circulant_page(answer, chip.name, report, overwrite=True)
         advise(f"wrote {report}")
-    if as_json:
-        print_json({"schema": _SCHEMA, "chip": chip.name, **answer.to_dict()})
-    else:
-        _print(answer, chip)
+    document = {"schema": _SCHEMA, "chip": chip.name, **answer.to_dict()}
+    show(document, _lines(answer, chip), as_json=as_json)
 
 
-def _print(answer: CirculantAnswer, chip: Accelerator) -> None:
-    say(f"{len(answer.layers)} layers on {chip.name}: {answer.dense_cycles:,.0f} cycles per sample for dense layers")
-    rows = []
-    for item in answer.front[:_SHOWN]:
-        engine = f"{item.engine.num_butterflies}x{item.engine.depth}+{item.engine.num_multipliers}"
-        cycles = f"{item.cycles:,.0f}", f"{answer.dense_cycles / item.cycles:.1f}x", f"{item.lost_points:.2f}"
-        smaller = f"{answer.dense_weights / item.num_weights:.1f}x"
-        multipliers = f"{item.engine.num_real_multipliers:,}"
-        rows.append(
-            [*cycles, multipliers, f"{item.num_memory_blocks:,}", smaller, engine, ",".join(map(str, item.blocks))]
-        )
-    headings = ["cycles", "speed-up", "loss", "multipliers", "memory", "compression", "engine", "block sizes"]
-    print_table(headings, rows, numbers=tuple(range(6)), gives_way=7)
+def _lines(answer: CirculantAnswer, chip: Accelerator) -> Iterator[str | Table]:
+    yield f"{len(answer.layers)} layers on {chip.name}: {answer.dense_cycles:,.0f} cycles per sample for dense layers"
+    columns = {"cycles": "{:,.0f}", "speed-up": "{:.1f}x", "loss": "{:.2f}", "multipliers": "{:,}", "memory": "{:,}",
+               "compression": "{:.1f}x", "engine": str, "block sizes": str}  # fmt: skip
+    yield Table(columns, [
+        (item.cycles, answer.dense_cycles / item.cycles, item.lost_points, item.engine.num_real_multipliers,
+         item.num_memory_blocks, answer.dense_weights / item.num_weights,
+         f"{item.engine.num_butterflies}x{item.engine.depth}+{item.engine.num_multipliers}",
+         ",".join(map(str, item.blocks)))
+        for item in answer.front[:_SHOWN]
+    ], wraps="block sizes")  # fmt: skip
     if len(answer.front) > _SHOWN:
-        say(f"  and {len(answer.front) - _SHOWN} more on the Pareto front (--json lists all)")
-    say_wrapped(
+        yield f"  and {len(answer.front) - _SHOWN} more on the Pareto front (--json lists all)"
+    yield (
         f"  fastest: {answer.energy_j:.3g} J per sample for its blocks; fixed point changes outputs by "
         f"{answer.fixed_point_error:.2%}"
     )

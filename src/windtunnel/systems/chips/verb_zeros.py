@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.files import open_graph, require_free
 from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InputError, NotApplicableError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["zeros"]
 
+_MODES = ("in", "out", "in+out", "in+out+wr")
 _SCHEMA = "windtunnel.codesign-zeros/1"
 
 
@@ -68,17 +70,11 @@ def zeros(
 
         zeros_page(answers, records.program, report, overwrite=True)
         advise(f"wrote {report}")
-    if as_json:
-        shown = [answer.to_dict() for answer in answers]
-        checked = {"miscounted": list(wrong)} if check else {}
-        print_json({"schema": _SCHEMA, "program": records.program, "iterations": shown, **checked})
-        return
-    _print(answers[-1])
-    if check:
-        say_wrapped(f"cycle-level simulation: {_describe_check(answers[-1], wrong)}")
-    if len(answers) > 1:
-        _print_over_time(answers)
-    if graph is not None and source is not None and _wins(graph):
+    checked = {"miscounted": list(wrong)} if check else {}
+    iterations = [answer.to_dict() for answer in answers]
+    document = {"schema": _SCHEMA, "program": records.program, "iterations": iterations, **checked}
+    show(document, _lines(answers, wrong if check else None), as_json=as_json)
+    if graph is not None and source is not None and not as_json and _wins(graph):
         suggest("windtunnel", "whatif", source, "sparse-accelerator")
 
 
@@ -99,46 +95,39 @@ def _describe_check(answer: GridAnswer, wrong: Sequence[str]) -> str:
     return f"all {len(answer.layers)} layers agree in outputs and in the number of multiplications"
 
 
-def _print(answer: GridAnswer) -> None:
-    say(
-        f"{answer.chip}, iteration {answer.iteration}: speed-up of the backward pass by operands whose zeros "
-        f"are skipped"
-    )
+def _lines(answers: Sequence[GridAnswer], wrong: Sequence[str] | None) -> Iterator[str | Table]:
+    """The last iteration by layer, what the check found (None: not asked for), and all iterations."""
+    from windtunnel.systems.chips.skipping import MODE_WORDS
+
+    answer = answers[-1]
+    gains = dict.fromkeys(("in", "out", "in+out", "+wr", "all passes"), "{}")
+    about = "speed-up of the backward pass by operands whose zeros are skipped"
+    yield f"{answer.chip}, iteration {answer.iteration}: {about}"
     rows = []
     for layer, zeros in zip(answer.layers, answer.zeros, strict=True):
-        dense = [f"{zeros.input_density:.2f}", f"{zeros.gradient_density:.2f}"]
-        if "backward" not in layer.passes:
-            rows.append([layer.name, *dense, "", "", "", "", "", _times(layer.total("dc"), layer.total("in+out+wr"))])
-            continue
-        cycles = layer.passes["backward"].cycles
-        gains = [_times(cycles["dc"], cycles[mode]) for mode in ("in", "out", "in+out", "in+out+wr")]
-        whole = _times(layer.total("dc"), layer.total("in+out+wr"))
-        rows.append([layer.name, *dense, f"{cycles['dc']:,}", *gains, whole])
-    headings = ["layer", "density X", "density dY", "dense cycles", "in", "out", "in+out", "+wr", "all passes"]
-    print_table(headings, rows, numbers=tuple(range(1, 9)), gives_way=0)
-    say_wrapped(
+        backward = layer.passes.get("backward")
+        cycles = backward.cycles if backward else {}
+        by_mode = [_times(cycles["dc"], cycles[mode]) if cycles else None for mode in _MODES]
+        total = _times(layer.total("dc"), layer.total("in+out+wr"))
+        rows.append((layer.name, zeros.input_density, zeros.gradient_density, cycles.get("dc"), *by_mode, total))
+    columns = {"layer": str, "density X": "{:.2f}", "density dY": "{:.2f}", "dense cycles": "{:,}"}
+    yield Table({**columns, **gains}, rows)
+    yield (
         f"backward pass {answer.speedup('in+out+wr', ('backward',)):.2f}x, whole iteration "
         f"{answer.speedup('in+out+wr'):.2f}x, energy {answer.speedup('in+out+wr', what='energy_j'):.2f}x less; with "
         f"memory accesses and mask scans {answer.speedup('in+out+wr', what='step_cycles'):.2f}x"
     )
-    from windtunnel.systems.chips.skipping import MODE_WORDS
-
     for mode, step_ns in answer.steps_ns.items():
-        say(f"  {MODE_WORDS[mode]:25} chip {answer.busy_ns[mode] / 1e6:10,.3f} ms   step {step_ns / 1e6:10,.3f} ms")
+        yield (f"  {MODE_WORDS[mode]:25} chip {answer.busy_ns[mode] / 1e6:10,.3f} ms   step {step_ns / 1e6:10,.3f} ms")
     if answer.unmatched:
-        say_wrapped(f"  not in the graph: {', '.join(answer.unmatched)}")
-
-
-def _print_over_time(answers: Sequence[GridAnswer]) -> None:
-    rows = [
-        [
-            str(answer.iteration),
-            *(f"{answer.speedup(mode, ('backward',)):.2f}x" for mode in ("in", "out", "in+out", "in+out+wr")),
-            f"{answer.speedup('in+out+wr'):.2f}x",
-        ]
-        for answer in answers
-    ]
-    print_table(["iteration", "in", "out", "in+out", "+wr", "all passes"], rows, numbers=tuple(range(6)))
+        yield f"  not in the graph: {', '.join(answer.unmatched)}"
+    if wrong is not None:
+        yield f"cycle-level simulation: {_describe_check(answer, wrong)}"
+    if len(answers) > 1:
+        yield Table({"iteration": "{}", **dict.fromkeys(gains, "{:.2f}x")}, [
+            (item.iteration, *(item.speedup(mode, ("backward",)) for mode in _MODES), item.speedup("in+out+wr"))
+            for item in answers
+        ])  # fmt: skip
 
 
 def _times(dense: float, cycles: float) -> str:

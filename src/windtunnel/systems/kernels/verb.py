@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json, Output
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, format_ratio, parse_duration
 
 if TYPE_CHECKING:
     from windtunnel.systems.kernels.model import Kernel
@@ -93,7 +96,6 @@ def run(
     """
     from windtunnel.systems.kernels.evolving import ALLOWED, evolve_kernel, read_result
     from windtunnel.systems.kernels.search import Options
-    from windtunnel.units import parse_duration
 
     if page is not None:
         require_free(page, force=force)
@@ -140,23 +142,21 @@ def step(
     """
     from windtunnel.systems.kernels.search import Options
     from windtunnel.systems.kernels.steps.run import OPERATORS, evolve_step
-    from windtunnel.units import parse_duration
 
     options = Options(population, generations, operators=OPERATORS, seed=seed,
                       time_limit_s=parse_duration(time_limit) / 1e9)  # fmt: skip
     with Progress("evolving") as progress:
         result = evolve_step(workload, options, parameters=_numbers(parameters), tolerance=tolerance, progress=progress)
-    if as_json:
-        print_json(result.json())
-        return
-    if not result.edits:
-        say(f"{workload}: no edit is significantly faster; the step is unchanged")
-        return
-    low, value, high = result.measured.low, result.measured.value, result.measured.high
-    say(f"{workload}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), predicted {result.predicted:.3f}x")
-    say(f"{result.num_left} of {result.num_operators} operators remain")
-    for words in result.words:
-        say_wrapped(f"  {words}")
+    if result.edits:
+        low, value, high = result.measured.low, result.measured.value, result.measured.high
+        lines = [
+            f"{workload}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), predicted {result.predicted:.3f}x",
+            f"{result.num_left} of {result.num_operators} operators remain",
+            *(f"  {words}" for words in result.words),
+        ]
+    else:
+        lines = [f"{workload}: no edit is significantly faster; the step is unchanged"]
+    show(result.json(), lines, as_json=as_json)
 
 
 def _numbers(text: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _numbers(text: str) -> dict[str, Any]:
 
 
 @registry.verb("kernel show", source="GEVO")
-def show(
+def show_result(
     folder: FolderPath,
     page: Annotated[
         Path | None, typer.Option("--html", metavar="HTML", help="Write a page with Pareto front, ablation and diff.")
@@ -212,10 +212,8 @@ def apply(
     text = apply_edits(_open(kernel, test, function), edits, is_optimized=optimized)
     with whole(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
-    if as_json:
-        print_json({"schema": "windtunnel.evolve-apply/1", "file": str(path), "num_edits": len(edits)})
-        return
-    say(f"{path}: {document['kernel']} with {len(edits)} edits")
+    about = {"schema": "windtunnel.evolve-apply/1", "file": str(path), "num_edits": len(edits)}
+    show(about, [f"{path}: {document['kernel']} with {len(edits)} edits"], as_json=as_json)
 
 
 def _open(name: str, test: Path | None, function: str) -> Kernel:
@@ -232,34 +230,31 @@ def _finish(document: dict[str, Any], folder: Path, page: Path | None, *, force:
 
         require_free(page, force=force)
         kernel_page(document, page, overwrite=force)
-    if as_json:
-        print_json(document)
-    else:
-        _print(document)
+    show(document, _lines(document), as_json=as_json)
     if page is not None:
         advise(f"wrote {page}")
     else:
         suggest("windtunnel", "kernel", "show", folder, "--html", f"{folder.stem}.html")
 
 
-def _print(document: dict[str, Any]) -> None:
+def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
     low, value, high = (document[name] for name in ("speedup_low", "speedup", "speedup_high"))
     if not document["edits"]:
-        say(f"{document['kernel']}: no edit is significantly faster; the original is unchanged")
+        yield f"{document['kernel']}: no edit is significantly faster; the original is unchanged"
     else:
-        say(f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), {document['label']}")
+        yield f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), {document['label']}"
         rows = [("yes" if gene["is_faithful"] else "no", gene["rests_on"], gene["words"])
                 for gene in document["genes"]]  # fmt: skip
-        print_table(("faithful", "depends on", "edit"), rows, gives_way=2)
-        say_wrapped(
+        yield Table({"faithful": str, "depends on": str, "edit": str}, rows, wraps="edit")
+        yield (
             f"{len(document['edits'])} of {document['num_raw_edits']} edits remain after minimization; "
             f"{_needs(document)}"
         )
     counts = document["counts"]
     classes = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
-    say_wrapped(f"candidates: {classes}")
+    yield f"candidates: {classes}"
     if document["num_discarded"]:
-        say_wrapped(f"discarded: {document['num_discarded']}, such as {document['discarded'][0]}")
+        yield f"discarded: {document['num_discarded']}, such as {document['discarded'][0]}"
 
 
 def _needs(document: dict[str, Any]) -> str:
@@ -294,24 +289,24 @@ def rank(
     from windtunnel.cli.files import open_graph
     from windtunnel.simulate import replay
     from windtunnel.systems.kernels.rank import by_operator
-    from windtunnel.units import format_duration, format_ratio
 
     with Progress("replaying", heartbeat=True) as progress:
         opened = open_graph(graph, progress=progress)
         result = by_operator(replay(opened), factor)
+    columns = {"operator": str, "tasks": "{:g}", "time": format_duration, "step speed-up": "{:.3f}x",
+               "hidden": format_ratio, "built-in kernel": str}  # fmt: skip
+    names = ("operator", "num_tasks", "own_ns", "speedup", "hidden", "at_hand")
+    rows = [[getattr(item, name) for name in names] for item in result]
+    lines: list[str | Table] = [
+        f"speed-up of the step if one operator were {factor:g} times as fast:",
+        Table(columns, rows[:top]),
+        "hidden: fraction of the saved time that is off the critical path",
+    ]
+    document = {"schema": "windtunnel.evolve-rank/1", "factor": factor,
+                "operators": [item.to_dict() for item in result]}  # fmt: skip
+    show(document, lines, as_json=as_json)
     if as_json:
-        about = {"schema": "windtunnel.evolve-rank/1", "factor": factor}
-        print_json({**about, "operators": [item.to_dict() for item in result]})
         return
-    say(f"speed-up of the step if one operator were {factor:g} times as fast:")
-    rows = [
-        (item.operator, f"{item.num_tasks:g}", format_duration(item.own_ns), f"{item.speedup:.3f}x",
-         format_ratio(item.hidden), item.at_hand)
-        for item in result[:top]
-    ]  # fmt: skip
-    head = ("operator", "tasks", "time", "step speed-up", "hidden", "built-in kernel")
-    print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)
-    say_wrapped("hidden: fraction of the saved time that is off the critical path")
     kernel = next((item.at_hand for item in result[:top] if item.at_hand), "")
     searched = Path(f"{kernel}.evolve")
     if kernel and (searched / "result.json").exists():
@@ -353,12 +348,11 @@ def place(
         gain = timeline.makespan_ns / replay(changed).makespan_ns
     if output is not None:
         save(changed, output, overwrite=force)
-    if as_json:
-        about = {"schema": "windtunnel.evolve-place/1", "speedup": gain}
-        print_json({**about, "placed": [item.to_dict() for item in placed]})
-        return
-    rows = [(item.kernel, item.operator, gain_text(item.measured), item.label, gain_text(item.step)) for item in placed]
-    print_table(("kernel", "operator", "measured", "edits", "step speed-up"), rows, numbers=(2, 4), gives_way=1)
-    say_wrapped(f"all kernels together: {gain:.3f}x, if the step uses the kernels that the searches started from")
-    if output is not None:
+    columns = {"kernel": str, "operator": str, "measured": gain_text, "edits": str, "step speed-up": gain_text}
+    rows = [(item.kernel, item.operator, item.measured, item.label, item.step) for item in placed]
+    total = f"all kernels together: {gain:.3f}x, if the step uses the kernels that the searches started from"
+    placements = [item.to_dict() for item in placed]
+    document = {"schema": "windtunnel.evolve-place/1", "speedup": gain, "placed": placements}
+    show(document, [Table(columns, rows, wraps="operator"), total], as_json=as_json)
+    if output is not None and not as_json:
         advise(f"next: windtunnel diff {graph} {output}")

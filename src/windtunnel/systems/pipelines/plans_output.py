@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.console import advise, print_table, say, say_wrapped
+from windtunnel.base.tables import Table
+from windtunnel.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from windtunnel.systems.pipelines.piper import PiperPlan
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.systems.pipelines.replayed import Played
     from windtunnel.systems.pipelines.two_bw import PlanRow, PlanTable
 
-__all__ = ["piper_document", "print_piper", "print_plans", "table_document"]
+__all__ = ["lines_of_piper", "lines_of_plans", "piper_document", "table_document"]
 
 
 def table_document(
@@ -45,7 +46,7 @@ def _row(row: PlanRow, replayed_ns: float | None) -> dict[str, Any]:
             "replayed_ns": replayed_ns, "is_feasible": row.is_feasible, "memory_bytes": memory}  # fmt: skip
 
 
-def print_plans(
+def lines_of_plans(
     table: PlanTable,
     played: Sequence[Played],
     stages: Sequence[Sequence[str]],
@@ -53,59 +54,48 @@ def print_plans(
     batch: int,
     *,
     shows_all: bool,
-) -> None:
+) -> Iterator[str | Table]:
     """The best, the quickest, and why others cannot be."""
-    from windtunnel.units import format_duration, format_size
-
     best = played[0]
-    say_wrapped(f"{format_duration(round(best.step_ns))} per batch of {batch}: {best.row}")
-    peak = format_size(round(best.row.peak_bytes))
-    say_wrapped(
+    yield f"{_time(best.step_ns)} per batch of {batch}: {best.row}"
+    peak = _size(best.row.peak_bytes)
+    yield (
         f"  {batch / best.step_ns * 1e9:,.1f} samples per s by replay, {peak} on the worker with the largest peak; "
         f"{len(table.feasible)} of {len(table.rows)} combinations fit"
     )
     if note:
-        say_wrapped(f"  {note}")
+        yield f"  {note}"
     for index, names in enumerate(stages):
-        say_wrapped(f"  stage {index}: {names[0]}" + (f" to {names[-1]}" if len(names) > 1 else ""))
-    say()
-    replayed = {id(item.row) for item in played}
-    rows = [_cells(item.row, item.step_ns) for item in played]
-    rows += [_cells(row, None) for row in table.feasible if id(row) not in replayed] if shows_all else []
-    head = ["schedule", "width", "depth", "micro", "again", "planner", "replay", "memory"]
-    print_table(head, rows, numbers=range(1, 8))
-    _print_reasons(table, shows_all=shows_all)
-    left = len(table.feasible) - len(played)
-    if left and not shows_all:
-        advise(f"{left} more fit (--all shows them, --replay {len(table.feasible)} replays them)")
-
-
-def _cells(row: PlanRow, replayed_ns: float | None) -> list[str]:
-    from windtunnel.units import format_duration, format_size
-
-    return [
-        row.schedule, str(row.width), str(row.depth), f"{row.num_microbatches} x {row.microbatch}",
-        "yes" if row.recomputes else "no", format_duration(round(row.step_ns)),
-        "" if replayed_ns is None else format_duration(round(replayed_ns)), format_size(round(row.peak_bytes)),
+        yield f"  stage {index}: {names[0]}" + (f" to {names[-1]}" if len(names) > 1 else "")
+    yield ""
+    columns = {"schedule": str, "width": "{}", "depth": "{}", "micro": "{}", "again": "{}", "planner": _time,
+               "replay": _time, "memory": _size}  # fmt: skip
+    replayed = {id(item.row): item.step_ns for item in played}
+    others = [row for row in table.feasible if id(row) not in replayed] if shows_all else []
+    rows = [
+        (row.schedule, row.width, row.depth, f"{row.num_microbatches} x {row.microbatch}",
+         "yes" if row.recomputes else "no", row.step_ns, replayed.get(id(row)), row.peak_bytes)
+        for row in [*(item.row for item in played), *others]
     ]  # fmt: skip
+    yield Table(columns, rows)
+    yield from _reasons([row for row in table.rows if not row.is_feasible], shows_all=shows_all)
 
 
-def _print_reasons(table: PlanTable, *, shows_all: bool) -> None:
+def _reasons(barred: Sequence[PlanRow], *, shows_all: bool) -> Iterator[str | Table]:
     """Why combinations cannot be: each, or how many of a kind."""
-    barred = [row for row in table.rows if not row.is_feasible]
     if not barred:
         return
-    say()
+    yield ""
     if shows_all:
-        print_table(["cannot be", "because"], [[str(row), row.reason] for row in barred], gives_way=1)
+        yield Table({"cannot be": str, "because": str}, [(row, row.reason) for row in barred], wraps="because")
         return
-    say("cannot be:")
+    yield "cannot be:"
     for reason, count in Counter("memory" if row.missing_bytes else row.reason for row in barred).most_common(6):
         if reason == "memory":
             nearest = min((row for row in barred if row.missing_bytes), key=lambda row: row.missing_bytes)
-            say_wrapped(f"  {count} for memory, the nearest {nearest}: {nearest.reason}")
+            yield f"  {count} for memory, the nearest {nearest}: {nearest.reason}"
         else:
-            say_wrapped(f"  {count}: {reason}")
+            yield f"  {count}: {reason}"
 
 
 def piper_document(problem: PiperProblem, plan: PiperPlan, equal: PiperPlan | None) -> dict[str, Any]:
@@ -136,29 +126,23 @@ def _plan(problem: PiperProblem, plan: PiperPlan) -> dict[str, Any]:
     return {"time_s": plan.time_s, "stages": stages}
 
 
-def print_piper(problem: PiperProblem, plan: PiperPlan, equal: PiperPlan | None) -> None:
+def lines_of_piper(problem: PiperProblem, plan: PiperPlan, equal: PiperPlan | None) -> Iterator[str | Table]:
     """Stages, and how equal ones would do."""
-    from windtunnel.units import format_duration, format_size
-
-    say(f"{format_duration(round(1e9 * plan.time_s))} per microbatch in the slowest stage; no plan is faster")
-    say_wrapped("  " + _versus(problem, plan, equal))
-    say()
+    yield f"{_time(1e9 * plan.time_s)} per microbatch in the slowest stage; no plan is faster"
+    yield "  " + _versus(problem, plan, equal)
+    yield ""
     rows = []
     for index, stage in enumerate(plan.stages):
         count: Mapping[str, int] = Counter(problem.variants[variant] for variant in stage.variants)
         kinds = ", ".join(f"{count[name]} {name}" for name in problem.variants if name in count)
-        rows.append([
-            str(index), str(stage.data), str(stage.tensor), str(len(stage.layers)),
-                format_duration(round(1e9 * stage.time_s)),
-            format_size(round(stage.memory_bytes)), kinds,
-        ])  # fmt: skip
-    head = ["stage", "replicas", "tensor", "layers", "time", "memory", "variants"]
-    print_table(head, rows, numbers=range(1, 6), gives_way=6)
+        sizes = stage.data, stage.tensor, len(stage.layers)
+        rows.append((index, *sizes, 1e9 * stage.time_s, stage.memory_bytes, kinds))
+    columns = {"stage": str, "replicas": "{}", "tensor": "{}", "layers": "{}", "time": _time, "memory": _size,
+               "variants": str}  # fmt: skip
+    yield Table(columns, rows, wraps="variants")
 
 
 def _versus(problem: PiperProblem, plan: PiperPlan, equal: PiperPlan | None) -> str:
-    from windtunnel.units import format_duration
-
     if equal is None:
         return "equal stages with one data and tensor degree for all do not fit into memory"
     stage = equal.stages[0]
@@ -166,5 +150,13 @@ def _versus(problem: PiperProblem, plan: PiperPlan, equal: PiperPlan | None) -> 
     replicas = f"{stage.data} replica{'s' if stage.data > 1 else ''}"
     return (
         f"{equal.time_s / plan.time_s:.2f}x as fast as the best equal stages: {len(equal.stages)} of them, "
-        f"{replicas}, tensor degree {stage.tensor}, {again}, {format_duration(round(1e9 * equal.time_s))}"
+        f"{replicas}, tensor degree {stage.tensor}, {again}, {_time(1e9 * equal.time_s)}"
     )
+
+
+def _time(time_ns: float) -> str:
+    return format_duration(round(time_ns))
+
+
+def _size(size_bytes: float) -> str:
+    return format_size(round(size_bytes))

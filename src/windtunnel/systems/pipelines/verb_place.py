@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.options import Json, LedgerPath
 from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.units import format_duration
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt
@@ -58,14 +61,11 @@ def fly(
     kept = Ledger(ledger)
     for receipt in receipts:
         kept.add(receipt)
-    if as_json:
-        rows = [
-            {**receipt.to_dict(), "stages": _stages(job, plan)} for receipt, plan in zip(receipts, plans, strict=True)
-        ]
-        print_json({"schema": "windtunnel.place-flight/1", "flights": rows})
-        return
-    _print(job, plans, receipts)
-    advise("next: windtunnel db receipts")
+    rows = [{**receipt.to_dict(), "stages": _stages(job, plan)} for receipt, plan in zip(receipts, plans, strict=True)]
+    document = {"schema": "windtunnel.place-flight/1", "flights": rows}
+    show(document, _lines(job, plans, receipts), as_json=as_json)
+    if not as_json:
+        advise("next: windtunnel db receipts")
 
 
 def _stages(job: PipelineJob, plan: Plan) -> list[list[str]]:
@@ -75,18 +75,16 @@ def _stages(job: PipelineJob, plan: Plan) -> list[list[str]]:
     return [[name for name, stage in stage_of.items() if stage == index] for index in range(len(plan.kind))]
 
 
-def _print(job: PipelineJob, plans: list[Plan], receipts: list[Receipt]) -> None:
-    from windtunnel.units import format_duration
-
+def _lines(job: PipelineJob, plans: list[Plan], receipts: list[Receipt]) -> Iterator[str | Table]:
+    columns = [("split", str), ("predicted", format_duration), ("measured", format_duration), ("predicted", "{:.2f}x"),
+               ("measured", "{:.2f}x"), ("90 % interval", "{0[0]:.2f}-{0[1]:.2f}"), ("error", "{:+.1%}")]  # fmt: skip
     rows = [
-        (plan.solver, format_duration(receipt.predicted_ns), format_duration(receipt.changed.value),
-            f"{receipt.predicted:.2f}x",
-         f"{receipt.measured:.2f}x", "{:.2f}-{:.2f}".format(*receipt.measured_interval), f"{receipt.error_ratio:+.1%}")
+        (plan.solver, receipt.predicted_ns, receipt.changed.value, receipt.predicted, receipt.measured,
+         receipt.measured_interval, receipt.error_ratio)
         for plan, receipt in zip(plans, receipts, strict=True)
     ]  # fmt: skip
-    print_table(("split", "predicted", "measured", "predicted", "measured", "90 % interval", "error"), rows,
-                numbers=(1, 2, 3, 4, 5, 6), gives_way=0)  # fmt: skip
-    say("first two columns: step; the others: speed-up over one process")
-    say()
+    yield Table(columns, rows)
+    yield "first two columns: step; the others: speed-up over one process"
+    yield ""
     for index, names in enumerate(_stages(job, plans[0])):
-        say(f"stage {index}: {len(names)} layers, {', '.join(filter(None, names[:_SHOWN_LAYERS]))} ...")
+        yield f"stage {index}: {len(names)} layers, {', '.join(filter(None, names[:_SHOWN_LAYERS]))} ..."

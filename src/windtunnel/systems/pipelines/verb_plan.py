@@ -14,12 +14,13 @@ import typer
 from windtunnel import registry
 from windtunnel.base.documents import json_text
 from windtunnel.base.outputs import whole
-from windtunnel.cli.console import Progress, advise, print_json, suggest
+from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.files import derive_path, open_graph, require_free
 from windtunnel.cli.options import Force, Json, MaxDownsets, whole_numbers
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
-from windtunnel.systems.pipelines.plans_output import piper_document, print_piper, print_plans, table_document
+from windtunnel.systems.pipelines.plans_output import lines_of_piper, lines_of_plans, piper_document, table_document
+from windtunnel.units import format_duration, format_rate, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Fabric
@@ -165,10 +166,12 @@ def plan(
         from windtunnel.systems.pipelines.plans_page import plans_page
 
         plans_page(result.table, result.played, report, title=path.stem, note=result.note, overwrite=True)
-    if as_json:
-        print_json(document)
-    else:
-        print_plans(result.table, result.played, stages, result.note, batch, shows_all=shows_all)
+    lines = lines_of_plans(result.table, result.played, stages, result.note, batch, shows_all=shows_all)
+    show(document, lines, as_json=as_json)
+    num_feasible = len(result.table.feasible)
+    if num_feasible > len(result.played) and not (shows_all or as_json):
+        more = num_feasible - len(result.played)
+        advise(f"{more} more fit (--all shows them, --replay {num_feasible} replays them)")
     for item in filter(None, (output, report)):
         advise(f"wrote {item}")
     if is_workload:
@@ -220,7 +223,6 @@ def _of_workload(target: str, devices: str, options: _SearchOptions, progress: P
     from windtunnel.systems.pipelines.profiles import sizes_of
     from windtunnel.systems.pipelines.training import profiled
     from windtunnel.systems.pipelines.training.plan_file import plan_fields
-    from windtunnel.units import format_duration, format_rate
     from windtunnel.whatifs import parse_step
 
     if not devices.isdigit() or not int(devices):
@@ -244,7 +246,6 @@ def _of_workload(target: str, devices: str, options: _SearchOptions, progress: P
 
 def _job(number: int, own_bytes: float, links: Fabric, options: _SearchOptions) -> Job:
     from windtunnel.systems.pipelines.two_bw import Job
-    from windtunnel.units import parse_size
 
     if options.precision not in ("fp32", "mixed"):
         raise InputError(f"no precision is called {options.precision!r}", where="--precision", fix="fp32 or mixed")
@@ -267,7 +268,6 @@ def _table(profiles: dict[int, Blocks], job: Job, options: _SearchOptions) -> Pl
 
 def _links(bandwidth: str, network: str, per_server: int) -> Fabric:
     from windtunnel.hardware import Fabric
-    from windtunnel.units import parse_rate
 
     inside, between = parse_rate(bandwidth), parse_rate(network or bandwidth)
     if min(inside, between) <= 0:
@@ -286,7 +286,6 @@ def _plan_piper(
 ) -> None:
     from windtunnel.systems.pipelines.piper import equal_stages, plan_piper, require_memory
     from windtunnel.systems.pipelines.piper_format import read_piper
-    from windtunnel.units import parse_rate, parse_size
 
     if devices and not devices.isdigit():
         raise InputError(f"--on {devices!r} is no number", where=str(path), fix="--on 8")
@@ -303,7 +302,5 @@ def _plan_piper(
         equal = equal_stages(problem)
     if result is None:
         require_memory(problem)
-    elif as_json:
-        print_json(piper_document(problem, result, equal))
     else:
-        print_piper(problem, result, equal)
+        show(piper_document(problem, result, equal), lines_of_piper(problem, result, equal), as_json=as_json)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.options import Json, LedgerPath
 from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline
@@ -109,12 +112,9 @@ def run(
 
         receipt = receipt_of_training(planned, trained)
         Ledger(ledger).add(receipt)
-    document = _document(planned, trained)
-    if as_json:
-        print_json({**document, "receipt": None if receipt is None else receipt.to_dict()})
-        return
-    _print(document)
-    if receipt is not None:
+    document = {**_document(planned, trained), "receipt": None if receipt is None else receipt.to_dict()}
+    show(document, _lines(document), as_json=as_json)
+    if receipt is not None and not as_json:
         advise("next: windtunnel db receipts")
 
 
@@ -186,26 +186,19 @@ def _document(planned: PlannedPipeline, trained: Trained) -> dict[str, Any]:
     }
 
 
-def _print(document: dict[str, Any]) -> None:
-    from windtunnel.units import format_duration, format_size
-
+def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
     first, losses = document["first_step"], document["losses"]
     jump = max(1, -(-len(losses) // _SHOWN))
     shown = sorted({*range(0, len(losses), jump), len(losses) - 1})
-    print_table(
-        ("step", "loss"), [(str(first + position + 1), f"{losses[position]:.4f}") for position in shown], numbers=(0, 1)
-    )
-    say()
+    yield Table({"step": "{}", "loss": "{:.4f}"}, [(first + index + 1, losses[index]) for index in shown])
+    yield ""
     for name, key in (("step", "step_ns"), ("predicted", "predicted_step_ns"), ("one process", "one_process_ns")):
         if document[key] is not None:
-            say(f"{name:12} {format_duration(document[key])}")
+            yield f"{name:12} {format_duration(document[key])}"
     if document["memory_bytes"]:
         kinds = ("base", "peak", "weight", "gradient", "optimizer state", "feature map")
-        rows = [
-            (str(rank), *(format_size(item[kind]) for kind in kinds))
-            for rank, item in enumerate(document["memory_bytes"])
-        ]
-        print_table(("rank", "base", "peak", *kinds[2:]), rows, numbers=tuple(range(7)))
-    say()
+        rows = [(rank, *(item[kind] for kind in kinds)) for rank, item in enumerate(document["memory_bytes"])]
+        yield Table({"rank": "{}", **dict.fromkeys(kinds, format_size)}, rows)
+    yield ""
     for index, names in enumerate(document["stages"]):
-        say(f"stage {index}: {len(names)} layers, {', '.join(filter(None, names[:3]))} ...")
+        yield f"stage {index}: {len(names)} layers, {', '.join(filter(None, names[:3]))} ..."

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import COLUMNS, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import COLUMNS, advise, show
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, format_ratio, parse_duration
 
 if TYPE_CHECKING:
     from windtunnel.systems.pipelines.played import PlayedSchedule
     from windtunnel.systems.pipelines.schedules import Schedule
     from windtunnel.systems.pipelines.timed import StageTimes
 
-__all__ = ["show"]
+__all__ = ["show_schedule"]
 
 _SCHEMA = "windtunnel.pipeline-show/1"
 _SHOWN_BATCHES = 3  # the first fills the pipeline, the last drains it
 
 
 @registry.verb("pipeline show", source="PipeDream-2BW")
-def show(
+def show_schedule(
     schedule: Annotated[
         str,
         typer.Argument(
@@ -82,12 +85,9 @@ def show(
     if output is not None:
         pipeline_page(played, output, overwrite=force)
         advise(f"wrote {output}")
-    if as_json:
-        print_json({"schema": _SCHEMA, **played.json()})
-    else:
-        _print(played)
-        if output is None:
-            advise("next: --html FILE draws it as a page, --csv FILE writes it for torch")
+    show({"schema": _SCHEMA, **played.json()}, _lines(played), as_json=as_json)
+    if output is None and not as_json:
+        advise("next: --html FILE draws it as a page, --csv FILE writes it for torch")
 
 
 def _table(name: str, ranks: int, microbatches: int, batches: int, chunks: int, versions: str) -> Schedule:
@@ -114,28 +114,22 @@ def _times(forward: str, backward: str, message: str) -> StageTimes:
 
 
 def _durations(text: str) -> list[float]:
-    from windtunnel.units import parse_duration
-
     return [float(parse_duration(part)) for part in text.split(",")]
 
 
-def _print(played: PlayedSchedule) -> None:
+def _lines(played: PlayedSchedule) -> Iterator[str | Table]:
     from windtunnel.systems.pipelines.page import pipeline_lines
     from windtunnel.systems.pipelines.verify import in_flight, weight_versions
-    from windtunnel.units import format_duration, format_ratio
 
     schedule = played.schedule
-    for line in pipeline_lines(played, COLUMNS):
-        say(line)
-    say()
-    ranks = zip(played.idle_ratios, in_flight(schedule), weight_versions(schedule), strict=True)
-    rows = [
-        (str(index), format_ratio(idle), str(held), str(versions)) for index, (idle, held, versions) in enumerate(ranks)
-    ]
-    print_table(("rank", "idle", "passes in flight", "weight versions"), rows, numbers=(0, 1, 2, 3))
-    say()
+    yield from pipeline_lines(played, COLUMNS)
+    yield ""
+    columns = {"rank": "{}", "idle": format_ratio, "passes in flight": "{}", "weight versions": "{}"}
+    ranks = range(len(played.idle_ratios))
+    yield Table(columns, zip(ranks, played.idle_ratios, in_flight(schedule), weight_versions(schedule), strict=True))
+    yield ""
     batches = f"{schedule.num_batches} batches of " if schedule.num_batches > 1 else ""
-    say(
+    yield (
         f"{schedule.name}: {batches}{schedule.num_microbatches} microbatches, {schedule.num_stages} stages, "
         f"{format_duration(played.makespan_ns)}, idle {format_ratio(played.idle_ratio)}"
     )

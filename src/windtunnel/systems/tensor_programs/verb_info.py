@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import advise, print_json, print_table, say, say_wrapped
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import advise, show
 from windtunnel.cli.options import Json
 
-__all__ = ["show"]
+__all__ = ["show_models"]
 
 _SCHEMA = "windtunnel.cost.info/1"
 
 
 @registry.verb("models show", source="CDMPP")
-def show(
+def show_models(
     file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="Cost model or set of programs (default: list all cost models)."),
@@ -33,12 +35,10 @@ def show(
         document = _of_package()
     else:
         document = {"path": str(file), **(_of_programs(file) if file.suffix == ".npz" else _of_model(file))}
-    if as_json:
-        print_json({"schema": _SCHEMA, **document})
-    elif file is not None:
-        _print_file(document)
-    else:
-        _print_package(document)
+    lines = _package_lines(document) if file is None else _file_lines(document)
+    show({"schema": _SCHEMA, **document}, lines, as_json=as_json)
+    if file is None and document["shipped"]["predictor"] and not as_json:
+        advise(f"next: windtunnel models show {document['shipped']['predictor']}")
 
 
 def _of_package() -> dict[str, Any]:
@@ -55,14 +55,12 @@ def _of_package() -> dict[str, Any]:
     }
 
 
-def _print_package(document: dict[str, Any]) -> None:
+def _package_lines(document: dict[str, Any]) -> Iterator[str | Table]:
     rows = [(item["name"], item["about"], item["source"]) for item in document["models"]]
-    print_table(("model", "description", "source"), rows, gives_way=1)
-    say()
+    yield Table({"model": str, "description": str, "source": str}, rows, wraps="description")
+    yield ""
     for name, path in document["shipped"].items():
-        say(f"shipped {name.replace('_', ' ')}: {path or 'none in this build'}")
-    if document["shipped"]["predictor"]:
-        advise(f"next: windtunnel models show {document['shipped']['predictor']}")
+        yield f"shipped {name.replace('_', ' ')}: {path or 'none in this build'}"
 
 
 def _of_programs(path: Path) -> dict[str, Any]:
@@ -91,16 +89,16 @@ def _of_model(path: Path) -> dict[str, Any]:
     return {name: value for name, value in header.items() if name not in ("features", "device_sheets", "intervals")}
 
 
-def _print_file(document: dict[str, Any]) -> None:
+def _file_lines(document: dict[str, Any]) -> Iterator[str | Table]:
     flat = {name: value for name, value in document.items() if not isinstance(value, dict)}
     for name, value in flat.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        say_wrapped(f"{name.replace('_', ' ')}: {text}")
+        yield f"{name.replace('_', ' ')}: {text}"
     for name, value in document.items():
         if isinstance(value, dict) and value:
-            say()
             rows = [(key.replace("_", " "), _short(item)) for key, item in value.items()]
-            print_table((name.replace("_", " "), ""), rows, gives_way=1)
+            yield ""
+            yield Table({name.replace("_", " "): str, "": str}, rows, wraps="")
 
 
 def _short(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json
 from windtunnel.systems.tensor_programs.verb_search import require_predictor
+from windtunnel.units import parse_duration
 
 if TYPE_CHECKING:
     from windtunnel.cost.metrics import Errors
@@ -62,7 +65,6 @@ def train_programs(
     from windtunnel.systems.tensor_programs.model.checkpoint import save_predictor
     from windtunnel.systems.tensor_programs.model.predictor import RECIPES, going_on, train, with_intervals
     from windtunnel.systems.tensor_programs.program_set import ProgramSet
-    from windtunnel.units import parse_duration
 
     path = require_free(output, force=force)
     if recipe not in RECIPES:
@@ -87,13 +89,12 @@ def train_programs(
     judged = with_intervals(predictor, programs, split.test)
     judged.header["test"] = errors.row()
     save_predictor(judged, path, overwrite=force)
-    if as_json:
-        print_json({"path": str(path), **_summary(errors, split), "validation_mape": history.best_error})
-        return
-    say(f"trained on {len(split.train):,} samples in {history.training_s:.0f} s ({history.reason})")
-    _print_errors(errors, split)
-    advise(f"wrote {path}")
-    advise(f"next: windtunnel models eval programs {path} --data {data} --hold-out {hold_out}")
+    trained = f"trained on {len(split.train):,} samples in {history.training_s:.0f} s ({history.reason})"
+    document = {"path": str(path), **_summary(errors, split), "validation_mape": history.best_error}
+    show(document, [trained, *_lines(errors, split)], as_json=as_json)
+    if not as_json:
+        advise(f"wrote {path}")
+        advise(f"next: windtunnel models eval programs {path} --data {data} --hold-out {hold_out}")
 
 
 @registry.verb("models eval programs", source="CDMPP")
@@ -131,12 +132,10 @@ def eval_programs(
     if profile is not None:
         judged = _predict_after_transfer(predictor, programs, split, profile, seed, of_other_hosts=hold_out == "host")
     errors = _errors(judged, programs, split)
-    if as_json:
-        summary = {"model": str(model), **_summary(errors, split), "is_split_of_training": known == split.digest()}
-        print_json(summary if profile is None else {**summary, "num_profiled_tasks": profile})
-        return
-    _print_errors(errors, split)
-    if known != split.digest():
+    document = {"model": str(model), **_summary(errors, split), "is_split_of_training": known == split.digest()}
+    document |= {} if profile is None else {"num_profiled_tasks": profile}
+    show(document, _lines(errors, split), as_json=as_json)
+    if known != split.digest() and not as_json:
         advise("warning: the model was trained on another split and may have seen some of these programs")
 
 
@@ -193,13 +192,13 @@ def _summary(errors: Errors, split: Split) -> dict[str, Any]:
     return {"schema": "windtunnel.cost.programs/1", "split": split.kind, "digest": split.digest(), **errors.row()}
 
 
-def _print_errors(errors: Errors, split: Split) -> None:
-    say(f"{errors.num_samples:,} held-out programs, {split.kind}:")
+def _lines(errors: Errors, split: Split) -> Iterator[str | Table]:
+    yield f"{errors.num_samples:,} held-out programs, {split.kind}:"
     rows = [
-        ["MAPE", f"{100 * errors.mape:.1f} %"],
-        ["median APE", f"{100 * errors.median_ape:.1f} %"],
-        ["mean error", f"{100 * errors.signed_mean:+.1f} %"],
-        ["geometric mean ratio", f"{errors.geometric_mean_ratio:.3f}x"],
-        ["within 10 %", f"{100 * errors.within_10:.0f} %"],
+        ("MAPE", f"{100 * errors.mape:.1f} %"),
+        ("median APE", f"{100 * errors.median_ape:.1f} %"),
+        ("mean error", f"{100 * errors.signed_mean:+.1f} %"),
+        ("geometric mean ratio", f"{errors.geometric_mean_ratio:.3f}x"),
+        ("within 10 %", f"{100 * errors.within_10:.0f} %"),
     ]
-    print_table(["measure", "value"], rows, numbers=(1,))
+    yield Table({"measure": str, "value": "{}"}, rows)

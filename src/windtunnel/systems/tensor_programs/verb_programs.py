@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json
+from windtunnel.units import parse_duration
 
 if TYPE_CHECKING:
     from windtunnel.systems.tensor_programs.program_set import ProgramSet
@@ -79,7 +81,6 @@ def sample(
     from windtunnel.systems.tensor_programs.run.description import name_after_host
     from windtunnel.systems.tensor_programs.run.generate import Plan, sample_programs
     from windtunnel.systems.tensor_programs.run.tasks import read_tasks
-    from windtunnel.units import parse_duration
 
     path = require_free(output, force=force)
     _require_sense(of, {"--profile": profile, "--per-task": per_task}, {"--tasks": tasks})
@@ -105,7 +106,9 @@ def sample(
         )
     host = parts_of(name_after_host(selected[0].name))[1]
     more = "" if of is None else f" --from shipped --device @{host}"
-    _print(sampled, plan.num_programs, path, f"windtunnel models train programs --data {path}{more}", as_json=as_json)
+    _show_sampled(
+        sampled, plan.num_programs, path, f"windtunnel models train programs --data {path}{more}", as_json=as_json
+    )
 
 
 def _require_sense(of: Path | None, needing: dict[str, object], excluding: dict[str, object]) -> None:
@@ -127,22 +130,17 @@ def _set_of(path: Path) -> ProgramSet:
     return ProgramSet.load(path) if shipped is None else shipped
 
 
-def _print(sampled: Sampled, num_wanted: int, path: Path, then: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "path": sampled.path,
-                "num_programs": sampled.num_programs,
-                "num_noisy_batches": sampled.num_noisy,
-                "dropped": dict(sampled.dropped),
-                "elapsed_s": round(sampled.elapsed_s, 3),
-            }
-        )
-    else:
-        say(f"{sampled.num_programs} of {num_wanted} programs measured, {sampled.elapsed_s:.0f} s")
-        if sampled.dropped:
-            rows = [(reason, str(count)) for reason, count in sampled.dropped.most_common()]
-            print_table(("dropped because", "programs"), rows, numbers=(1,))
+def _show_sampled(sampled: Sampled, num_wanted: int, path: Path, then: str, *, as_json: bool) -> None:
+    document = {
+        "path": sampled.path,
+        "num_programs": sampled.num_programs,
+        "num_noisy_batches": sampled.num_noisy,
+        "dropped": dict(sampled.dropped),
+        "elapsed_s": round(sampled.elapsed_s, 3),
+    }
+    measured = f"{sampled.num_programs} of {num_wanted} programs measured, {sampled.elapsed_s:.0f} s"
+    dropped = [Table({"dropped because": str, "programs": "{}"}, sampled.dropped.most_common())]
+    show(document, [measured, *(dropped if sampled.dropped else [])], as_json=as_json)
     if sampled.num_noisy:
         advise(
             f"{sampled.num_noisy} batches were dropped, because the canary program changed: other programs are running"
@@ -176,22 +174,19 @@ def harvest(
         result = collect(networks.split(",") if networks else NETWORKS, progress)
     selected = choose(result.tasks, count)
     path.write_text(format_tasks(selected), encoding="utf-8")
-    if as_json:
-        print_json(
-            {
-                "path": path,
-                "num_tasks": len(selected),
-                "num_found": len(result.tasks),
-                "num_too_large": result.num_too_large,
-                "num_too_small": result.num_too_small,
-                "uncovered": dict(result.uncovered),
-            }
-        )
-        return
-    say(
-        f"{len(selected)} of {len(result.tasks)} tasks; {result.num_too_large} are too large, "
-        f"{result.num_too_small} small"
-    )
-    rows = [(name, str(calls)) for name, calls in result.uncovered.most_common(8)]
-    print_table(("operator without a task", "calls"), rows, numbers=(1,))
-    advise(f"next: windtunnel models sample --tasks {path} --out programs.npz")
+    document = {
+        "path": path,
+        "num_tasks": len(selected),
+        "num_found": len(result.tasks),
+        "num_too_large": result.num_too_large,
+        "num_too_small": result.num_too_small,
+        "uncovered": dict(result.uncovered),
+    }
+    total = f"{len(selected)} of {len(result.tasks)} tasks"
+    lines: list[str | Table] = [
+        f"{total}; {result.num_too_large} are too large, {result.num_too_small} small",
+        Table({"operator without a task": str, "calls": "{}"}, result.uncovered.most_common(8)),
+    ]
+    show(document, lines, as_json=as_json)
+    if not as_json:
+        advise(f"next: windtunnel models sample --tasks {path} --out programs.npz")

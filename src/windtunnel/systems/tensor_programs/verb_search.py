@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.options import Json
+from windtunnel.units import format_duration
 
 if TYPE_CHECKING:
     from windtunnel.systems.tensor_programs.model.predictor import Predictor
@@ -69,14 +72,13 @@ def search(
             seed=seed,
             progress=progress,
         )
-    if as_json:
-        print_json({"schema": "windtunnel.cost.search/1", "task": requested.name, "target": target, **_as_dict(result)})
-        return
-    _print(requested, result)
-    advise(
-        "in Python: windtunnel.systems.tensor_programs.run.schedules.replay(task, steps) builds it; "
-        "--json prints the steps"
-    )
+    document = {"schema": "windtunnel.cost.search/1", "task": requested.name, "target": target, **_as_dict(result)}
+    show(document, _lines(requested, result), as_json=as_json)
+    if not as_json:
+        advise(
+            "in Python: windtunnel.systems.tensor_programs.run.schedules.replay(task, steps) builds it; "
+            "--json prints the steps"
+        )
 
 
 def require_predictor(model: Path | None) -> Predictor:
@@ -108,22 +110,24 @@ def _as_dict(found: list[Candidate]) -> dict[str, Any]:
     }
 
 
-def _print(task: Task, found: list[Candidate]) -> None:
-    from windtunnel.units import format_duration
-
+def _lines(task: Task, found: list[Candidate]) -> Iterator[str | Table]:
     best = found[0]
     assert best.timing is not None
     rate = task.flops / best.timing.mean_s / 1e9
-    say(f"{task.name}: {format_duration(round(1e9 * best.timing.mean_s))}, {rate:.1f} Gflop/s")
+    yield f"{task.name}: {_time(best.timing.mean_s)}, {rate:.1f} Gflop/s"
     rows = [
         (
-            str(index),
-            format_duration(round(1e9 * item.predicted_s)),
-            format_duration(round(1e9 * item.timing.mean_s)) if item.timing else "",
-            str(int(item.sampled.sched.any(axis=1).sum())),
+            index,
+            item.predicted_s,
+            item.timing.mean_s if item.timing else None,
+            int(item.sampled.sched.any(axis=1).sum()),
         )
         for index, item in enumerate(found[:_SHOWN], start=1)
     ]
-    print_table(("", "predicted", "measured", "steps"), rows, numbers=(1, 2, 3))
+    yield Table({"": str, "predicted": _time, "measured": _time, "steps": "{}"}, rows)
     if len(found) > _SHOWN:
-        say(f"and {len(found) - _SHOWN} more, not measured")
+        yield f"and {len(found) - _SHOWN} more, not measured"
+
+
+def _time(time_s: float) -> str:
+    return format_duration(round(1e9 * time_s))
