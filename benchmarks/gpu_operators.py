@@ -13,7 +13,7 @@ from benchmarks.bar import is_verbose, report, table
 from benchmarks.gpu.timings import read_all, shared_folder
 from benchmarks.gpu.train_operator_model import LEVEL, errors, examples_of, held_out, interval_of, other_chip
 from windtunnel.cost.operators.facts import FAMILIES
-from windtunnel.cost.operators.learned_model import SHIPPED, shipped_model
+from windtunnel.cost.operators.learned_model import SHIPPED, read_shipped_model
 
 TARGETS, CHIP_TARGET = (10.0, 30.0), 20.0
 CHIPS = ("h100-sxm5-80g", "h200-sxm5-141g")
@@ -61,7 +61,7 @@ def main() -> None:
         left_out_chips=chips,
         covered_percent=100 * float(np.concatenate(inside).mean()),
         file_mib=SHIPPED.stat().st_size / 2**20,
-        level=shipped_model().level,
+        level=read_shipped_model().level,
     )
 
 

@@ -62,7 +62,7 @@ def diff(
             yield "  these intervals overlap: the difference may be noise"
         yield from (f"  different {name}: {old} before, {new} after" for name, (old, new) in unlike.items())
         if changes:
-            columns = {by: str, "before": format_duration, "after": format_duration, "change": _signed}
+            columns = {by: str, "before": format_duration, "after": format_duration, "change": _format_change}
             yield Table(columns, [
                 (f"waiting ({change['label']})" if change["is_wait"] else change["label"] or f"(no {by})",
                  *(change[name] for name in ("before_ns", "after_ns", "change_ns")))
@@ -78,7 +78,7 @@ def diff(
     suggest("windtunnel", "explain", after)
 
 
-def _signed(change_ns: int) -> str:
+def _format_change(change_ns: int) -> str:
     return f"{'+' if change_ns > 0 else ''}{format_duration(change_ns)}"
 
 

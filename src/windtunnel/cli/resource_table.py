@@ -44,7 +44,7 @@ def show_resource_table(timeline: Timeline, perfetto: Path | None, *, as_json: b
         yield f"{timeline}; critical path: {path}"
         if timeline.fold is not None:
             yield f"identical ranks are simulated once: {timeline.fold}"
-        yield from _measured_lines(timeline)
+        yield from _describe_fit(timeline)
         columns = {"resource": str, "tasks": "{:,}", "busy": format_duration, "utilization": format_ratio}
         rows = [(use["resource"], use["num_tasks"], use["busy_ns"], use["utilization"]) for use in uses]
         yield Table(columns, rows[:MAX_RESOURCES])
@@ -54,7 +54,7 @@ def show_resource_table(timeline: Timeline, perfetto: Path | None, *, as_json: b
     show(document, lines(), as_json=as_json)
 
 
-def _measured_lines(timeline: Timeline) -> Iterator[str]:
+def _describe_fit(timeline: Timeline) -> Iterator[str]:
     """How far the replay is from the measurement, how many tasks count as 0, and how clocks were aligned."""
     from windtunnel.sources.execution_trace.reader import count_unmeasured_tasks
     from windtunnel.sources.ranks.clocks import clock_lines

@@ -11,7 +11,7 @@ from windtunnel.cost import price
 from windtunnel.cost.operators.facts import FAMILIES, facts_of
 from windtunnel.cost.operators.learned import LearnedPricer
 from windtunnel.cost.operators.learned_features import FEATURES, features_of
-from windtunnel.cost.operators.learned_model import SHIPPED, load_learned, shipped_model
+from windtunnel.cost.operators.learned_model import SHIPPED, load_learned_model, read_shipped_model
 from windtunnel.cost.operators.learned_trees import BoostedTrees
 from windtunnel.cost.pricing import AUTO
 from windtunnel.cost.work import Work
@@ -61,21 +61,21 @@ def test_a_threshold_itself_goes_right_as_in_the_library():
 
 def test_the_shipped_file_is_small_and_holds_every_family():
     assert SHIPPED.stat().st_size <= 5 * 2**20
-    assert set(FAMILIES) == set(shipped_model().trees) == set(shipped_model().ends)
-    assert {"h100-sxm5-80g", "h200-sxm5-141g"} == set(shipped_model().chips)
+    assert set(FAMILIES) == set(read_shipped_model().trees) == set(read_shipped_model().ends)
+    assert {"h100-sxm5-80g", "h200-sxm5-141g"} == set(read_shipped_model().chips)
 
 
 def test_a_file_with_other_features_is_refused_and_a_saved_one_is_read_back(tmp_path):
-    path = shipped_model().save(tmp_path / "same.npz")
+    path = read_shipped_model().save(tmp_path / "same.npz")
     row = facts_of(product(512, 512, 512))
-    assert shipped_model().durations_ns(row, H200) == load_learned(path).durations_ns(row, H200)
+    assert read_shipped_model().durations_ns(row, H200) == load_learned_model(path).durations_ns(row, H200)
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     header = json.loads(arrays["header"].tobytes()) | {"features": ["other"]}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     np.savez(tmp_path / "other.npz", **arrays)
     with pytest.raises(SchemaVersionError, match="other features"):
-        load_learned(tmp_path / "other.npz")
+        load_learned_model(tmp_path / "other.npz")
 
 
 def test_features_are_finite_and_named():
@@ -114,7 +114,7 @@ def test_no_price_in_a_graph_is_below_the_physical_bound():
 
 
 def test_intervals_widen_with_the_distance_from_measured_chips():
-    model, facts = shipped_model(), facts_of(product(1024, 1024, 1024))
+    model, facts = read_shipped_model(), facts_of(product(1024, 1024, 1024))
 
     def width(chip):
         low, high = model.log_ends(facts, device(chip))

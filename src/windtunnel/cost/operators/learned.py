@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.cost.bounds import bounds_on
 from windtunnel.cost.operators.facts import facts_of
-from windtunnel.cost.operators.learned_model import LearnedModel, load_learned, shipped_model
+from windtunnel.cost.operators.learned_model import LearnedModel, load_learned_model, read_shipped_model
 from windtunnel.cost.pricer import Prices
 from windtunnel.cost.work import Work
 from windtunnel.hardware import Device
@@ -69,10 +69,10 @@ class LearnedPricer:
 
     @property
     def _model(self) -> LearnedModel:
-        return self.model or shipped_model()
+        return self.model or read_shipped_model()
 
 
 @registry.cost_model("learned", source="own timings of an H100 and an H200, 2026-11")
 def learned(checkpoint: str = "") -> LearnedPricer:
     """Operators on GPUs, from timings of an H100 and an H200, scaled to other GPUs by their data sheets."""
-    return LearnedPricer(load_learned(checkpoint) if checkpoint else None)
+    return LearnedPricer(load_learned_model(checkpoint) if checkpoint else None)

@@ -26,7 +26,7 @@ from windtunnel.cost.operators.learned_trees import BoostedTrees
 from windtunnel.errors import SchemaVersionError
 from windtunnel.hardware import Device
 
-__all__ = ["SHIPPED", "LearnedModel", "load_learned", "position_of", "shipped_model"]
+__all__ = ["SHIPPED", "LearnedModel", "load_learned_model", "position_of", "read_shipped_model"]
 
 # P rows of work
 Floats = NDArray[np.float64]
@@ -115,7 +115,7 @@ class LearnedModel:
         return Path(path)
 
 
-def load_learned(path: str | os.PathLike[str]) -> LearnedModel:
+def load_learned_model(path: str | os.PathLike[str]) -> LearnedModel:
     """Read a model.
 
     Raises
@@ -142,9 +142,9 @@ def load_learned(path: str | os.PathLike[str]) -> LearnedModel:
 
 
 @functools.cache
-def shipped_model() -> LearnedModel:
+def read_shipped_model() -> LearnedModel:
     """The model of this package."""
-    return load_learned(SHIPPED)
+    return load_learned_model(SHIPPED)
 
 
 def position_of(device: Device) -> tuple[Any, ...]:

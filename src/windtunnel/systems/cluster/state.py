@@ -252,10 +252,10 @@ def note_open(state: Any) -> None:
             most = count
             break
     state.scalars[MAX_OPEN] = most
-    most_of_rack = 0
+    max_in_rack = 0
     for rack in range(len(state.rack_open)):
-        most_of_rack = max(most_of_rack, state.rack_open[rack])
-    state.scalars[MAX_OPEN_RACK] = most_of_rack
+        max_in_rack = max(max_in_rack, state.rack_open[rack])
+    state.scalars[MAX_OPEN_RACK] = max_in_rack
 
 
 @kernel

@@ -212,7 +212,7 @@ def tune(
     ]  # fmt: skip
     best = dict(zip(("rack_timer_s", "network_timer_s"), result.best, strict=True))
     document = {"schema": _SCHEMA, "best": best, "auto_mean_jct_h": result.auto.mean_jct_h, "pairs": pairs}
-    show(document, _tuned_lines(result), as_json=as_json)
+    show(document, _describe_timers(result), as_json=as_json)
 
 
 def _write(given: ClusterInputs, found: list[Outcome], output: Path | None, *, force: bool) -> None:
@@ -240,7 +240,7 @@ def _lines(given: ClusterInputs, found: list[Outcome]) -> Iterator[str | Table]:
     yield from (f"{item.name}: {text}" for item in found for text in honest_notes(item.run))
 
 
-def _tuned_lines(found: Tuned) -> Iterator[str | Table]:
+def _describe_timers(found: Tuned) -> Iterator[str | Table]:
     best = sorted(found.pairs.items(), key=lambda pair: pair[1].mean_jct_h)[:8]
     columns = {"machine timer": "{:g} h", "rack timer": "{:g} h", "mean JCT (h)": "{:,.2f}", "p99 JCT (h)": "{:,.1f}"}
     yield Table(columns, [
