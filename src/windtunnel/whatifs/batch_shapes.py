@@ -70,6 +70,8 @@ class Inputs:
         """Those tensors whose bytes add up to those of the parameters, later arguments first."""
         if not self.param_bytes or len(tensors) > _MAX_TENSORS:
             return frozenset()
+        # A capture notes how many bytes of an operator's inputs are parameters, not which: the smallest subset of
+        # tensors with that sum, preferring later arguments, as weights come after data.
         for count in range(1, len(tensors) + 1):
             for some in itertools.combinations(reversed(tensors), count):
                 if sum(item.num_bytes for item in some) == self.param_bytes:
@@ -92,6 +94,8 @@ def carriers(captured: Iterable[Inputs], batch_size: int) -> frozenset[int]:
     result = {batch_size}
     for item in captured:
         tensors = item.tensors()
+        # Samples may be merged with another dimension (batch x heads, batch x positions): such sizes are collected
+        # from the whole graph, since a single operator does not show it.
         known = item.parameters(tensors)
         result |= {
             tensor.shape[0] * tensor.shape[1]
@@ -187,6 +191,7 @@ def _find_batch_symbol(
     first = ("batch", "inner", "rows", "columns") if captured.is_backward else ("batch", "rows", "inner", "columns")
     free = [symbol for symbol in symbols if not any(path in known for path, _ in symbol.dims)]
     ordered = sorted(free, key=lambda item: first.index(item.name))
+    # First exact sizes that hold samples elsewhere, then any multiple of the batch.
     for holds in (lambda size: size in sizes, lambda size: size and size % old == 0):
         for item in ordered:
             if holds(symbols[item]):
@@ -241,6 +246,7 @@ def _scale_shape(shapes: Any, strides: Any, path: Path, dim: int, sizes: tuple[i
     shape, stride = _at(shapes, path), _at(strides, path)
     old, new = sizes
     if isinstance(stride, list) and len(stride) == len(shape):
+        # A stride at least as long as the scaled dimension passes over all of it, so that it grows with it.
         reach = stride[dim] * shape[dim]
         for index, step in enumerate(stride):
             if index != dim and reach and step >= reach:

@@ -139,6 +139,7 @@ def _factor_ratio(shapes: Sequence[tuple[int, ...]], rank: int) -> float:
     whole = sent = 0
     for shape in shapes:
         size = math.prod(shape)
+        # A matrix of a rows and b columns becomes two factors of rank * a and rank * b elements.
         factors = rank * (shape[0] + size // max(shape[0], 1)) if shape else size
         whole += size
         sent += factors if 2 * factors <= size else size
@@ -192,6 +193,7 @@ def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints, num_m
     """Scale what depends on the bytes; each message has its latency, where the link is known."""
     mask = _mask(graph, messages)
     wire, duration = link_in_use(graph), graph.duration_ns[messages]
+    # Only the part of a message that depends on its bytes shrinks.
     empty_ns = ring_all_reduce_ns(0, graph.meta.world_size or 1, wire) if wire is not None else 0
     latency = np.minimum(duration, empty_ns)
     requested = num_messages * latency + np.rint(ratio * (duration - latency)).astype(np.int64)
@@ -202,6 +204,7 @@ def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints, num_m
 
 def _after(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
     """Restore each message on a resource of its rank's own, before whatever waits for it."""
+    # A stream of its own: restoring runs beside the backward pass, as a communication hook does.
     extended, rows = graph, {}
     ranks = graph.tasks["rank"][messages] if "rank" in graph.tasks else np.zeros(len(messages), np.int32)
     for rank in np.unique(ranks).tolist():

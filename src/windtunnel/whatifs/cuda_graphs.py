@@ -57,6 +57,9 @@ def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True)
     ]  # a message of a CPU is begun by a call, too
     launching = np.zeros(graph.num_tasks, dtype=bool)
     launching[calls[calls >= 0]] = True
+    #      host    launch launch launch ...      ->     host    launch graph
+    #      device  kernel kernel kernel                 device  kernel kernel kernel
+    # The first launching call of each iteration stands for all; the others go, with the time between them.
     rows = np.flatnonzero(inside & launching)
     kept = _first_of_each_iteration(graph, rows)
     if len(rows) <= len(kept):

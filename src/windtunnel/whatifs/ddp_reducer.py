@@ -72,6 +72,7 @@ def split_by_bytes(graph: Graph, messages: Ints, total_ns: Sequence[int]) -> Int
     """The prices of ``reducing_needs`` shared out among each reducer's messages by their bytes, int64 [M]."""
     filled = (graph.meta.buckets or {})["filled"]
     prices = np.zeros(len(filled))
+    # A reducer is measured as a whole, over all of its buckets.
     for (_, local), each_ns in zip(_by_reducer(filled), total_ns, strict=True):
         sizes = np.array([filled[number]["size_bytes"] for number in local], dtype=np.float64)
         prices[local] = each_ns * sizes / sizes.sum()
@@ -92,6 +93,7 @@ def work_ahead(graph: Graph, messages: Ints, duration_ns: Ints, name: str, cost_
     number = np.full(graph.num_tasks, -1, dtype=np.int64)
     entry = arrivals(graph, messages)  # where ranks meet, work comes before its own has arrived
     number[entry] = np.arange(len(messages))
+    # Only edges from the message's own rank: what other ranks do is not this rank's work.
     into = (number[edges["dst"]] >= 0) & (number[edges["src"]] < 0)
     if "rank" in graph.tasks:
         rank = graph.tasks["rank"]
@@ -100,6 +102,7 @@ def work_ahead(graph: Graph, messages: Ints, duration_ns: Ints, name: str, cost_
     fed = np.array(sorted(last), dtype=np.int64)
     if not len(fed):
         return graph
+    # Messages that wait for the same task share one new task, with the sum of their work.
     unique, member = np.unique([last[message] for message in fed.tolist()], return_inverse=True)
     together = np.zeros(len(unique), dtype=np.int64)
     np.add.at(together, member, duration_ns[fed])

@@ -43,6 +43,9 @@ def fair_links(graph: Graph) -> Graph:
     flows &= (size_bytes > 0) & (graph.duration_ns > 0) & (tasks.get("route", np.full(graph.num_tasks, -1)) < 0)
     if not flows.any():
         raise NotApplicableError("no message of known size waits for a link in a queue", where="kind COMM, links")
+    #      queue:  send |--- bytes / rate ---|                     two tasks, one on the sender's link and one
+    #              recv |--- bytes / rate ---|                     on the receiver's
+    #      flow:   send |latency| bytes over both links at once |  recv waits for its end and takes no time
     edge = _pairs(graph, flows)
     send, receive = graph.edges["src"][edge].astype(np.int64), graph.edges["dst"][edge].astype(np.int64)
     rate = _rates(graph, flows, size_bytes)
@@ -53,12 +56,14 @@ def fair_links(graph: Graph) -> Graph:
     links = np.stack([tasks["resource"], into], axis=1)[rows]
     links[links[:, 0] == links[:, 1], 1] = -1
     slowest = np.where(links < 0, np.inf, rate[links]).min(axis=1)
+    # What a message took beyond its bytes at the slowest link's rate is its latency.
     latency_ns = np.maximum(graph.duration_ns[rows] - np.rint(1e9 * size_bytes[rows] / slowest), 0)
     used, which = np.unique(links, axis=0, return_inverse=True)
     route = tasks.get("route", np.full(graph.num_tasks, -1)).copy()
     route[rows] = len(graph.meta.routes) + which.reshape(-1)
     reported = [tuple(link for link in item if link >= 0) for item in used.tolist()]
     users = np.bincount(tasks["resource"][tasks["resource"] >= 0], minlength=graph.num_resources)
+    # Flows are no longer limited by slots: each link has room for all of its messages.
     slots = np.where(np.isin(np.arange(graph.num_resources), links), np.maximum(users, 1), resources["slots"])
     shared = graph.with_resources(resources.replace(rate=rate, slots=slots))
     shared = shared.note({"routes": [*graph.meta.routes, *reported]}).with_columns(route=route)
@@ -71,6 +76,7 @@ def _is_fifo(graph: Graph) -> NDArray[np.bool_]:
     """Resources that take one task after the other as they come: by discipline, or as no priority differs, bool [R]."""
     resource, discipline = graph.tasks["resource"], graph.resources["discipline"]
     priority = graph.tasks.get("priority", np.zeros(graph.num_tasks, np.int32))
+    # The first task's priority on each resource; a resource on which no priority differs is a queue as well.
     first = np.zeros(graph.num_resources + 1, np.int32)  # the last entry is for unplaced tasks
     first[resource[::-1]] = priority[::-1]
     differs = np.zeros(graph.num_resources + 1, np.bool_)

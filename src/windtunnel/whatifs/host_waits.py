@@ -56,6 +56,8 @@ def is_blocking_copy(graph: Graph) -> Mask:
 
 def repeat_to_overlap(graph: Graph) -> Graph:
     """Enough iterations for each to overlap with the ones before and after it; the last copy of the graph counts."""
+    # With waits gone, the host runs ahead until the queue of the device is full: the first iterations are
+    # quicker than the steady state, which is what counts.
     count = max(graph.num_iterations, 1)
     copies = max(2, -(-_MIN_ITERATIONS // count))
     last = copies * count - 1
@@ -142,6 +144,7 @@ def is_own_wait(graph: Graph) -> Mask:
     edges = graph.edges
     call, before = launch_calls(graph)[edges["src"]], order_predecessors(graph)
     result = edges["dst"] == call
+    # Walk back along the thread from what waits: is the call that launched the copy among its last three tasks?
     follows = edges["dst"].astype(np.int64)
     for _ in range(3):  # time between calls of an operator may be a task
         follows = np.where(follows >= 0, before[follows], -1)

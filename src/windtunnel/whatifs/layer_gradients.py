@@ -149,6 +149,7 @@ def gradients_of(graph: Graph, iteration: int | None = None, rank: int | None = 
     layers = graph.tasks.strings("layer").compact()
     mask = one_iteration(graph, iteration, rank)
     backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & works(graph))
+    # A gradient is there when the last backward task of its layer is over, in topological order.
     ready = last_per_group(index, backward, layers.codes[backward])
     sizes = _parameters(graph, mask)
     forward = _first_forward(graph, mask, index, layers.codes)
@@ -160,6 +161,8 @@ def gradients_of(graph: Graph, iteration: int | None = None, rank: int | None = 
     ]
     if not result:
         raise NotApplicableError("no layer with parameters has a backward pass", where="columns layer and param_bytes")
+    # Layers in the order of the forward pass; one without a forward task of its own (a shared parameter) sorts
+    # by its gradient, before all others.
     code_of = {text: code for code, text in enumerate(layers.values)}
     return sorted(result, key=lambda gradient: met.get(code_of[gradient.layer], -index[gradient.ready]))
 
@@ -191,6 +194,7 @@ def _parameters(graph: Graph, mask: NDArray[np.bool_]) -> dict[str, tuple[int, .
     known = parameter_bytes_by_layer(graph)
     if known:
         return known
+    # Without names of parameters, each distinct task that reads some counts as one of them.
     sizes: dict[str, list[int]] = {}
     if "param_bytes" in graph.tasks:
         rows = np.flatnonzero(mask & graph.select(phase=Phase.FORWARD))
@@ -207,6 +211,7 @@ def _first_forward(
 ) -> dict[int, list[int]]:
     """First working forward task of each layer on each resource."""
     rows = np.flatnonzero(mask & graph.select(phase=Phase.FORWARD) & works(graph))
+    # One key per (layer, resource).
     group = layer_codes[rows].astype(np.int64) * (graph.num_resources + 1) + graph.tasks["resource"][rows] + 1
     first: dict[int, list[int]] = {}
     for key, row in last_per_group(order_T, rows, group, first=True).items():
@@ -247,6 +252,8 @@ def _fill_buckets(
     for gradient, parameter in _parameters_in_reverse(graph, gradients):
         size += parameter
         members[gradient.layer] = gradient.ready
+        # DDP closes a bucket once it has reached its limit, hence buckets may exceed it; the first one is small, so
+        # that communication starts early.
         if size >= caps[bool(buckets)]:
             buckets.append(Bucket(size, tuple(members.values()), tuple(members), updates))
             size, members = 0, {}
@@ -281,6 +288,7 @@ def _backward_passes(graph: Graph, iteration: int | None) -> list[tuple[list[Gra
     updates = np.flatnonzero(mask & graph.select(phase=Phase.UPDATE) & works(graph))
     updates = updates[np.argsort(index[updates], kind="stable")]
     backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & works(graph))
+    # Updates part the passes: how many updates lie before each backward task.
     turn = np.searchsorted(index[updates], index[backward])
     layers = graph.tasks.strings("layer")
     names = np.array([layers.decode(row) for row in backward.tolist()], dtype=object)

@@ -56,6 +56,7 @@ class Limiter:
             if limits is None:
                 continue
             result.append(limits)
+            # Speed-up of this step alone: in samples per time, between the graphs before and after it.
             speedup = samples[i + 1] / samples[i] * times_ns[i] / times_ns[i + 1] if times_ns[i + 1] > 0 else math.inf
             if violation := find_limit_violation(limits, Baseline(timelines[i], num_iterations=count), speedup):
                 return None, violation if len(graphs) == 1 else f"{step}: {violation}"

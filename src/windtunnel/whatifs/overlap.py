@@ -36,6 +36,7 @@ def overlap(graph: Graph) -> Graph:
     is_data = (edges["kind"] == EdgeKind.DATA) & is_sent[edges["src"]]
     is_read = np.zeros(graph.num_tasks, dtype=bool)
     is_read[edges["src"][is_data]] = True
+    # A wait is kept where the same two tasks also pass data: such an edge is the reader's own.
     pair = edges["src"].astype(np.int64) * graph.num_tasks + edges["dst"]
     waits = (edges["kind"] == EdgeKind.SYNC) & is_read[edges["src"]] & ~is_sent[edges["dst"]]
     waits &= ~np.isin(pair, pair[is_data])

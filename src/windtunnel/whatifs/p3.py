@@ -87,6 +87,7 @@ def p3(
     _need_cores(graph, num_ranks, wire, num_cores)
     gradients = gradients_of(graph)
     slices = _slices(gradients, slice_parameters * parameter_bytes)
+    # Servers are spread over the workers: one slice of n lies on the worker's own machine.
     remote_ratio = ring_ratio(num_ranks, num_passes=1)
     transfer_ns = np.array([wire.transfer_ns(remote_ratio * size) for size in slices[:, 1].tolist()], dtype=np.int64)
     priority = slices[:, 0] if by_priority else np.zeros_like(slices[:, 0])
@@ -94,7 +95,9 @@ def p3(
     across = [(pull, row) for pull, part in zip(pulls, slices[:, 0], strict=True) for row in gradients[part].forward]
     # Without the worker's own updates, several times in a row.
     updates = graph.select(phase=Phase.UPDATE)
+    # Updates now run on the servers, whose tasks were appended behind the graph's own.
     removed = np.append(updates, np.zeros(served.num_tasks - len(updates), dtype=bool))
+    # A pull of one iteration is awaited by the forward pass of the next one: edges across the copies.
     number = np.cumsum(~removed) - 1
     repeated = served.remove(removed, keep_gaps=False).concat(num_iterations, number[np.array(across).reshape(-1, 2)])
     samples = num_ranks * graph.meta.samples_ratio
@@ -140,6 +143,7 @@ def _send(
     wire, servers = graph.num_resources - 2, graph.num_resources - 1
     # The worker's update time shared out by bytes, in whole nanoseconds that add up to it.
     update_ns = int(graph.duration_ns[graph.select(phase=Phase.UPDATE)].sum())
+    # Cumulative times are rounded, not the parts, so that the parts add up exactly.
     ends = np.rint(np.cumsum(size_bytes) / max(int(size_bytes.sum()), 1) * update_ns).astype(np.int64)
     columns = {
         "name": [f"{verb} {gradients[item].layer}" for verb in ("push", "serve", "pull") for item in layer],
@@ -154,5 +158,6 @@ def _send(
     }
     ready: list[int | None] = [gradients[item].ready for item in layer]
     extended = graph.insert(columns, after=ready + [None] * (2 * count))
+    #      push (link) --> serve (servers) --> pull (link)          per slice; rows 0, 1, 2 of ``rows``
     rows = graph.num_tasks + np.arange(3 * count).reshape(3, count)
     return extended.connect(rows[:2].ravel(), rows[1:].ravel(), EdgeKind.MESSAGE), rows[2]

@@ -59,6 +59,10 @@ def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
     resource[kernels] = queue
     tasks = graph.tasks.replace(resource=resource).concat(_launches(graph, kernels, launch_ns), TASK_COLUMNS)
     # Program order holds the launches; data still goes from kernel to kernel.
+    #      CPU     a --ORDER--> b                 launch a --ORDER--> launch b          on the thread
+    #              (each computes in its place)        |LAUNCH            |LAUNCH
+    #                                                  v                  v
+    #                                              kernel a --ORDER--> kernel b         on the queue
     index = np.arange(graph.num_tasks, dtype=np.int32)
     index[kernels] = launches
     is_order = graph.edges["kind"] == EdgeKind.ORDER

@@ -62,6 +62,8 @@ def batch_size_of_operators(graph: Graph) -> int:
 def passes_of(program: Program) -> int:
     """How many backward passes add into the gradients of one update: those that begin with the same first operator."""
     passes, most, is_open = 0, 1, False
+    # A backward pass starts with the gradient of the loss; passes that start with another operator belong to
+    # another loss, and are not accumulated.
     begins: list[str] = []
     for call in program.calls:
         if call.mark == "update":

@@ -141,6 +141,7 @@ def speed_of(
         captured = samples_of(graph, batch_dim)
         samples = batch_size * passes_per_update(graph) or captured
         tokens = tokens_of(graph) if num_tokens is None else tokens
+        # Tokens per sample stay at another batch size.
         tokens = tokens * samples // captured if captured else 0
     chip = device_of_graph(graph) if device is None else device
     flops, used = model_flops_of(graph, chip, dtype)
@@ -177,6 +178,8 @@ def _count_lookups(program: Program) -> dict[int, int]:
     """Tokens by table, of all passes of a step; what is looked up again while gradients are computed counts once."""
     result: dict[int, dict[tuple[int, int], int]] = {}
     recomputed = {row for first, last in program.recomputed for row in range(first, last)}
+    # Passes of gradient accumulation look up the same indices in the same table; they are told apart by how
+    # many backward passes came before.
     num_backward = 0  # since the last update
     for row, call in enumerate(program.calls):
         if call.mark:
@@ -221,6 +224,8 @@ def model_flops_of(graph: Graph, device: Device | None = None, dtype: str = "") 
     )
     forward = float(flops_T[~is_backward].sum())
     backward = float(flops_T[is_backward].sum())
+    # By the usual definition of MFU, recomputation is no work of the model: a backward pass counts as at most
+    # twice the forward pass.
     backward = min(backward, _BACKWARD_PER_FORWARD * forward) if forward else backward
     amounts: dict[str, float] = {}
     for name, amount in zip(work.dtype[row_T[tasks]].tolist(), flops_T.tolist(), strict=True):

@@ -67,6 +67,8 @@ def vdnn(
         raise NotApplicableError("the work runs in the host's own memory: there is nowhere to offload to")
     wire = link_of(link, bandwidth_bytes_per_s, latency_ns)
     known = activations_of(graph, minimum_bytes)
+    # A prefetch begins when the backward pass starts the layer ``ahead`` above: early enough to be there, late
+    # enough to save memory.
     triggers = _triggers(graph, known, ahead)
     moved = [activation for activation in known if activation.layer in triggers]
     if not moved:
@@ -110,6 +112,7 @@ def _add_offload_and_prefetch(
         "cost_source": "link model",
         **{name: np.tile(graph.tasks[name][rows], 2) for name in ("iteration", "rank") if name in graph.tasks},
     }
+    #      forward: result --> offload (own stream)          backward of the layer above starts --> prefetch --> readers
     offload = graph.num_tasks + np.arange(count)
     waits: list[int | None] = [*rows, *[None] * count]
     readers: list[tuple[int, ...] | None] = [*[None] * count, *(activation.readers for activation in moved)]
@@ -171,6 +174,7 @@ def _add_encode_and_decode(
     encode |= {"bytes_read": sizes, "bytes_written": encoded}
     extended, encoders = insert_behind(graph, rows, encode)
     readers = np.array([activation.readers[0] for activation in kept], dtype=np.int64)
+    # Results that are read by the same task first are decoded together.
     unique, member = np.unique(readers, return_inverse=True)
     decode = {
         name: _sum_by_member(member, values) for name, values in (("duration_ns", duration_ns), ("output_bytes", sizes))

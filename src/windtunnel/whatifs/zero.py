@@ -100,6 +100,7 @@ def share_updates(
     if not updates.any():
         raise NotApplicableError("no task updates parameters", where="phase UPDATE")
     per_worker = size_bytes.sum() / (graph.num_iterations * graph.num_ranks)
+    # Each worker keeps 1 / n of the optimizer's state, and of the further copies that are sharded.
     saved = round((state_ratio + num_more) * per_worker * (1 - 1 / count))
     base = max(0, graph.meta.memory_base_bytes - saved)
     shared = rescale(graph, updates, 1 / count, "share of the update")
@@ -153,5 +154,6 @@ def _gather_parameters(graph: Graph, messages: NDArray[np.int64]) -> Graph:
     after = [last.get(int(iteration[row])) for row in messages]
     extended = graph.insert(columns, after=after)
     new = np.arange(graph.num_tasks, extended.num_tasks)
+    # All-gathers of one iteration use the same link, one after the other.
     following = iteration[messages][1:] == iteration[messages][:-1]
     return extended.connect(new[:-1][following], new[1:][following], EdgeKind.ORDER)
