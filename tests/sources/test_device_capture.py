@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 from windtunnel.graph import EdgeKind, Kind, Phase, ResourceKind  # noqa: E402
 from windtunnel.hardware import machine  # noqa: E402
 from windtunnel.simulate import replay  # noqa: E402
@@ -126,6 +128,24 @@ def test_a_script_is_captured_so_and_knows_where_it_came_from(as_if_on_a_gpu, tm
     assert str(path) == graph.meta.origin["script"]
     assert graph.meta.is_complete
     assert {"train.py:8"} == {line[-10:] for line in texts(graph, "line")[graph.select(op="aten::addmm")]}
+
+
+def test_what_a_checkpoint_runs_again_is_told(as_if_on_a_gpu):
+    block = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(block.parameters())
+    inputs = torch.randn(32, 64)
+
+    def step():
+        optimizer.zero_grad()
+        checkpoint(block, inputs, use_reentrant=False).sum().backward()
+        optimizer.step()
+
+    graph = capture(step, iterations=2, model=block, optimizer=optimizer)
+    again = graph.select(op="aten::addmm") & (texts(graph, "input_shapes") != "") & graph.tasks["is_recomputed"]
+
+    assert graph.meta.program["recomputed"]
+    assert {Phase.BACKWARD} == set(graph.tasks["phase"][again].tolist())
+    assert 2 == again.sum()  # the second layer is not needed, and its call ends by an exception
 
 
 def record(irregular=(), iterations=3, turns=80):

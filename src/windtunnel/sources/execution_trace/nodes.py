@@ -111,8 +111,16 @@ class Document(NamedTuple):
     nodes: list[Node]
 
 
-def read_document(path: Path, read_limit: int | None = None) -> Document:
+def read_document(path: Path, read_limit: int | None = None, *, allow_missing: bool = False) -> Document:
     """Read ``.json`` or ``.json.gz``; the content decides, not the name.
+
+    Parameters
+    ----------
+    path : Path
+    read_limit : int, optional
+    allow_missing : bool
+        Nodes may lie inside one that is not there, as those do that follow an operator which an exception ended: a
+        checkpoint ends its second run so.
 
     Raises
     ------
@@ -133,7 +141,7 @@ def read_document(path: Path, read_limit: int | None = None) -> Document:
     if schema != "1.0.1":
         nodes = [_convert_nested_node(path, node) for node in _decode(path, data, list[_Nested], raw)]
     nodes.sort(key=lambda node: node.id)
-    _check_tree(path, nodes)
+    _check_tree(path, nodes, allow_missing=allow_missing)
     work = [node for node in nodes if not node.name.startswith(_ROOT)]
     if not work:
         raise TraceError(
@@ -197,7 +205,7 @@ def _node_error(path: Path, node: Any, message: str) -> TraceError:
     return TraceError(message, where=f"{path}: node {node.id} ({node.name[:60]!r})", fix=_EXPORT)
 
 
-def _check_tree(path: Path, nodes: list[Node]) -> None:
+def _check_tree(path: Path, nodes: list[Node], *, allow_missing: bool) -> None:
     """Ids are unique, and what a node lies inside began before it; only the process lies inside itself."""
     known: set[int] = set()
     for node in nodes:
@@ -207,7 +215,7 @@ def _check_tree(path: Path, nodes: list[Node]) -> None:
         is_root = node.name.startswith(_ROOT)
         if node.parent > node.id or (node.parent == node.id and not is_root):
             raise _node_error(path, node, f"node {node.id} lies inside node {node.parent}: the calls form a cycle")
-        if node.parent not in known and not is_root:
+        if node.parent not in known and not is_root and not allow_missing:
             raise _node_error(path, node, f"node {node.id} lies inside node {node.parent}, which is not there")
 
 

@@ -88,6 +88,7 @@ def to_events(trace: Trace) -> Events:
         arrows=_find_arrows(trace),
         frame=frame,
         call=Sparse(np.empty(0, np.int32), np.empty(0, np.int64)),
+        repeated=np.empty(0, np.int32),
         operators=find_operators(trace, category),
         names=trace.strings,
         threads=trace.threads,

@@ -349,6 +349,10 @@ def _task_columns(parts: _Parts) -> dict[str, Any]:
         columns["call"] = np.full(len(row), -1, np.int32)
         columns["call"][: host.num_slices] = labels.call[host.event]
         columns["call"][host.num_slices + launched] = labels.call[launch_event]
+    if (labels.is_repeated > 0).any():
+        columns["is_recomputed"] = np.zeros(len(row), bool)
+        columns["is_recomputed"][: host.num_slices] = labels.is_repeated[host.event] > 0
+        columns["is_recomputed"][host.num_slices + launched] = labels.is_repeated[launch_event] > 0
     if events.rank is not None:
         columns["rank"] = np.full(len(row), events.rank, np.int32)
     return {**columns, **_optional_columns(parts, row)}

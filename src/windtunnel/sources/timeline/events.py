@@ -223,6 +223,8 @@ class Events:
         Code into ``lines`` (FILE:NUMBER) of rows of category FRAME, and of operators whose line is known.
     call : Sparse
         Row of the captured program's calls that an operator, or a node of autograd, belongs to.
+    repeated : int32 [R]
+        Rows of operators of the forward pass that a checkpoint runs again in the backward pass.
     syncs, collectives, memory, arrows, operators
         Tables of what only some rows have, see there.
     counts : dict
@@ -259,6 +261,7 @@ class Events:
     arrows: Arrows
     frame: Sparse
     call: Sparse
+    repeated: Int32s
     operators: OperatorRecords
     names: tuple[str, ...]
     threads: tuple[tuple[Owner, Owner], ...]
@@ -294,6 +297,7 @@ class Events:
             "arrows": Arrows(longs, ints, longs, flags),
             "frame": Sparse(ints, longs),
             "call": Sparse(ints, longs),
+            "repeated": ints,
             "operators": OperatorRecords.empty(),
             "threads": ((0, 0),),
         }
@@ -322,6 +326,6 @@ class Events:
         nothing = np.empty(0, np.int64)
         gone = ("category", "start_ns", "duration_ns", "stream", "correlation", "external_id", "file_category")
         emptied: dict[str, Any] = dict.fromkeys(gone, nothing)
-        tables = {"sequence_number", "layer", "syncs", "collectives", "memory", "arrows", "frame", "call"}
+        tables = {"sequence_number", "layer", "syncs", "collectives", "memory", "arrows", "frame", "call", "repeated"}
         bare = type(self).of(nothing, nothing, nothing, nothing, ())
         return replace(self, **emptied, **{table: getattr(bare, table) for table in tables})

@@ -94,6 +94,7 @@ class Labels:
     layer: Int32s
     line: Int32s
     call: Int32s
+    is_repeated: Int32s  # 1 of what a checkpoint runs again, else -1
     layers: tuple[str, ...]
     forward_of: Int32s  # event of the forward operator of a backward operator, -1 for none
 
@@ -122,7 +123,10 @@ def label_events(events: Events, host: Host) -> Labels:
     call = np.full(events.num_rows, -1, np.int32)
     call[events.call.row] = events.call.value
     call = inherit(host.parent, call[host.row])
-    return Labels(op, phase, _inherit_layer(host, own_layer, maker), line, call, tuple(layers), forward_of)
+    repeated = np.full(events.num_rows, -1, np.int32)
+    repeated[events.repeated] = 1
+    repeated = inherit(host.parent, repeated[host.row])
+    return Labels(op, phase, _inherit_layer(host, own_layer, maker), line, call, repeated, tuple(layers), forward_of)
 
 
 def _forward_or_previous(events: Events, host: Host, forward_of: Int32s) -> Int32s:

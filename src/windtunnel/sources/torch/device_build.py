@@ -118,13 +118,14 @@ def read_rich(
 ) -> tuple[Events, dict[str, Any]]:
     """Read the timeline of a rich iteration, whose operators know their inputs and calls; and its program."""
     trace = read_trace(path)
-    events = join_by_id(trace, to_events(trace), read_document(execution))
+    events = join_by_id(trace, to_events(trace), read_document(execution, allow_missing=True))
     recorded, row_of = _profile_events(trace, profile.execution_nodes(execution))
-    program, call_of, _ = keep_program(without_lines(recorded), discovery, operators)
+    program, call_of, repeated = keep_program(without_lines(recorded), discovery, operators)
     calls = sorted((row_of[record], call) for record, call in call_of.items() if record in row_of)
     columns = np.array(calls, np.int64).reshape(-1, 2).T
     call = Sparse(columns[0].astype(np.int32), columns[1])
-    return _with_plain_names(replace(events, call=call)), program
+    again = np.array(sorted(row_of[record] for record in repeated if record in row_of), np.int32)
+    return _with_plain_names(replace(events, call=call, repeated=again)), program
 
 
 def _profile_events(trace: Trace, nodes: dict[int, dict[str, Any]]) -> tuple[profile.Events, dict[int, int]]:

@@ -7,8 +7,10 @@ measured how (``recorder``), the graph (``device_build``).
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
+import weakref
 from itertools import accumulate, compress, groupby
 from pathlib import Path
 from typing import Any
@@ -40,17 +42,18 @@ class DeviceTraces:
         self.kind = "cuda" if uses_gpu() else ""
         self._clock = IterationClock()
         self._is_regular: list[bool] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-")
+        self._folder = Path(tempfile.mkdtemp(prefix="windtunnel-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self.first_light, self.num_light = 0, 0
         self.allocator: dict[str, int] = {}
 
     def trace(self, name: str) -> Path:
         """The Kineto trace of the iterations of a name: ``light``, ``rich`` or ``operators``."""
-        return Path(self._folder.name) / f"{name}.json"
+        return self._folder / f"{name}.json"
 
     def execution_trace(self, name: str) -> Path:
         """The execution trace of the iteration of a name."""
-        return Path(self._folder.name) / f"{name}-execution.json"
+        return self._folder / f"{name}-execution.json"
 
     def begin_bare(self) -> None:
         """Bare iterations begin, with a device that has nothing left to do."""
@@ -93,7 +96,7 @@ class DeviceTraces:
 
     def remove(self) -> None:
         """Delete the files."""
-        self._folder.cleanup()
+        self._remove()
 
 
 def _cuda() -> Any:

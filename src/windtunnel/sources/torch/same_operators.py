@@ -50,6 +50,7 @@ def share_operators(light: Events, rich: Events) -> tuple[Events, float]:
         frame=known["line"],
         lines=rich.lines,
         call=known["call"],
+        repeated=match.light[np.isin(match.rich, rich.repeated)].astype(np.int32),
         operators=_share_records(match, rich.operators),
         memory=_share_memory(match, light, rich),
     )
