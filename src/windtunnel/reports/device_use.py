@@ -42,7 +42,8 @@ def device_lines(use: DeviceUse | None) -> list[str]:
     shown = [wait for wait in use.waits if wait.ratio >= _MIN_SHOWN][:_MAX_WAITS]
     lines += [f"  {format_duration(wait.duration_ns)} ({format_ratio(wait.ratio)}) {cause_of(wait)}" for wait in shown]
     if use.kernels:
-        lines.append(f"it computes {format_duration(use.computing_ns)} ({format_ratio(1 - use.waiting_ratio)}):")
+        mfu = f", MFU {format_ratio(use.mfu_ratio)}" if use.mfu_ratio else ""
+        lines.append(f"it computes {format_duration(use.computing_ns)} ({format_ratio(1 - use.waiting_ratio)}){mfu}:")
         lines += [
             f"  {kernels.kernel_class} {format_ratio(kernels.ratio)} of the kernels' time{_with_comma(kernels)}"
             for kernels in use.kernels[:_MAX_KERNELS]

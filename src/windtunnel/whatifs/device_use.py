@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.floor import floor_of
-from windtunnel.cost.pricing import with_known_peaks
+from windtunnel.cost.pricing import in_type, with_known_peaks, with_library_types
 from windtunnel.cost.work import work_of
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, Strings, lags
@@ -26,7 +26,8 @@ from windtunnel.sources.kineto.unprofiled import TYPICAL_SHARE
 from windtunnel.whatifs.ask import whatif
 from windtunnel.whatifs.device_tasks import lies_on_device
 from windtunnel.whatifs.host_waits import is_blocking_copy
-from windtunnel.whatifs.insert_tasks import chip_of, is_on_host
+from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, products_by_type
+from windtunnel.whatifs.speed import speed_of_measurement
 
 __all__ = ["DeviceUse", "DeviceWait", "FirstChange", "KernelUse", "find_device_use"]
 
@@ -97,7 +98,7 @@ class KernelUse:
     flops_per_s, bytes_per_s : float or None
         Achieved, where the graph says what kernels compute and move.
     bound_ratio : float or None
-        Least time by the data sheet over the time taken: 1 is as good as it gets.
+        Least time by the data sheet over the time taken: 1 is as good as it gets, and where caches serve the kernels.
     """
 
     kernel_class: str
@@ -137,6 +138,8 @@ class DeviceUse:
         Longest first.
     changes : tuple of FirstChange
         Best first.
+    mfu_ratio : float or None
+        Model FLOPs utilization of such a step, where the graph says what it computes.
     """
 
     step_ns: float
@@ -147,6 +150,7 @@ class DeviceUse:
     waits: tuple[DeviceWait, ...]
     kernels: tuple[KernelUse, ...]
     changes: tuple[FirstChange, ...] = ()
+    mfu_ratio: float | None = None
 
     @property
     def waiting_ratio(self) -> float:
@@ -193,6 +197,7 @@ def find_device_use(graph: Graph, timeline: Timeline | None = None, *, asks: boo
         waiting_ns=step_ns - computing_ns * mean,
         waits=tuple(sorted(waits, key=lambda wait: (-wait.duration_ns, wait.cause, wait.operator, wait.line))),
         kernels=_kernel_uses(graph, mean),
+        mfu_ratio=_mfu_ratio(graph, step_ns),
         changes=_first_changes(graph) if asks and graph.num_tasks <= _MAX_ASKED else (),
     )
 
@@ -319,7 +324,7 @@ def _kernel_uses(graph: Graph, mean: float) -> tuple[KernelUse, ...]:
         if known_ns:
             rates[0] = 1e9 * float(flops[known].sum()) / known_ns or None
             rates[1] = 1e9 * float(moved[known].sum()) / known_ns or None
-            rates[2] = float(bound_ns[known].sum()) / known_ns or None
+            rates[2] = float(np.minimum(bound_ns, duration_ns)[known].sum()) / known_ns or None
         result.append(KernelUse(name, took_ns * mean, took_ns / total_ns, float(mask.sum()) * mean, *rates))
     return tuple(sorted(result, key=lambda use: (-use.duration_ns, use.kernel_class)))
 
@@ -333,12 +338,33 @@ def _work_of_kernels(graph: Graph, rows: Ints) -> tuple[NDArray[np.float64], NDA
     mask = np.zeros(graph.num_tasks, dtype=bool)
     mask[rows] = True
     work, row_T = work_of(graph, mask)
-    try:
-        bound_ns = floor_of(with_known_peaks(work, chip), chip).bound_ns
-    except WindtunnelError:  # a type without a peak
-        bound_ns = np.zeros(len(work))
     index = row_T[rows]
-    return work.flops[index], work.bytes_moved[index], bound_ns[index]
+    flops, moved = work.flops[index], work.bytes_moved[index]
+    try:
+        bound_ns = floor_of(with_known_peaks(with_library_types(work, chip), chip), chip).bound_ns[index]
+        if {"fp32", "tf32"} <= set(chip.peak_flops_per_s):
+            # inputs are float32 where the kernel rounds them to TF32, as the name says, or as only that explains
+            rounded = floor_of(in_type(work, "tf32"), chip).bound_ns[index]
+            is_rounded = (work.dtype[index] == "fp32") & (bound_ns > graph.duration_ns[rows])
+            is_rounded |= products_by_type(graph, mask)["tf32"][rows]
+            bound_ns = np.where(is_rounded, rounded, bound_ns)
+    except WindtunnelError:  # a type without a peak
+        bound_ns = nothing
+    return flops, moved, bound_ns
+
+
+def _mfu_ratio(graph: Graph, step_ns: float) -> float | None:
+    """Against the peak of TF32 where most products of float32 inputs ran in that."""
+    speed, chip = speed_of_measurement(graph, step_ns), chip_of(graph)
+    if speed.dtype == "fp32" and chip is not None and "tf32" in chip.peak_flops_per_s:
+        took_ns = {form: graph.duration_ns[mask].sum() for form, mask in _products(graph).items()}
+        if took_ns["tf32"] > took_ns["fp32"]:
+            return speed.model_flops_per_s / (speed.num_devices * chip.flops_per_s("tf32")) or None
+    return speed.mfu_ratio or None
+
+
+def _products(graph: Graph) -> dict[str, Mask]:
+    return products_by_type(graph, on_device(graph))
 
 
 def _first_changes(graph: Graph) -> tuple[FirstChange, ...]:
