@@ -85,6 +85,7 @@ BARS = (
     "gpu_capture",
     "gpu_operators",
     "gpu_whatifs",
+    "gpu_flights",
     "dpro_replay_error",
     "ddp_from_one",
     "optimizer_flown",

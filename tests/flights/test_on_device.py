@@ -26,7 +26,7 @@ def on_gpu(dtype=torch.float32):
     return SimpleNamespace(is_cuda=True, dtype=dtype)
 
 
-@pytest.mark.parametrize("name", ["tf32", "pinned-memory"])
+@pytest.mark.parametrize("name", ["tf32", "pinned-memory", "non-blocking-copies"])
 def test_on_the_host_nothing_changes_and_that_is_said(name):
     with pytest.raises(FlightError, match="changed nothing in this program"):
         fly(TINY, name, rule=BRIEF)
@@ -69,13 +69,34 @@ def test_only_float32_products_on_a_gpu_are_rounded(operator, tensor, expected):
         assert expected is _rounds_inputs(operator, [tensor])
 
 
-def test_loaders_pin_and_copies_go_on_at_once():
+@pytest.mark.parametrize("name", ["pinned-memory", "non-blocking-copies"])
+def test_loaders_pin_and_copies_go_on_at_once(name):
     program, asked = LiveProgram(is_hooked=True), {}
     moves = torch.Tensor.to
-    with registry.get("flight", "pinned-memory").function(program):
+    with registry.get("flight", name).function(program):
         asked = program.loader_arguments({"batch_size": 4})
         moved = torch.ones(2).to("cpu", torch.float64)
 
     assert {"batch_size": 4, "pin_memory": True} == asked
     assert torch.float64 is moved.dtype
     assert moves is torch.Tensor.to
+
+
+def test_the_regions_of_a_program_that_uses_autocast_compute_in_float32():
+    layer, inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    enter = torch.autocast.__enter__
+
+    def dtype():
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(inputs).dtype
+
+    with entered("no-amp"):
+        changed = dtype()
+
+    assert (torch.float32, torch.bfloat16) == (changed, dtype())
+    assert enter is torch.autocast.__enter__
+
+
+def test_no_amp_needs_a_program_that_uses_autocast():
+    with pytest.raises(FlightError, match="changed nothing in this program"):
+        fly(TINY, "no-amp", rule=BRIEF)

@@ -1,4 +1,4 @@
-"""Forward passes in bfloat16 (flight of "amp").
+"""Forward passes in bfloat16, or no longer (flights of "amp" and "no-amp").
 
 In: a live program. Out: every model's forward runs under autocast and gives float32 back, as trainer libraries do
 it; backward follows automatically. Losses that are modules run under it too.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.flights.proof import proven_by, rises
+from windtunnel.flights.proof import falls, proven_by, rises
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
 if TYPE_CHECKING:
@@ -44,6 +44,29 @@ def amp(program: LiveProgram, *, dtype: str = "bfloat16") -> Iterator[None]:
 
     with program.each_model(change):
         yield
+
+
+@registry.flight("no-amp", source="Micikevicius et al., Mixed precision training, ICLR 2018")
+@proven_by(falls("low-precision operators"))
+@contextmanager
+def no_amp(_program: LiveProgram) -> Iterator[None]:
+    """Let the program's own autocast regions change nothing."""
+    from torch.amp.autocast_mode import autocast
+
+    enter = autocast.__enter__
+
+    def enter_disabled(region: Any) -> Any:
+        was_enabled, region._enabled = region._enabled, False
+        try:
+            return enter(region)
+        finally:
+            region._enabled = was_enabled
+
+    restore = swap(autocast, "__enter__", enter_disabled)
+    try:
+        yield
+    finally:
+        restore()
 
 
 def _as_float32(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A block compiled by Inductor (flight of "compile-block").
+"""Modules compiled by Inductor (flights of "compile-block" and "compile").
 
-In: a live program and a pattern over module paths. Out: those modules run as compiled code. Compiling takes place
-once, before anything is measured.
+In: a live program and a pattern over module paths. Out: those modules, or whole models, run as compiled code. Compiling
+takes place once, before anything is measured.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 def compile_block(program: LiveProgram, *, layer: str = "") -> Iterator[None]:
     """Run matching modules as compiled code."""
     with each_block(program, layer, lambda module: _compile_module(program, module)):
+        yield
+
+
+@registry.flight("compile", source="PyTorch 2, ASPLOS 2024")
+@proven_by(rises("compiled graphs"), sees_operators=False)
+@contextmanager
+def compile_models(program: LiveProgram) -> Iterator[None]:
+    """Run every model as compiled code."""
+    with program.each_model(lambda model: _compile_module(program, model)):
         yield
 
 

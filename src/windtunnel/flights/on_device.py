@@ -1,4 +1,4 @@
-"""What only a GPU can do (flights of "tf32" and "pinned-memory").
+"""What only a GPU can do (flights of "tf32", "pinned-memory" and "non-blocking-copies").
 
 In: a live program that computes on a GPU. Out: its products on matrix units; its batches in pinned memory, copied
 while the program goes on.
@@ -70,3 +70,13 @@ def pinned_memory(program: LiveProgram) -> Iterator[None]:
             yield
     finally:
         restore()
+
+
+@registry.flight("non-blocking-copies", source="PyTorch: non_blocking=True")
+@proven_by(rises("copies from pinned memory"))
+@at_start
+@contextmanager
+def non_blocking_copies(program: LiveProgram) -> Iterator[None]:
+    """Copy batches to the device from pinned memory without waiting, as pinned-memory does."""
+    with pinned_memory(program):
+        yield
