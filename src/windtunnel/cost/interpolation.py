@@ -47,6 +47,9 @@ class _Form:
     lengths: Floats
 
     def similar(self, first: Floats, first_names: Names, second: Floats, second_names: Names) -> Floats:
+        # (common^2 + own^2 [same operator]) * exp(-d^2 / 2)  +  offset^2 [same operator]
+        # an operator without samples here still learns from its class by `common`; the offset does not fade with
+        # distance
         squared = (((first[:, None] - second[None]) / self.lengths) ** 2).sum(axis=2)
         alike = first_names[:, None] == second_names[None]
         similar: Floats = (self.common**2 + self.own**2 * alike) * np.exp(-0.5 * squared) + self.offset**2 * alike
@@ -90,6 +93,9 @@ class Process:
         form = _likely_form(points[few], names[few], values[few])
         matrix = form.similar(points, names, points, names) + form.noise**2 * np.eye(len(points))
         inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+        # What all others predict of sample i comes from the inverse of the whole matrix alone (Rasmussen and Williams
+        # 2006, section 5.4.2): its residual is weights[i] / inverse[i, i], its variance 1 / inverse[i, i]; no fit is
+        # repeated.
         weights, diagonal = inverse @ values, np.diag(inverse)
         solved = _Solved(weights, inverse, weights / diagonal, 1.0 / diagonal)
         # a sample that is more efficient than predicted took less time
@@ -133,6 +139,7 @@ def _likely_form(points: Floats, names: Names, values: Floats) -> _Form:
 
     Source: Riedmiller and Braun 1993 (Rprop); Blum and Riedmiller 2013 for processes.
     """
+    # a column that is the same everywhere says nothing of its length
     varies = np.ptp(points, axis=0) > 0
     spread = max(float(np.std(values)), _MIN_SPREAD)
     usual = np.log([spread, spread / 3, spread / 2, max(spread / 10, _MIN_SPREAD)])
@@ -148,6 +155,9 @@ def _likely_form(points: Floats, names: Names, values: Floats) -> _Form:
         surprise += 0.5 * float((((index - prior) / spreads) ** 2).sum())
         if surprise < least:
             best, least = index, surprise
+        # Rprop: only the sign of the slope counts, and each parameter has a step of its own, halved where the sign
+        # turned. Slopes of likelihoods differ by orders of magnitude between parameters, so one rate for all would not
+        # do.
         turn = np.sign(slope + (index - prior) / spreads**2)
         climb = np.clip(climb * np.where(turn * before < 0, 0.5, 1.2), *_CLIMB_RANGE)
         index, before = np.clip(index - turn * climb, limits[:, 0], limits[:, 1]), turn
@@ -167,6 +177,7 @@ def _surprise(log_parameters: Floats, squared: Floats, alike: Floats, values: Fl
     inverse = np.linalg.inv(matrix)
     solved = inverse @ values
     surprise = 0.5 * (float(values @ solved) + np.linalg.slogdet(matrix)[1])
+    # d surprise / d theta = trace(pull * d matrix / d theta), and d matrix / d log(size) is twice the size's own part
     pull = 0.5 * (inverse - np.outer(solved, solved))
     sizes = [common * fades, own * alike * fades, offset * alike]
     slopes = [2 * float((pull * size).sum()) for size in sizes] + [2 * noise * float(np.trace(pull))]

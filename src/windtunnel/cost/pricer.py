@@ -64,6 +64,7 @@ class Prices:
     @property
     def log_std(self) -> Floats:
         """Spread of the logarithm of the time [P], as if the interval were a normal one's; NaN where unknown."""
+        # of logarithms, so that the bound, which both ends share, drops out
         width = np.log(self.efficiency_high) - np.log(self.efficiency_low)
         spread: Floats = width / (2 * NormalDist().inv_cdf((1 + self.level) / 2))
         return spread

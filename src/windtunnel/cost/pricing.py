@@ -89,6 +89,7 @@ def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype
     if (sources < 0).any():
         raise _missing_price_error(graph, work, row_T, sources < 0)
     pricers = [pricer for tier in tiers for pricer in tier]
+    # a measurement may be quicker than the bound (caches), and is believed; all others are raised to it
     is_seen = np.array([getattr(pricer, "is_measurement", False) for pricer in pricers], dtype=bool)[sources]
     floor = floor_of(work, device)
     prices, was_under = raise_to_floor(prices, floor, is_seen)
@@ -154,7 +155,9 @@ def price_work(work: Work, device: Device, tiers: Tiers) -> tuple[Prices, NDArra
             covered = open_P & pricer.covers(work, device)
             if covered.any():
                 offered = pricer.price(work.take(covered), device)
+                # who cannot say how sure it is comes after all who can, before nobody
                 spread = np.nan_to_num(offered.log_std, nan=np.finfo(float).max)
+                # the first pricer of a tier keeps rows where another is as sure
                 better = spread < sure[covered]
                 selected = np.flatnonzero(covered)[better].astype(np.int64)
                 prices = prices.replace_rows(selected, offered.take(better))

@@ -175,12 +175,14 @@ def _numbers(graph: Graph, name: str, rows: NDArray[np.int64]) -> Floats:
 
 
 def _factors(name: str, dtypes: str) -> str:
+    # addmm(bias, a, b): what follows the first tensor are the types of a and b
     is_sum = name.rpartition("::")[2].partition(".")[0].rstrip("_") in _SUMS
     return dtypes.partition("Tensor(")[2] if is_sum else dtypes
 
 
 def _distinct(columns: list[NDArray[np.int32] | Floats]) -> tuple[NDArray[np.int64], ...]:
     """First row, inverse and count of each distinct row: 64 bits mixed from all columns, then compared in full."""
+    # one sort of 64-bit numbers instead of a sort of rows of seven columns
     mixed = np.zeros(len(columns[0]), dtype=np.uint64)
     for column in columns:
         mixed = (mixed ^ column.astype(np.int64).view(np.uint64)) * _MIX

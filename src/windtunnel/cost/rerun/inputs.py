@@ -42,6 +42,7 @@ def _make(
     values: dict[int, Any] = {}
     for row in rows:
         for slot in row.inputs:
+            # read before any call made it: it comes from outside
             if slot.version in created or slot.version in values:
                 continue
             name = program.parameters.get(slot.spec.identity)
@@ -50,6 +51,7 @@ def _make(
                     fill(slot.spec, slot.shape, positive=True, bound=bounds.get(slot.version, 2)), form
                 )
                 continue
+            # all versions of a parameter are one leaf, so that its gradients add up
             if slot.spec.identity not in parameters:
                 parameters[slot.spec.identity] = _parameter(slot, form).requires_grad_(name not in frozen)
             values[slot.version] = parameters[slot.spec.identity]
@@ -57,6 +59,7 @@ def _make(
 
 
 def _parameter(slot: Slot, form: Form) -> torch.Tensor:
+    # divided by the root of what a row sums, so that values keep their size through many layers
     fan_in = math.prod(slot.shape[1:]) if len(slot.shape) > 1 else 1
     created = fill(slot.spec, slot.shape, positive=len(slot.shape) < 2)
     return _laid_out(created / math.sqrt(fan_in) if len(slot.shape) > 1 else created, form)
@@ -75,6 +78,7 @@ def bounds_of(program: Program, rows: list[Prepared]) -> dict[int, int]:
         call, row = program.calls[index], rows[index]
         if call.mark or not row.inputs:
             continue
+        # a view has its source's values: what its readers need, the source has to fulfil
         if call.operator.removeprefix("aten::") in _PASS_THROUGH:
             known = [bounds[slot.version] for slot in row.outputs if slot.version in bounds]
             if known:

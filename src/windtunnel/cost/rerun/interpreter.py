@@ -116,6 +116,7 @@ class Interpreter:
         self._learn()
 
     def _learn(self) -> None:
+        # a stand-in has other values than a result, so what reads it may fail next: run until no further call fails
         while True:
             known = len(self.opaque)
             self._run(detail=False, learn=True)
@@ -175,6 +176,8 @@ class Interpreter:
     def _pass(self, lap: Lap, watch: _NodeWatch | None, learn: bool, *, is_last: bool) -> None:
         self._values, self._roots = dict(self._inputs), []
         calls = self.program.calls
+        # groups, not single calls: entering autocast costs more than a small call, and leaving it empties its cache of
+        # cast weights, which the model keeps for the whole of its forward pass
         for is_model, indices in groupby(range(len(calls)), key=lambda i: self._is_model[i]):
             with self._autocast() if is_model else nullcontext():
                 for index in indices:
@@ -199,6 +202,7 @@ class Interpreter:
         roots, self._roots = self._roots, []
         gradients = [torch.ones_like(root) for root in roots]
         stopwatch = self._stopwatch
+        # what is still open belongs to the forward calls: read it before the backward pass begins its own windows
         stopwatch.settle(lap.forward_ns)
         stopwatch.begin(NOTHING)
         torch.autograd.backward(roots, gradients)
@@ -251,6 +255,8 @@ class Interpreter:
                     if value.dtype != requested and value.dtype in _LOW_PRECISION.values():
                         self._values[slot.version] = value.to(requested)
                 stopwatch.begin(NOTHING)
+            # Getting the arguments is not the call's work, dropping what dies with it is: the step frees it there as
+            # well. The names go first, or they would keep the tensors alive.
             arguments, keywords = prepared.arguments(self._values)
             stopwatch.begin(index)
             result = prepared.function(*arguments, **keywords)
@@ -275,6 +281,7 @@ class Interpreter:
         self._keep(prepared, self._make_outputs(prepared))
 
     def _make_outputs(self, prepared: Prepared) -> list[torch.Tensor]:
+        # without a known bound 0 and 1 are in range of nearly every index
         created = [fill(slot.spec, slot.shape, bound=self._bounds.get(slot.version, 2)) for slot in prepared.outputs]
         return [value.requires_grad_(prepared.grad and value.is_floating_point()) for value in created]
 

@@ -51,6 +51,7 @@ def resize(call: Call, prepared: Prepared, shapes: list[Shape], batch: tuple[int
         _join_more(prepared, batch)
         return
     makes_own = not prepared.inputs and name.startswith(_MAKES_SIZES) and _is_of_batch(call, batch[0])
+    # before anything is changed: a call that is refused must be left as it was captured
     if name in _RECURRENT:
         _check_states(call, shapes)
     if not moved and not makes_own:
@@ -118,6 +119,11 @@ def _same_place(shape: Shape, dim: int, target: Shape, size: int) -> int:
     """Where the batch in dimension ``dim`` of a tensor lies after a view as ``target``: elements keep their order."""
     inner = math.prod(shape[dim + 1 :])
     outer = inner * shape[dim]
+    # A dimension of the target steps over prod(target[row + 1:]) elements. The batch steps over `inner` and fills
+    # `outer`:
+    #     shape   (4, 32, 10)        dim 1: inner 10, outer 320
+    #     target  (4, 8, 4, 10)      rows 1 and 2 lie within 10 .. 320: parts of the batch
+    #     target  (128, 10)          row 0 reaches beyond 320: the batch is merged into it
     parts = [
         row
         for row in range(len(target))
@@ -130,6 +136,7 @@ def _same_place(shape: Shape, dim: int, target: Shape, size: int) -> int:
 
 def _view_sizes(sizes: Any, old: Shape, new: Shape) -> Any:
     """What to ask a view for: the new sizes, with -1 where it was."""
+    # -1 stays: what it stands for follows from the other sizes, and may hold the batch itself
     if not isinstance(sizes, list):
         return sizes
     return (
