@@ -88,13 +88,18 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
                     break
             if not is_open:
                 continue
-            new[:] = words
+            for word in range(num_words):  # numba compiles loops many times faster than slices
+                new[word] = words[word]
             new[node >> 6] |= np.uint64(1) << np.uint64(node & 63)
             position = np.int64(_hash(new) & np.uint64(table.size - 1))
             is_known = False
             while table[position] >= 0:
-                if (result[table[position]] == new).all():
-                    is_known = True
+                is_known = True
+                for word in range(num_words):
+                    if result[table[position], word] != new[word]:
+                        is_known = False
+                        break
+                if is_known:
                     break
                 position = (position + 1) & (table.size - 1)
             if is_known:
@@ -107,7 +112,9 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
                 parent, added = longer(parent, capacity), longer(added, capacity)
             # Each downset remembers one parent and the node that was added: sums over its nodes then take one
             # addition (``Lattice.sums``), and membership is inherited (``fill_inside``).
-            result[count], parent[count], added[count] = new, index, node
+            for word in range(num_words):
+                result[count, word] = new[word]
+            parent[count], added[count] = index, node
             table[position] = count
             count += 1
             if 2 * count > table.size:
@@ -233,7 +240,8 @@ def row(i: int, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries
     num_channels = comm_IC.shape[1]
     inside_I[0] = True
     if has_comm:
-        comm_IC[0, :] = 0.0
+        for channel in range(num_channels):
+            comm_IC[0, channel] = 0.0
         for g in range(own_G.size):
             reached = 0
             for index in range(target_ptr[g], target_ptr[g + 1]):

@@ -12,6 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from windtunnel.base.ordering import stable_order
+
 # T tasks, E edges, R resources, P tasks of a path
 Ints = NDArray[Any]
 
@@ -106,8 +108,8 @@ def resolve_joins(
             e = rows[k]
             arrival[k] = lag[e] + (start[src[e]] if from_start[e] else finish[src[e]])
         # Two stable sorts: by time of arrival, and among equal times by the order in which tasks began.
-        started = np.argsort(place[src[rows]], kind="mergesort")
-        ranked = started[np.argsort(arrival[started], kind="mergesort")]
+        started = stable_order(place[src[rows]])
+        ranked = started[stable_order(arrival[started])]
         for k in range(min(rows.size, out_indptr[v + 1] - out_indptr[v])):
             arriving = rows[ranked[k]]
             released = out_rows[out_indptr[v] + k]

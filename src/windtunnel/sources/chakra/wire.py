@@ -115,7 +115,8 @@ def _scan(
             index = end
             continue
         if fill:
-            node[n, :] = 0
+            for column in range(node.shape[1]):
+                node[n, column] = 0
             node[n, 4] = index
             node_at[n] = message
         while index < end:
@@ -146,7 +147,8 @@ def _scan(
                 strings += 1
             elif number == 10 and extent >= 0:
                 if fill:
-                    attrs[a, :] = 0
+                    for column in range(attrs.shape[1]):
+                        attrs[a, column] = 0
                     attrs[a, 0] = n
                 inner = value
                 while inner < behind:

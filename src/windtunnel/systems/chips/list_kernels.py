@@ -74,7 +74,8 @@ def schedule_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_
     now: Any = 0
     num_left, num_running = num, 0
     while num_left:
-        skipped[:] = False
+        for index in range(num):
+            skipped[index] = False
         while True:
             best = -1
             for index in range(num):
@@ -163,7 +164,8 @@ def _bound(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, sp
     """
     # every forced operator raises ``alone`` and may force others: repeat until nothing changes
     alone = 0
-    must_N[first:last] = False
+    for node in range(first, last):
+        must_N[node] = False
     is_new = True
     while is_new:
         is_new = False

@@ -72,7 +72,8 @@ def best_plan(ptr_I: Any, small_Q: Any, in_QT: Any, out_QT: Any, max_QT: Any, de
         for i in range(1, num):
             row = best_SIK[stage - 1, i]
             if i < last:
-                row[: reach + 1] = np.inf
+                for devices in range(reach + 1):
+                    row[devices] = np.inf
             for pair in range(ptr_I[i], ptr_I[i + 1]):
                 j = small_Q[pair]
                 if (j == 0) != (stage == 1):

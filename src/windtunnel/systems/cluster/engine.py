@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.ordering import stable_order
 from windtunnel.systems.cluster.offers import add_pick, best_machine, offer, pick_any, pick_rack
 from windtunnel.systems.cluster.queue_order import rank_waiting, set_key
 from windtunnel.systems.cluster.running import end_quantum, end_segment, give_back, has_room, is_final, start
@@ -59,7 +60,6 @@ from windtunnel.systems.cluster.state import (
     pop_event,
     push_event,
     speed_of,
-    stable_order,
 )
 from windtunnel.systems.cluster.timers import MARGINAL, hold_ends, next_timer, predict_frees
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.ordering import stable_order
 from windtunnel.systems.cluster.state import (
     NOW,
     NUM_WAITING,
     RUNNING,
     WAITING,
     kernel,
-    stable_order,
 )
 
 NW_SENS, LAS, SRTF, FIFO, QUEUES, GITTINS, MIXED, ENDS, FTF, MAX_MIN = range(10)

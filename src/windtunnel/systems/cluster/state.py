@@ -161,31 +161,6 @@ def by_reference(state: Any) -> Any:
     return StateRef(*state)
 
 
-@kernel
-def stable_order(keys: Any) -> Any:
-    """Return the order that sorts keys, equal keys as they come: merges of ever longer runs.
-
-    Much less code than ``np.argsort``, which numba compiles again for every caller.
-    """
-    num = len(keys)
-    order, merged = np.arange(num), np.empty(num, np.int64)
-    width = 1
-    while width < num:
-        for first in range(0, num, 2 * width):
-            left, middle, last = first, min(first + width, num), min(first + 2 * width, num)
-            right = middle
-            for row in range(first, last):
-                if left < middle and (right == last or keys[order[left]] <= keys[order[right]]):
-                    merged[row] = order[left]
-                    left += 1
-                else:
-                    merged[row] = order[right]
-                    right += 1
-        order, merged = merged, order
-        width *= 2
-    return order
-
-
 @entry
 def push_event(state: Any, time: int, kind: int, item: int) -> None:
     """Add an event to the binary heap, which is ordered by time, then by sequence number."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.systems.cluster.state import EAGER, NEVER, NOW, NUM_HOLDING, NUM_SEGMENTS, WATCHED, kernel, stable_order
+from windtunnel.base.ordering import stable_order
+from windtunnel.systems.cluster.state import EAGER, NEVER, NOW, NUM_HOLDING, NUM_SEGMENTS, WATCHED, kernel
 
 FIXED, AUTO, MARGINAL = 0, 1, 2  # where timers come from
 

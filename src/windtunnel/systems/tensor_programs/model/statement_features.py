@@ -51,7 +51,7 @@ def _interval(code: Any, low: Any, high: Any, minimum: Any, dimension: int, is_c
         operation, argument = code[step, 0], code[step, 1]
         if operation == CONSTANT:
             top += 1
-            stack[top, :] = argument
+            stack[top, 0], stack[top, 1], stack[top, 2] = argument, argument, argument
         elif operation == VARIABLE:
             top += 1
             stack[top, 0], stack[top, 1], stack[top, 2] = low[argument], high[argument], minimum[argument]
@@ -181,7 +181,8 @@ def _reuse(access: Any, rows: Any, code: Any, around: Any, extent: Any, count: A
            element_bytes: Any, out: Any) -> None:  # fmt: skip
     """Fill ``out`` with kind, distance in iterations, distance in bytes and count of the innermost reuse."""
     # kind 1: a loop that the access does not depend on repeats it; kind 2: another access reads the same buffer
-    out[:] = 0.0
+    for entry in range(out.size):  # numba compiles loops many times faster than slices
+        out[entry] = 0.0
     inside = 1.0
     n = around.shape[0]
     buffer = access[0]
@@ -206,7 +207,8 @@ def _reuse(access: Any, rows: Any, code: Any, around: Any, extent: Any, count: A
 def _buffer_entries(kind: int, size: int, numel: float, continuous: float, min_stride: int, inside: float,
                     is_innermost: bool, product: float, n: int, reuse: Any, out: Any) -> None:  # fmt: skip
     """The 18 entries of one buffer, before ``slog``: 0-2 and 7-9 are one-hot."""
-    out[:] = 0.0
+    for entry in range(out.size):  # numba compiles loops many times faster than slices
+        out[entry] = 0.0
     out[kind] = 1.0
     unique_bytes, lines, unique_lines = 1.0, 1.0, 1.0
     if n > 0:
@@ -265,7 +267,6 @@ def _annotations(around: Any, extent: Any, kinds: Any, axis: Any, is_compat: boo
 def _threads(around: Any, extent: Any, thread: Any, is_gpu: bool, row: Any) -> None:
     # The seven are blockIdx x, y, z, threadIdx x, y, z and the virtual thread; 1 where a loop is bound to none.
     row[GPU] = 1.0 if is_gpu else 0.0
-    row[GPU + 1 : GPU + 8] = 1.0
     lengths = np.ones(7)
     for i in range(around.shape[0]):
         if thread[around[i]] >= 0:

@@ -103,7 +103,8 @@ def _tiles(dense_RG: Any, sparse_RG: Any, group_N: Any, mask_RW: Any, is_masked:
                 first, begin = top + element // cols * deep, left + element % cols * wide
                 last, stop = min(first + deep, len(dense_RG)), min(begin + wide, num)
                 begin_E[element] = index
-                spent[:] = 0
+                for entry in range(len(spent)):
+                    spent[entry] = 0
                 if begin < stop:
                     # without a change of group all outputs of a row cost the same, and only their number counts
                     is_one = group_N[begin] == group_N[stop - 1]
