@@ -124,3 +124,27 @@ def test_the_free_memory_of_the_visible_gpu_is_asked_of_the_driver(tmp_path, mon
     assert (tmp_path / "nvidia-smi.asked").read_text().endswith("--id 3\n")
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert free_gpu_bytes() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "memory_gib", "whole"),
+    [
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 1, 10, "h100-sxm5-80g"),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 3, 20, "a100-sxm4-40g"),
+        ("NVIDIA A100-SXM4-80GB MIG 1c.3g.40gb", 1, 40, "a100-sxm4-80g"),
+    ],
+)
+def test_a_slice_of_a_gpu_has_its_share_of_it(name, parts, memory_gib, whole):
+    found, chip = recognize(name, memory_gib * 2**30), devices()[whole]
+
+    assert found.name.startswith(f"{whole}-mig-")
+    assert memory_gib * 2**30 == found.memory_bytes
+    assert parts / 7 == pytest.approx(found.flops_per_s("bf16") / chip.flops_per_s("bf16"))
+    assert found.memory_bytes / chip.memory_bytes == pytest.approx(
+        found.bandwidth_bytes_per_s / chip.bandwidth_bytes_per_s
+    )
+    assert found.num_units == round(chip.num_units * parts / 7)
+
+
+def test_a_slice_of_an_unknown_gpu_is_unknown():
+    assert recognize("NVIDIA Z9 MIG 1g.10gb", 10 * 2**30) is None

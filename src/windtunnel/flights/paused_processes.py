@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from windtunnel.base.gpu_failures import gpu_advice
 from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.measure.deadline import OutOfTimeError
 from windtunnel.measure.turns import Turn
@@ -162,6 +163,6 @@ class ProcessLane:
         return FlightError(
             f"the {self.title} could not be flown: {what}",
             where=self._config.script or self._config.workload,
-            fix="make it train without input for at least ten iterations; the log below says more",
+            fix=gpu_advice(what) or "make it train without input for at least ten iterations; the log below says more",
             log_tail=self.log_tail(),
         )

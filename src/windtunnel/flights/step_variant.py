@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from windtunnel.base.gpu_failures import gpu_advice
 from windtunnel.cost.rerun import lacks_kernel
 from windtunnel.errors import FlightError, NotApplicableError, WindtunnelError
 from windtunnel.flights.losses import LossWatch
@@ -80,7 +81,11 @@ class StepLane:
                     f"this processor has no kernel for it: {error}", where=repr(self._step)
                 ) from error
             which = "changed step" if self._flights else "step"
-            raise FlightError(f"the {which} raised {type(error).__name__}: {error}", where=repr(self._step)) from error
+            raise FlightError(
+                f"the {which} raised {type(error).__name__}: {error}",
+                where=repr(self._step),
+                fix=gpu_advice(f"{type(error).__name__}: {error}"),
+            ) from error
         return Turn(durations_ns, self._losses.read(), seen)
 
     def _settle(self) -> dict[str, float]:

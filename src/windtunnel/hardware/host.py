@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.base.reading import free_memory_bytes
@@ -40,6 +41,8 @@ _FLAGS = re.compile(
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _DEFAULT_MEMORY_BYTES = 8 * 2**30
 _GPU_QUERY_TIMEOUT_S = 10
+_MIG_SLICE = re.compile(r"\bMIG (?:(\d+)c\.)?(\d+)g\.(\d+)gb", re.IGNORECASE)
+_MIG_PARTS = 7  # of the units of a GPU
 
 
 def this_host(known_devices: Mapping[str, Device], root: Path = Path("/")) -> Machine:
@@ -217,12 +220,30 @@ def _of_line(line: str, known: Mapping[str, Device]) -> Device | None:
     return matching(name, int(memory_mib) * 2**20, known) if memory_mib.strip().isdigit() else None
 
 
+def _slice_of(whole: Device, num_parts: int, memory_gib: int) -> Device:
+    """A MIG slice: so many sevenths of the units, and the memory with its share of the bandwidth."""
+    share, size_bytes = num_parts / _MIG_PARTS, memory_gib * 2**30
+    return replace(
+        whole,
+        name=f"{whole.name}-mig-{num_parts}g.{memory_gib}gb",
+        memory_bytes=size_bytes,
+        bandwidth_bytes_per_s=whole.bandwidth_bytes_per_s * min(1.0, size_bytes / whole.memory_bytes),
+        peak_flops_per_s={dtype: peak * share for dtype, peak in whole.peak_flops_per_s.items()},
+        num_units=max(1, round(whole.num_units * share)),
+    )
+
+
 def matching(name: str, memory_bytes: int, known: Mapping[str, Device]) -> Device | None:
     """The known device that a driver calls ``name``; None if there is none.
 
     Of several variants of a chip the one whose memory is nearest is taken; a name that tells no board means SXM, as in
-    ``NVIDIA H100 80GB HBM3``.
+    ``NVIDIA H100 80GB HBM3``. A MIG slice has its share of units and memory: ``... MIG 1g.10gb``.
     """
+    part = _MIG_SLICE.search(name)
+    if part:
+        memory_bytes = int((re.findall(r"(\d+) ?GB", name[: part.start()]) or [0])[0]) * 2**30
+        whole = matching(name[: part.start()], memory_bytes, known)
+        return None if whole is None else _slice_of(whole, int(part[1] or part[2]), int(part[3]))
     joined = re.sub(r"\b([rg]tx|titan)\s*([0-9x]+p?)(\s+ti\b)?", lambda part: re.sub(r"\s", "", part[0]), name.lower())
     words = set(re.split(r"[^a-z0-9]+", joined))
     result = [device for device in known.values() if device.kind == "gpu" and device.name.split("-")[0] in words]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from windtunnel.base.extras import require
+from windtunnel.base.gpu_failures import gpu_advice
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.graph import Graph
@@ -161,7 +162,8 @@ class Ended:
         if isinstance(failure, SystemExit):
             return self._describe_exit(failure, seen, longer)
         if failure is not None:
-            return f"{name} raised {type(failure).__name__} {seen}: {failure}", self._by_itself()
+            advice = gpu_advice(f"{type(failure).__name__}: {failure}") or self._by_itself()
+            return f"{name} raised {type(failure).__name__} {seen}: {failure}", advice
         if self.hooks.num_steps == 0:
             return self._without_steps()
         if not finder.is_locked:
