@@ -71,7 +71,7 @@ def texts(graph, column):
 def test_a_step_is_measured_bare_and_traced(graph):
     assert 6 == graph.num_iterations == len(graph.meta.iteration_ns["samples"])
     assert "kineto" == graph.meta.source
-    assert 0.4 <= graph.meta.overhead["host_ratio"] <= 1.0
+    assert 0.1 <= graph.meta.overhead["host_ratio"] <= 1.0
     assert 1.0 == graph.meta.overhead["matched_operator_ratio"]
     assert graph.meta.optimizers[0]["groups"][0]["options"]["foreach"] is True
     assert 4 * (64 * 128 + 128 + 128 * 8 + 8) * 3 <= graph.meta.memory_base_bytes

@@ -81,7 +81,7 @@ def load_execution_trace(
     from windtunnel.sources.execution_trace.kineto import read_events
     from windtunnel.sources.execution_trace.nodes import read_document
 
-    document = read_document(Path(path), read_limit)
+    document = read_document(Path(path), read_limit, allow_missing=kineto is not None)
     if kineto is None:
         return build(document)
     events, joined = read_events(document, Path(kineto), read_limit, progress)

@@ -31,6 +31,7 @@ _ITEM_BYTES = {
     **dict.fromkeys(("double", "long int", "c10::complex<float>"), 8),
 }
 _LOOKUPS = ("embedding", "index_select", "gather")
+_TOO_MUCH = 2**62
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 Shapes = list[Any]
 
@@ -81,8 +82,11 @@ def _sum_gradients(trace: Trace, rows: NDArray[np.int32], dims: NDArray[np.int64
     """Elements of all gradients of a step: what updates of long lists, whose shapes are not recorded, work on."""
     is_gradient = np.array([name == _ACCUMULATE for name in trace.strings], bool)[trace.name[rows]]
     steps = {name for name in trace.strings if name.startswith("ProfilerStep#")}
-    counts = [_count(_read(trace, value)[0]) for value in dims[is_gradient].tolist()]
-    return sum(counts) // max(len(steps), 1)
+    shapes = [_read(trace, value)[:1] for value in dims[is_gradient].tolist()]
+    try:
+        return sum(map(_count, shapes)) // max(len(steps), 1)
+    except (RecursionError, TypeError):
+        return 0
 
 
 def _describe(trace: Trace, key: list[int], trained: int) -> tuple[tuple[str, ...], _Work]:
@@ -97,9 +101,10 @@ def _describe(trace: Trace, key: list[int], trained: int) -> tuple[tuple[str, ..
     texts = tuple(json.dumps(item, separators=(",", ":")) for item in (shapes, dtypes, strides, values))
     try:
         work = _work(name, shapes, [str(kind) for kind in types], values, trained)
-    except (ArithmeticError, IndexError, TypeError, ValueError):  # an overload with other arguments
-        work = _Work(0, 0, 0)
-    return texts, work
+    except (ArithmeticError, AttributeError, IndexError, RecursionError, TypeError, ValueError):
+        work = _Work(0, 0, 0)  # an overload with other arguments
+    numbers = (work.flops, work.bytes_read, work.bytes_written)
+    return texts, work if 0 <= min(numbers) and max(numbers) < _TOO_MUCH else _Work(0, 0, 0)
 
 
 def _pad(given: list[Any], types: list[Any]) -> list[Any]:
@@ -112,7 +117,7 @@ def _read(trace: Trace, value: int) -> list[Any]:
         return []
     try:
         result = json.loads(trace.text(value))
-    except ValueError:
+    except (RecursionError, ValueError):
         return []
     return result if isinstance(result, list) else []
 
@@ -125,7 +130,7 @@ def _parse(text: Any) -> Any:
         return text == "True"
     try:
         return json.loads(text.replace("True", "true").replace("False", "false").rstrip("."))
-    except ValueError:
+    except (RecursionError, ValueError):
         return text
 
 

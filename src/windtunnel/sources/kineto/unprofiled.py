@@ -26,7 +26,7 @@ _NEAR = 0.03  # the step time is met
 _HALVINGS = 12
 
 
-def without_profiler(graph: Graph, step_ns: float | None = None) -> Graph:
+def without_profiler(graph: Graph, step_ns: float | None = None, *, min_share: float = _MIN_SHARE) -> Graph:
     """Host work, and the time between, in the share that makes a step take as long as it does without the profiler.
 
     Parameters
@@ -36,6 +36,8 @@ def without_profiler(graph: Graph, step_ns: float | None = None) -> Graph:
     step_ns : float, optional
         What a step takes without the profiler. Without it, or where the device decides it, the host takes
         ``TYPICAL_SHARE`` of what was recorded.
+    min_share : float
+        Where the host would take less than this share, the step time is refused as that of another job or machine.
 
     Raises
     ------
@@ -57,7 +59,7 @@ def without_profiler(graph: Graph, step_ns: float | None = None) -> Graph:
         note = note.format(format_ratio(TYPICAL_SHARE)) + ", as is typical"
         return _shorten_host_times(graph, TYPICAL_SHARE).with_meta(overhead={"note": note, "host_ratio": TYPICAL_SHARE})
     profiled_ns = step_of(1.0)
-    share = _share(step_ns, profiled_ns, step_of, f"{num_steps} steps in the trace")
+    share = _share(step_ns, profiled_ns, step_of, f"{num_steps} steps in the trace", min_share)
     return _shorten_host_times(graph, share).with_meta(
         overhead={"note": note.format(format_ratio(share)), "host_ratio": share},
         iteration_ns={"median": step_ns, "samples": [step_ns]},
@@ -79,8 +81,8 @@ def _shorten_host_times(graph: Graph, share: float) -> Graph:
     return shorter.set_lag(between, np.rint(lag_ns[between] * share).astype(np.int64))
 
 
-def _share(step_ns: float, longest: float, step_of: Callable[[float], float], steps: str) -> float:
-    typical, shortest = step_of(TYPICAL_SHARE), step_of(_MIN_SHARE)
+def _share(step_ns: float, longest: float, step_of: Callable[[float], float], steps: str, min_share: float) -> float:
+    typical, shortest = step_of(TYPICAL_SHARE), step_of(min_share)
     reported = ""
     if step_ns > longest * (1 + _NEAR):
         reported = (
@@ -95,7 +97,7 @@ def _share(step_ns: float, longest: float, step_of: Callable[[float], float], st
                          fix="give one step of this job; or all, where the trace has no ProfilerStep")  # fmt: skip
     if abs(typical / step_ns - 1) <= _NEAR:
         return TYPICAL_SHARE
-    low, high = _MIN_SHARE, 1.0
+    low, high = min_share, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if step_of(middle) < step_ns else (low, middle)

@@ -35,6 +35,8 @@ from windtunnel.sources.torch.same_operators import share_operators
 
 __all__ = ["build_device_graph", "read_rich"]
 
+_MIN_SHARE = 0.1  # of the host's traced time: bare iterations ran right before
+
 
 def build_device_graph(recording: Recording) -> Graph:
     """Turn a recording of a step on a device into a graph.
@@ -159,7 +161,7 @@ def _with_plain_names(events: Events) -> Events:
 
 def _without_profiler(traced: Graph, step_ns: float | None) -> Graph:
     try:
-        return without_profiler(traced, step_ns)
+        return without_profiler(traced, step_ns, min_share=_MIN_SHARE)
     except InputError as error:  # traced and bare iterations do not fit together
         result = without_profiler(traced)
         note = f"{result.meta.overhead['note']}: the machine was disturbed ({error.message})"
