@@ -10,7 +10,8 @@ import typer
 
 from hotspots.model import find_hotspots
 from windtunnel import registry
-from windtunnel.cli.console import print_json, print_table
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import show
 from windtunnel.cli.files import open_graph
 from windtunnel.cli.options import Json
 from windtunnel.units import format_duration
@@ -27,8 +28,7 @@ def hotspots(
     Show the operators that take most of a step.
     """
     found = find_hotspots(open_graph(path), max_rows)
-    if as_json:
-        print_json({"schema": "hotspots/1", "operators": [dataclasses.asdict(hotspot) for hotspot in found]})
-        return
-    rows = [[item.operator, format_duration(item.duration_ns), str(item.num_tasks)] for item in found]
-    print_table(["operator", "time", "calls"], rows, numbers=(1, 2))
+    document = {"schema": "hotspots/1", "operators": [dataclasses.asdict(hotspot) for hotspot in found]}
+    rows = [(hotspot.operator, hotspot.duration_ns, hotspot.num_tasks) for hotspot in found]
+    table = Table({"operator": str, "time": format_duration, "calls": "{}"}, rows)
+    show(document, [table], as_json=as_json)

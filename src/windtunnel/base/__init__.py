@@ -1,1 +1,1 @@
-"""Small helpers that each layer uses: files, documents, tables of columns, progress, Pareto fronts, optional extras."""
+"""Small helpers that each layer uses: files, documents, tables, progress, Pareto fronts, optional extras."""

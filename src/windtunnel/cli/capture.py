@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, clean, print_json, say, say_wrapped, suggest
+from windtunnel.cli.console import Progress, advise, clean, show, suggest
 from windtunnel.cli.dry_run import capture_dry_run
 from windtunnel.cli.files import derive_path, require_free, warn_of_disturbance
 from windtunnel.cli.options import Force, GuessValues, Json, Output
@@ -120,15 +121,7 @@ def capture(
             raise KeyboardInterrupt from error
         raise
     _keep(graph, path, force)
-    if as_json:
-        print_json(_document(graph, path))
-    else:
-        from windtunnel.reports import explain
-
-        explanation = explain(graph)
-        say(f"{path}: {graph.num_tasks:,} tasks, {explanation.headline}")
-        if str(explanation.speed or ""):
-            say_wrapped(f"  {explanation.speed}")
+    show(_document(graph, path), _lines(graph, path), as_json=as_json)
     if not graph.meta.is_complete:
         result = len(graph.meta.profiled_iteration_ns.get("samples", ()))
         advise(
@@ -194,10 +187,8 @@ def _capture_fake(script: Path, arguments: list[str], path: Path, *, guesses: bo
     with Progress(f"following {script.name}") as progress, stdout_to_stderr():
         graph = fake_capture_script(script, arguments, guesses=guesses, progress=progress)
     _keep(graph, path, force)
-    if as_json:
-        print_json(_document(graph, path))
-    else:
-        say(f"{path}: {graph.num_tasks:,} tasks without times (nothing was run)")
+    lines = [f"{path}: {graph.num_tasks:,} tasks without times (nothing was run)"]
+    show(_document(graph, path), lines, as_json=as_json)
     advise(f"next: windtunnel predict {path} --on h100,a100")
 
 
@@ -205,6 +196,15 @@ def _keep(graph: Graph, path: Path, force: bool) -> None:
     from windtunnel.graph import save
 
     save(graph, path, overwrite=force)
+
+
+def _lines(graph: Graph, path: Path) -> Iterator[str]:
+    from windtunnel.reports import explain
+
+    explanation = explain(graph)
+    yield f"{path}: {graph.num_tasks:,} tasks, {explanation.headline}"
+    if str(explanation.speed or ""):
+        yield f"  {explanation.speed}"
 
 
 def _document(graph: Graph, path: Path) -> dict[str, object]:

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -23,12 +23,8 @@ __all__ = [
     "advise",
     "apply_style",
     "clean",
-    "print_json",
     "print_lines",
-    "print_table",
     "quote_word",
-    "say",
-    "say_wrapped",
     "show",
     "suggest",
 ]
@@ -59,21 +55,6 @@ def _escape_control_characters(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
-def say(line: str = "") -> None:
-    """One line of the answer."""
-    sys.stdout.write(f"{_escape_control_characters(line)}\n")
-
-
-def say_wrapped(line: str) -> None:
-    """A line of the answer that may be long, over as many lines of 80 columns as it needs."""
-    indent = line[: len(line) - len(line.lstrip())]
-    wrapper = textwrap.TextWrapper(
-        COLUMNS, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
-    )  # a path or an option that is cut cannot be copied
-    for part in wrapper.wrap(clean(line, MAX_LINE)) or [""]:
-        say(part)
-
-
 def advise(line: str) -> None:
     """One line of advice: what is written, what to do next."""
     sys.stdout.flush()
@@ -85,11 +66,6 @@ def suggest(*words: object) -> None:
     advise(f"next: {shlex.join(map(str, words))}")
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    """The answer as one JSON document that every reader takes: what is no number, or has no end, is null."""
-    sys.stdout.write(json_text(document, indent=1) + "\n")
-
-
 def apply_style(text: str, style: str) -> str:
     """Color on a terminal, plain text elsewhere."""
     if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
@@ -99,17 +75,18 @@ def apply_style(text: str, style: str) -> str:
 
 
 def show(document: Mapping[str, Any], lines: Iterable[str | Table], *, as_json: bool) -> None:
-    """The answer: one JSON document, or lines of at most 80 columns and tables.
+    """The answer: one JSON document that every reader takes, or lines and tables.
 
     Parameters
     ----------
     document : mapping
+        Numbers that JSON does not know become null.
     lines : iterable of str or Table
         Not consumed where the answer is JSON, so that a generator computes nothing then.
     as_json : bool
     """
     if as_json:
-        print_json(document)
+        sys.stdout.write(json_text(document, indent=1) + "\n")
     else:
         print_lines(lines)
 
@@ -117,35 +94,39 @@ def show(document: Mapping[str, Any], lines: Iterable[str | Table], *, as_json: 
 def print_lines(lines: Iterable[str | Table]) -> None:
     """Lines, over as many lines of 80 columns as they need, and tables."""
     for line in lines:
-        if isinstance(line, str):
-            say_wrapped(line)
-        else:
-            wraps = 0 if line.wraps is None else line.titles.index(line.wraps)
-            print_table(line.titles, line.cells(), numbers=line.numbers, gives_way=wraps)
+        for part in _wrap(line) if isinstance(line, str) else _draw(line):
+            sys.stdout.write(f"{_escape_control_characters(part)}\n")
 
 
-def print_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = (), gives_way: int = 0
-) -> None:
-    """A table of at most 80 columns; where there is no room, column ``gives_way`` goes over several lines."""
+def _wrap(line: str) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    # a path or an option that is cut cannot be copied
+    whole_words = textwrap.TextWrapper(
+        COLUMNS, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
+    )
+    return whole_words.wrap(clean(line, MAX_LINE)) or [""]
+
+
+def _draw(table: Table) -> list[str]:
+    """A table of at most 80 columns; where there is no room, its column ``wraps`` goes over several lines."""
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    for index, name in enumerate(head):
-        justify: Any = "right" if index in numbers else "left"
-        table.add_column(name, justify=justify, no_wrap=index != gives_way, overflow="fold")
-    for row in rows:
-        limits = (MAX_LINE if index == gives_way else MAX_CELL for index in range(len(row)))
-        table.add_row(*(Text(clean(cell, limit)) for cell, limit in zip(row, limits, strict=True)))
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    wraps = 0 if table.wraps is None else table.titles.index(table.wraps)
+    for index, title in enumerate(table.titles):
+        justify: Any = "right" if index in table.numbers else "left"
+        drawn.add_column(title, justify=justify, no_wrap=index != wraps, overflow="fold")
+    for row in table.cells():
+        limits = (MAX_LINE if index == wraps else MAX_CELL for index in range(len(row)))
+        drawn.add_row(*(Text(clean(cell, limit)) for cell, limit in zip(row, limits, strict=True)))
     # a new console each time: it reads NO_COLOR, and whether stdout is a terminal, now
     console = Console(width=COLUMNS, highlight=False, file=sys.stdout)
     with console.capture() as capture:
-        console.print(table)
-    for line in capture.get().splitlines():
-        say(line.rstrip())
+        console.print(drawn)
+    return [line.rstrip() for line in capture.get().splitlines()]
 
 
 class Progress:

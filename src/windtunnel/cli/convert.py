@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, print_json, say, suggest
+from windtunnel.cli.console import Progress, show, suggest
 from windtunnel.cli.files import open_graph, require_free
 from windtunnel.cli.options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, ReadLimitSize
 from windtunnel.errors import InputError
@@ -48,12 +48,11 @@ def convert(
             needs_times=False,
         )
         written = _write_graph(opened, target, force=force)
-    if as_json:
-        counts = {"num_tasks": opened.num_tasks, "num_edges": opened.num_edges, "num_ranks": opened.num_ranks}
-        print_json({"schema": "windtunnel.conversion/1", "paths": [str(path) for path in written], **counts})
-    else:
-        more = "" if len(written) == 1 else f" and {len(written) - 1} more, one per rank"
-        say(f"{written[0]}{more}: {opened.num_tasks:,} tasks, {opened.num_edges:,} edges")
+    counts = {"num_tasks": opened.num_tasks, "num_edges": opened.num_edges, "num_ranks": opened.num_ranks}
+    document = {"schema": "windtunnel.conversion/1", "paths": [str(path) for path in written], **counts}
+    more = "" if len(written) == 1 else f" and {len(written) - 1} more, one per rank"
+    line = f"{written[0]}{more}: {opened.num_tasks:,} tasks, {opened.num_edges:,} edges"
+    show(document, [line], as_json=as_json)
     suggest("windtunnel", "explain", "--table", "resources", written[0])
 
 

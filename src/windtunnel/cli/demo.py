@@ -11,7 +11,7 @@ import typer
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, print_json, print_lines, say
+from windtunnel.cli.console import Progress, advise, print_lines, show
 from windtunnel.cli.files import require_free, stem, warn_of_disturbance
 from windtunnel.cli.options import Force, Json
 from windtunnel.cli.stdout import stdout_to_stderr
@@ -66,33 +66,31 @@ def demo(
     source = _script(script)
     require_free(output / "report.html", force=force)
     output.mkdir(parents=True, exist_ok=True)
-    show = _Story(quiet=as_json)
+    story = _Story(quiet=as_json)
 
-    show.chapter(1, f"capture: train {source.name} unmodified and measure {iterations} iterations")
+    story.chapter(1, f"capture: train {source.name} unmodified and measure {iterations} iterations")
     graph = _capture(source, output, iterations, force)
-    show.chapter(2, "explain: where does the time go?")
-    show.explanation(graph)
-    show.chapter(3, "whatif: what would make it faster? (predictions; no change has run yet)")
+    story.chapter(2, "explain: where does the time go?")
+    story.explanation(graph)
+    story.chapter(3, "whatif: what would make it faster? (predictions; no change has run yet)")
     answers = _predict(graph, output)
-    show.answers([answer for answer in answers if answer.is_applicable])
-    show.chapter(4, "verify: run the best changes, interleaved with the baseline")
+    story.answers([answer for answer in answers if answer.is_applicable])
+    story.chapter(4, "verify: run the best changes, interleaved with the baseline")
     rule = StopRule(time_limit_s=parse_duration(time_limit) / 1e9)
     until = began + parse_duration(budget) / 1e9
     receipts = _fly(source, graph, answers, output / "receipts.db", count=flights, rule=rule, until=until)
-    show.receipts(receipts)
+    story.receipts(receipts)
     files = _write(graph, answers, receipts, output, stem(source))
-    if as_json:
-        print_json(
-            {
-                "schema": "windtunnel.demo/1",
-                "duration_s": time.monotonic() - began,
-                "answers": [answer.to_dict() for answer in answers],
-                "receipts": [receipt.to_dict() for receipt in receipts],
-                "files": [str(file) for file in files],
-            }
-        )
-    else:
-        say(f"{time.monotonic() - began:.0f} s in total; report: {files[0]}, trace for ui.perfetto.dev: {files[1]}")
+    duration_s = time.monotonic() - began
+    document = {
+        "schema": "windtunnel.demo/1",
+        "duration_s": duration_s,
+        "answers": [answer.to_dict() for answer in answers],
+        "receipts": [receipt.to_dict() for receipt in receipts],
+        "files": [str(file) for file in files],
+    }
+    line = f"{duration_s:.0f} s in total; report: {files[0]}, trace for ui.perfetto.dev: {files[1]}"
+    show(document, [line], as_json=as_json)
     advise("next: windtunnel capture YOUR_SCRIPT.py")
 
 
@@ -103,7 +101,11 @@ class _Story:
         self.quiet = quiet
 
     def chapter(self, number: int, title: str) -> None:
-        (advise if self.quiet else say)(f"\n[{number}/4] {title}" if number > 1 else f"[{number}/4] {title}")
+        lines = [""] * (number > 1) + [f"[{number}/4] {title}"]
+        if self.quiet:
+            advise("\n".join(lines))
+        else:
+            print_lines(lines)
 
     def explanation(self, graph: Graph) -> None:
         from windtunnel.reports import explain
@@ -123,7 +125,7 @@ class _Story:
         ]  # fmt: skip
         print_lines([Table(columns, rows)])
         if any(answer.samples_ratio != 1 for answer in answers[:top]):
-            say("speed-ups are per sample: some of these iterations train on more of them")
+            print_lines(["speed-ups are per sample: some of these iterations train on more of them"])
 
     def receipts(self, receipts: Sequence[Receipt]) -> None:
         if self.quiet:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import print_json, say
+from windtunnel.cli.console import show
 from windtunnel.cli.options import Json, LedgerPath, whole_numbers
 from windtunnel.errors import InputError
 
@@ -45,17 +45,14 @@ def forget(
     if not (receipts or prices):
         raise InputError("there is nothing to remove", fix="add --receipts NUMBERS or --prices CHANGE")
     removed: dict[str, Any] = {}
+    lines = []
     if receipts:
         book = Ledger(ledger)
         removed |= {"num_receipts": book.drop(whole_numbers(receipts, "--receipts")), "ledger": str(book.path)}
+        lines.append(f"removed {removed['num_receipts']:,} receipts from {removed['ledger']}")
     if prices:
         database = ProfileDatabase()
         num_prices = database.drop("" if prices == "all" else prices)
         removed |= {"num_prices": num_prices, "database": str(database.path)}
-    if as_json:
-        print_json({"schema": "windtunnel.forgotten/1", **removed})
-        return
-    if receipts:
-        say(f"removed {removed['num_receipts']:,} receipts from {removed['ledger']}")
-    if prices:
-        say(f"removed {removed['num_prices']:,} measurements from {removed['database']}")
+        lines.append(f"removed {num_prices:,} measurements from {removed['database']}")
+    show({"schema": "windtunnel.forgotten/1", **removed}, lines, as_json=as_json)

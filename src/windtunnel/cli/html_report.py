@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, print_json, say
+from windtunnel.cli.console import Progress, advise, show
 from windtunnel.cli.files import stem
+from windtunnel.units import format_size
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -43,7 +44,6 @@ def write_html_report(
     """
     from windtunnel.flights import Ledger, with_intervals
     from windtunnel.reports import report
-    from windtunnel.units import format_size
     from windtunnel.whatifs import whatif
 
     past = Ledger(ledger)
@@ -54,9 +54,8 @@ def write_html_report(
     for name, options in pages:
         more += registry.get("page", name).function(graph, **options)
     report(graph, path, answers=answers, receipts=receipts, title=stem(source), more=more, overwrite=force)
-    if as_json:
-        document = {"schema": "windtunnel.report/1", "path": str(path), "size_bytes": path.stat().st_size}
-        print_json(document | {"num_tasks": graph.num_tasks, "num_answers": len(answers)})
-    else:
-        say(f"{path}: {format_size(path.stat().st_size)}, works offline")
+    size_bytes = path.stat().st_size
+    document = {"schema": "windtunnel.report/1", "path": str(path), "size_bytes": size_bytes,
+                "num_tasks": graph.num_tasks, "num_answers": len(answers)}  # fmt: skip
+    show(document, [f"{path}: {format_size(size_bytes)}, works offline"], as_json=as_json)
     advise(f"next: open {path} in a browser")

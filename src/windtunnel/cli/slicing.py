@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, print_json, say, suggest
+from windtunnel.cli.console import Progress, show, suggest
 from windtunnel.cli.files import derive_path, open_graph, require_free
 from windtunnel.cli.options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, Output, ReadLimitSize
 from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.units import parse_duration
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,18 +82,13 @@ def slice_graph(
             raise NotApplicableError("no task matches all conditions", where=str(graph), fix="drop a condition")
         part = whole if mask.all() else _part(whole, mask)
         save(part, path, overwrite=force)
-    if as_json:
-        print_json(
-            {"schema": "windtunnel.slice/1", "path": str(path), "num_tasks": part.num_tasks, "of": whole.num_tasks}
-        )
-    else:
-        say(f"{path}: {part.num_tasks:,} of {whole.num_tasks:,} tasks")
+    document = {"schema": "windtunnel.slice/1", "path": str(path), "num_tasks": part.num_tasks, "of": whole.num_tasks}
+    show(document, [f"{path}: {part.num_tasks:,} of {whole.num_tasks:,} tasks"], as_json=as_json)
     suggest("windtunnel", "explain", path)
 
 
 def _remove_profiler_cost(graph: Graph, step_time: str) -> Graph:
     from windtunnel.sources.kineto.unprofiled import without_profiler
-    from windtunnel.units import parse_duration
 
     return without_profiler(graph, None if step_time == _TYPICAL else parse_duration(step_time))
 
@@ -113,7 +109,6 @@ def _in_window(graph: Graph, mask: Mask, since: str, until: str) -> tuple[Graph,
     import numpy as np
 
     from windtunnel.simulate import replay
-    from windtunnel.units import parse_duration
 
     timeline = replay(graph)
     mask = mask & (timeline.finish_ns > parse_duration(since or "0s"))

@@ -11,7 +11,7 @@ import typer
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, say, show
+from windtunnel.cli.console import Progress, advise, print_lines, show
 from windtunnel.cli.files import database_of, open_graph
 from windtunnel.cli.options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
 from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
@@ -138,7 +138,8 @@ def _conclude(outcomes: Sequence[Outcome], limit: float | None, fail_over: str, 
         advise("next: windtunnel db receipts")
     code = max(outcome.exit_code for outcome in outcomes)
     if limit is not None and any(abs(receipt.error_ratio) > limit for receipt in receipts):
-        say(f"the error of a prediction exceeds {fail_over}") if not as_json else None
+        if not as_json:
+            print_lines([f"the error of a prediction exceeds {fail_over}"])
         code = max(code, PREDICTION_OFF)
     if code:
         raise typer.Exit(code)
