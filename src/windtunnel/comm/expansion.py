@@ -290,6 +290,7 @@ def _extend_graph(graph: Graph, rows: _Rows, used: Ints, end_of: Ints) -> Graph:
     """The graph with new tasks and edges; what waited for a collective waits for its end."""
     columns = {name: np.concatenate(parts) for name, parts in rows.columns.items()}
     what, like, part = (columns.pop(name) for name in ("what", "like", "part"))
+    # dense ranks, times the number of parts: the collective's place first, then the part within it
     priority = np.unique(graph.tasks["priority"], return_inverse=True)[1][like] if "priority" in graph.tasks else 0
     tasks: dict[str, Any] = {
         **columns,

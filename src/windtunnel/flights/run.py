@@ -287,6 +287,7 @@ def _step_lanes(subject: Target, request: Request, flights: Flights) -> Iterator
     built = build_workload(subject.name, subject.parameters, program)
     discover(built.step, program)
     other, other_program = built, program
+    # such a flight has to be there while the model is made, so the changed lane has a model of its own
     if is_at_start:
         other_program = LiveProgram()
         with ExitStack() as stack:

@@ -50,6 +50,7 @@ def interrupt_after(limit_s: float, what: str) -> Iterator[None]:
     """
     if limit_s <= 0:
         raise OutOfTimeError(f"{what} was not begun: the time was up")
+    # signals reach only the main thread: anything else runs without a limit
     if math.isinf(limit_s) or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -68,6 +69,7 @@ def interrupt_after(limit_s: float, what: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        # no further interrupt: it would only hit what cleans up
         is_running = False
         if is_up:
             raise OutOfTimeError(

@@ -133,6 +133,7 @@ def throttle_disk(folder: Path, bandwidth_bytes_per_s: float, size_bytes: int) -
             "this process may mount no throttled disk", fix="run as root with losetup, or limit the reader"
         )
     with contextlib.ExitStack() as stack:
+        # each step leaves behind how to undo it: whatever fails, what was done is undone in reverse
         _sweep()
         prefix = f"{_PREFIX}-{os.getpid()}-"
         location = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=folder)))
@@ -148,6 +149,7 @@ def throttle_disk(folder: Path, bandwidth_bytes_per_s: float, size_bytes: int) -
         number = Path(device).stat().st_rdev
         limit = f"{os.major(number)}:{os.minor(number)}"
         _BLKIO.write_text(f"{limit} {round(bandwidth_bytes_per_s)}", encoding="ascii")
+        # a limit of 0 takes the device off the kernel's list
         stack.callback(_BLKIO.write_text, f"{limit} 0", encoding="ascii")
         yield mounted
 

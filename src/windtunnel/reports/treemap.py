@@ -79,6 +79,8 @@ def squarify(sizes: Sequence[float], box: Box) -> list[Box]:
     start = 0
     while start < len(sizes) and total > 0:
         scale = width * height / total
+        # Bruls, Huizing and van Wijk 2000: a row is laid along the shorter side of what is left, and takes further
+        # sizes as long as its worst rectangle does not become less square.
         side = min(width, height)
         end = start + 1
         while end < len(sizes) and _worst(sizes[start : end + 1], side, scale) <= _worst(sizes[start:end], side, scale):

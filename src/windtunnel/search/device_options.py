@@ -88,6 +88,11 @@ def options_of(types: Sequence[DeviceType], link_scale: Floats | None, *, is_sum
             for last, following in itertools.product(range(len(beside)), repeat=2):
                 scale_C = _scales(types[kind], kind, beside[last], beside[following], link_scale, is_summed=is_summed)
                 rows.append((kind, replicas, types[kind].agree_ns_per_byte(replicas), scale_C))
+                # A state is (devices used of each type, type of the last stage, type of the next). A stage of `kind`
+                # moves
+                #     from  (counts,               last, own)
+                #     to    (counts + `replicas`,  own,  following)
+                # so neighbors agree on what their link costs without either knowing the whole chain.
                 own = beside.index(kind) if link_scale is not None else 0
                 ends = to * num_beside + own * len(beside) + following
                 begins = (to - replicas * strides[kind]) * num_beside + last * len(beside) + own

@@ -147,6 +147,7 @@ class Table:
         for option, (kind, replicas, sync) in enumerate(
             zip(options.kind_O, options.replicas_O, options.sync_O, strict=True)
         ):
+            # one downset contains the other, so a sum over their difference is the difference of their sums
             compute_J = sums["compute_IT"][downset, kind] - sums["compute_IT"][:downset, kind]
             loads = _combine_costs(compute_J, comm_JC[:downset] * options.scale_OC[option], self.combine) / replicas
             loads += sync * (sums["weights_I"][downset] - sums["weights_I"][:downset])

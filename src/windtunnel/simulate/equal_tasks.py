@@ -70,6 +70,10 @@ def fold_pass(
     set_lag: Ints,  # [E] out
 ) -> int:
     """Give every task its class, in topological order; returns how many classes there are, -1 if too many."""
+    # Two tasks are alike if label, earliest start and all K durations agree, and they wait for the same set of (class,
+    # from start or not, lag). Predecessors come earlier in the order, so their classes are known, and alike tasks
+    # start at the same time in every variant, by induction. Classes lie in a hash table with linear probing, at most
+    # half full.
     num_tasks = order.size
     num_variants = durations_TK.shape[1]
     bits = 10
@@ -98,6 +102,7 @@ def fold_pass(
         while result >= 0:
             other = first[result]
             base = set_indptr[result]
+            # hashes may collide, so everything is compared
             same = (
                 hashes[result] == hashed
                 and set_indptr[result + 1] - base == size

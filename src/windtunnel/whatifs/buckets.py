@@ -142,6 +142,7 @@ def averaging_of(
     )
     ranks = tuple(np.unique(rank[is_message]).tolist())
     index = positions(graph)
+    # all ranks send the same messages in the same order: message i of one rank meets message i of the others
     messages = [_sort_by_position(np.flatnonzero(is_message & (rank == item)), index) for item in ranks]
     if len(ranks) < 2 or len({len(rows) for rows in messages}) != 1:
         raise NotApplicableError(

@@ -253,6 +253,7 @@ def _add_waits(timeline: Timeline, members: Mask, totals: dict[tuple[str, ...], 
     computing_ns, *_ = _gaps(start, finish, computes, 0)
     or_sending_ns, *_ = _gaps(start, finish, computes | sends, 0)
     busy_ns, begin, end, task = _gaps(start, finish, members, timeline.makespan_ns)
+    # computing is part of (computing or sending), and that of busy: each difference is what nothing before it hides
     _add(totals, ("communication", "", "", ""), or_sending_ns - computing_ns)
     _add(totals, ("copies", "", "", ""), busy_ns - or_sending_ns)
     if not len(begin):

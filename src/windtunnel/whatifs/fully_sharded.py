@@ -186,6 +186,7 @@ def _insert_gathers(graph: Graph, per_rank: Sequence[Sequence[_Gather]]) -> Grap
     extended = graph.insert(columns, [gather.after for gather in gathers], [gather.before for gather in gathers])
     new = np.arange(graph.num_tasks, extended.num_tasks)
     owner = np.repeat(np.arange(len(per_rank)), [len(item) for item in per_rank])
+    # gathers of all ranks lie in one array: none follows the last one of another rank
     following = owner[1:] == owner[:-1]
     extended = extended.connect(new[:-1][following], new[1:][following], EdgeKind.ORDER)
     met = meetings(graph)

@@ -179,6 +179,7 @@ def _shrunk(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> tup
         neighbors[only].discard(node)
         neighbors[node] = set()
         has_backward_neighbor[only] |= has_backward_neighbor[node]
+        # it lost a neighbor, and may have only one left now
         if is_free[only] and not has_backward_neighbor[only]:
             waiting.append(only)
     return into[super_N], _map_edges(edges, into)

@@ -247,6 +247,8 @@ def _slots_of_model(
         kind = int(slots.kind_S[slot])
         scale = problem.types[kind].comm_scale
         takes = {int(x[node, slot]): float(problem.time_ns[node, kind]) / unit_ns for node in range(problem.num_nodes)}
+        # z keeps a piece contiguous: it is 1 on the nodes of the slot, never rises along an edge, and is 0 behind an
+        # edge that leaves the slot, so no path comes back into it
         z = [model.column(0.0, 1.0) for _ in range(problem.num_nodes)]
         for node, others in readers.items():
             enters, leaves = model.column(0.0, 1.0), model.column(0.0, 1.0)
@@ -258,6 +260,7 @@ def _slots_of_model(
                 model.row({leaves: 1.0, own: -1.0, there: 1.0}, low=0.0)
                 model.row({z[other]: 1.0, z[node]: -1.0}, high=0.0)
                 model.row({z[other]: 1.0, there: -1.0, own: 1.0}, high=1.0)
+            # start >= done if the node's result enters; otherwise the row says nothing, as no time is above `limit`
             model.row({start[slot]: 1.0, done[node]: -1.0, enters: -limit}, low=-limit)
         for node in range(problem.num_nodes):
             model.row({z[node]: 1.0, int(x[node, slot]): -1.0}, low=0.0)
@@ -272,6 +275,7 @@ def _slots_of_model(
             model.row({int(x[node, slot]): size for node, size in enumerate(sizes) for slot in local if size}, high=1.0)
     for color in slots.colors():
         for a, b in pairwise(color):
+            # both on the CPUs (slot 0), or on the same device in whichever of its slots
             for group in [[0], *(slots.slots_of(device) for device in range(slots.num_devices))]:
                 terms = dict.fromkeys(x[a, group].tolist(), 1.0) | dict.fromkeys(x[b, group].tolist(), -1.0)
                 model.row(terms, low=0.0, high=0.0)

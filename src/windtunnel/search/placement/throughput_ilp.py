@@ -252,9 +252,12 @@ class _IntegerProgram:
                         item: float(link_scale[item, kind] if is_entering else link_scale[kind, item])
                         for item in others
                     }
+                    # column >= link * (target here + other end on a device of that type - 1)
                     for key, indices in others.items():
                         terms = dict.fromkeys(self.x[away, indices].tolist(), -links[key])
                         self.model.row({column: 1.0, int(self.x[here, device]): -links[key], **terms}, low=-links[key])
+                    # wherever the other end is, no link is quicker than the quickest: implied, and tightens the
+                    # relaxation
                     least = min(links.values(), default=0.0)
                     here_at, away_at = int(self.x[here, device]), int(self.x[away, device])
                     self.model.row({column: 1.0, here_at: -least, away_at: least}, low=0.0)

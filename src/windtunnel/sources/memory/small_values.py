@@ -90,6 +90,7 @@ class KnownValues(DispatchTracer):
         tensors = list(tensors_in((args, tuple(named.values()))))
         if func is PACK and (lengths := value_of(tensors[1])) is not None:
             return pack(args[0], lengths, args[2])
+        # one value that is not known makes the result unknown
         known: dict[int, torch.Tensor] = {}
         for tensor in tensors:
             value = value_of(tensor)
@@ -101,8 +102,10 @@ class KnownValues(DispatchTracer):
             with _disable_current_modes():
                 return func(known[id(args[0])])
         try:
+            # first without values: that says how large the result is before anything is computed
             result = self.fake_result(func, args, named)
         except (DataDependentOutputException, DynamicOutputShapeException):
+            # its shape depends on the values, which are known here
             return self._of_real(_compute(func, args, named, known), tensors)
         if sum(leaf.numel() for leaf in tensors_in((result,))) > MAX_ELEMENTS:
             _forget_written_values(func, args, named)

@@ -50,6 +50,8 @@ def check_ends(
     begin, end = tasks["start_ns"], tasks["start_ns"] + tasks["duration_ns"]
     shortest = np.full(meetings.num_meetings, np.iinfo(np.int64).max)
     np.minimum.at(shortest, meetings.meeting, tasks["duration_ns"][meetings.row])
+    # All ranks leave a collective once the last one has come: on one clock its ends lie close together, while its
+    # begins may lie anywhere apart. Ends as far apart as begins belong to different runs, or to different clocks.
     apart, started, own = _range(end, meetings), _range(begin, meetings), shortest
     if refuse and (meetings.num_meetings < FEW or np.median(apart) > _APART_NS):
         _require_overlap(recorded, job)

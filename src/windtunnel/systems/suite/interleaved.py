@@ -171,6 +171,7 @@ def compare_interleaved_runs(
     samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in names}
     units: dict[str, str] = {}
     for turn in range(rounds + 1):
+        # first, second, second, first: a steady drift of the machine favors neither side
         order = (0, 1) if turn % 2 == 0 else (1, 0)
         for name in names:
             if progress is not None:

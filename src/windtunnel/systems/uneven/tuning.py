@@ -120,6 +120,7 @@ def tune(
         training, current, losses = _best(training, grid, current, begin_ns + period_ns)
         periods.append(Period(begin_ns, training.now_ns, losses, grid[current]))
     selected = [period.selected for period in periods]
+    # the value of most periods; of several the one that was used last
     most = max(reversed(selected), key=selected.count)
     result = Candidate(candidate.name, {**candidate.numbers, number: most})
     return Tuned(result, number, tuple(periods), training.result_so_far())

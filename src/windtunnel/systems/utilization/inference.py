@@ -105,6 +105,7 @@ def fly_nets(
         stand.rehearse()
         counts = {name: count(functools.partial(model, *inputs)) for name, (model, inputs) in nets.items()}
         for turn in range(rounds):
+            # kernels and networks in the same rounds: what slows the machine meanwhile slows both
             stand.round()
             for name, (model, inputs) in nets.items():
                 begin = clock()

@@ -100,6 +100,7 @@ def drive_leases(
                 waiting[change.job] = change
             elif waiting.pop(change.job, None) is None:
                 slurm.stop(change.job)
+        # a job that is being stopped holds its processors until Slurm says that it is over: its next segment waits
         for job in [job for job in waiting if job not in slurm.stopping]:
             slurm.submit(job, str(jobs.job_id[job]), waiting.pop(job).gpus, command(jobs, job))
         if progress is not None:
