@@ -34,6 +34,7 @@ def gradient_accumulation(program: LiveProgram, *, passes: int = 4) -> Iterator[
         return update() if num_calls[id(optimizer)] % passes == 0 else None
 
     def keep_gradients(optimizer: torch.optim.Optimizer) -> Undo:
+        # a script zeroes gradients in each iteration, which would drop what the passes before have added
         zero_grad = optimizer.zero_grad
 
         def zero_after_update(*args: Any, **kwargs: Any) -> None:

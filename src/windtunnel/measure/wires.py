@@ -93,6 +93,9 @@ def shape_wires(
             do("ip", "-n", name, "link", "set", INTERFACE, "gso_max_size", size)
         ends: dict[int, tuple[str, str]] = {}
         for (source, target), route in sorted(routes.items()):
+            # A wire is shaped where its packets leave: the source's own at its interface, the target's at the switch's
+            # port towards it. Several routes over one wire are several filters into one class, so that they share its
+            # rate.
             outward, inward = (nodes[source], INTERFACE, "dst", target), (middle, f"port{target}", "src", source)
             for wire, (space, device, way, other) in zip(route, (outward, inward), strict=False):
                 if wire not in ends:

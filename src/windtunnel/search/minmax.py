@@ -273,6 +273,7 @@ def _pack_groups(groups: Groups, *, is_merged: bool) -> tuple[NDArray[Any], ...]
 
 def _entries(lattice: Lattice, groups: Groups) -> tuple[NDArray[Any], ...]:
     """For each downset, the groups that its last node is part of: how many of a group's targets its parent holds."""
+    # groups by node, flattened: node n has entries ptr_N[n] .. ptr_N[n + 1]
     touching: list[list[tuple[int, bool]]] = [[] for _ in range(lattice.num_nodes)]
     for group, own in enumerate(groups.own_G.tolist()):
         touching[own].append((group, True))

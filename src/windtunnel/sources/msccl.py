@@ -206,6 +206,7 @@ def _tasks(blocks: list[_Block], chunk_bytes: int) -> tuple[list[dict[str, Any]]
                         "cost_source": UNMEASURED,
                     }
                 )
+            # a step may be several tasks: others wait for its last one, and it waits with its first one
             last[step.gpu, step.block, step.number] = len(rows) - 1
     if not rows:
         raise TraceError("no thread block has a step", where="every gpu", fix="name an MSCCL file")

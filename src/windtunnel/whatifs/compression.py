@@ -214,6 +214,7 @@ def _after(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
     inner = _mask(graph, messages)
     waits: list[list[int]] = [[] for _ in messages]
     number = {int(message): index for index, message in enumerate(messages)}
+    # ORDER edges are the link's own sequence: the next message need not wait until this one is restored
     leaving = np.flatnonzero(inner[edges["src"]] & ~inner[edges["dst"]] & (edges["kind"] != EdgeKind.ORDER))
     for edge in leaving.tolist():
         waits[number[int(edges["src"][edge])]].append(int(edges["dst"][edge]))

@@ -80,6 +80,7 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
         ]
         ratio = np.array(prices[0]) / np.maximum(prices[1], 1)
     requested = np.rint(graph.duration_ns[messages] * ratio).astype(np.int64)
+    # each worker keeps its batch, so a step does more samples
     samples = graph.meta.samples_ratio * num_ranks / before
     scaled = graph.set_duration(messages, requested, cost_source="ring model")
     return scaled.note({"world_size": num_ranks, "samples_ratio": samples})

@@ -231,6 +231,7 @@ def greedy(problem: Problem) -> Plan:
             slot, used = slot + 1, 0.0
         if slot == len(slots):
             break
+        # a block that this one may not run is left to the CPUs, though a later accelerator might take it
         if not work.barred_NT[block, slots[slot]]:
             device_S[block] = slot
             used += work.memory_N[block]

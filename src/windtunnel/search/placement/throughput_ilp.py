@@ -302,6 +302,7 @@ def _outside_windows(contraction: Contraction, kind_D: NDArray[np.int64], upper_
     for kind in range(len(work.types)):
         alike = np.flatnonzero(kind_D == kind)
         times = work.compute_NT[:, kind]
+        # at most so much of this type's time can be saved by other types, each busy up to the limit
         elsewhere = sum(
             _fractional_knapsack(times, work.compute_NT[:, other], type_.count * upper_ns)
             for other, type_ in enumerate(work.types)

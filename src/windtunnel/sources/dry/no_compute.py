@@ -174,6 +174,7 @@ def _refuse_empty_inputs() -> Iterator[None]:
     def enter(module: torch.nn.Module, inputs: Any) -> None:
         nonlocal depth
         depth += 1
+        # only what the script calls: modules within a model may have empty inputs, such as experts without a sample
         if depth > 1:
             return
         for leaf in tree_leaves(inputs):

@@ -110,6 +110,7 @@ class ZeroWatch:
                 **_sizes(module),
             }
             self._seen[path] = one
+            # the gradient comes in the backward pass, long after this call: it is kept with what was seen here
             output.register_hook(lambda gradient: self._keep(one, gradient))
 
         return look

@@ -182,6 +182,7 @@ class Bench:
             got, right = guarded.array, self.right[key]
             mask = self.is_written.get(key)
             if mask is not None:
+                # memory is filled with a pattern first: whatever is not the pattern any more was written
                 if not (got[~mask].view(np.uint8) == self._filling).all():
                     return math.inf, False, f"{self.name}: argument {key + 1}: it writes where the original does not"
                 got, right = got[mask], right[mask]

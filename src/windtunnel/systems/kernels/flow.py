@@ -100,6 +100,7 @@ def kinds_of(function: Function) -> dict[str, str]:
             node = parent[node]
         return node
 
+    # union-find: pointers computed from one another share a root, and what goes through any of them counts for all
     reached: dict[str, set[str]] = {}
     types = {argument.uid: argument.type for argument in function.arguments}
     for instruction in function.instructions():

@@ -97,6 +97,7 @@ def weight_versions(schedule: Schedule) -> tuple[int, ...]:
         left = Counter(
             step_pass.microbatch // schedule.num_microbatches for step_pass in passes if step_pass.kind in "BW"
         )
+        # seen: the version that each forward pass read, kept until its backward pass is over
         newest, seen, peak = 0, dict[tuple[int, int], int](), 1
         for stage, kind, index in passes:
             if kind == "F":

@@ -242,6 +242,7 @@ class LiveServer:
                 requested.append((process, own))
         answers: list[tuple[_Request, Answer]] = []
         died, again = [], []
+        # all have their parts before any answer is awaited, so that instances work side by side
         for process, own in requested:
             try:
                 _, result, _ = process.workers.receive()
@@ -256,6 +257,7 @@ class LiveServer:
             else:
                 request.future.set_result(Reply(answer.output, request.arrived_ns, answered_ns))
         with self._moved:
+            # in front, in their old order: they have waited longest
             self._queue.extendleft(reversed(again))
         return died
 

@@ -178,6 +178,7 @@ def _compose_split(
             rest = optimum(t - threads, left, still) if left else _rest_of_none(t - threads, rule)
             if rest <= target:
                 choices.append((rest, -threads, own))
+        # the best rest, then most threads, then the smallest batch: one split out of many equal ones, always the same
         _, minus_threads, own = min(choices)
         instances.append(Instance(-minus_threads, own, target))
         t, b, room = t + minus_threads, b - own, room - sizes[-minus_threads, own]

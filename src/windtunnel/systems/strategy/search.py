@@ -184,6 +184,8 @@ def _best_gradients(chain: Chain, operators: Groups) -> Groups:
         time_ns += chain.operator_ns(first, last)
         ready[first : last + 1] = [time_ns] * (last + 1 - first)
     sizes = [0, *itertools.accumulate(chain.size_bytes.tolist())]
+    # best[end] = min over begin of max(ready[end - 1], best[begin]) + sync(begin .. end): messages share one link and
+    # go in order, and one may go once its last gradient is there
     best, origin = [0.0] + [math.inf] * count, [0] * (count + 1)
     for end in range(1, count + 1):
         for begin in range(end):

@@ -125,6 +125,7 @@ def _changing(fleet: Fleet, wires: ShapedWires, zero_ns: int) -> Iterator[None]:
 
     def work() -> None:
         for at_ns, number, rate in changes:
+            # waits until the change is due, and returns at once when the run is over
             if is_over.wait(max(zero_ns + at_ns - time.monotonic_ns(), 0) / 1e9):
                 return
             wires.set_rate(number, rate)

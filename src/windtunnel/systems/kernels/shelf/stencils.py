@@ -27,6 +27,7 @@ def hotspot(old, power, new, steps):
         source, target = (old, new) if turn % 2 == 0 else (new, old)
         for r in range(rows):
             for c in range(cols):
+                # beyond the edge as at the edge: no heat flows there
                 here = source[r, c]
                 north = source[r - 1, c] if r > 0 else here
                 south = source[r + 1, c] if r < rows - 1 else here
@@ -69,6 +70,7 @@ def srad(image, north, south, west, east, strength, q0, rate):
             q = top / (bottom * bottom)
             value = np.float32(1.0) / (np.float32(1.0) + (q - q0) / (q0 * (np.float32(1.0) + q0)))
             strength[r, c] = min(max(value, np.float32(0.0)), np.float32(1.0))
+    # only now: all strengths must be those of the old image
     for r in range(rows):
         for c in range(cols):
             below = strength[min(r + 1, rows - 1), c]

@@ -204,6 +204,8 @@ class PipelineRank:
             schedule, self._position, lambda position: self._replica * self._num_positions + position, self._shapes
         )
         row = schedule.actions[self._position]
+        # of each stage and batch, how many backward passes are still to come: after the last one its weights are
+        # updated
         left = Counter(
             (item.stage, item.microbatch // schedule.num_microbatches) for item in row if item and item.kind in "BW"
         )

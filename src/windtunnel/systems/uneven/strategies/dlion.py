@@ -126,6 +126,7 @@ class _Dlion(Paced):
         if message.tag == "want":
             weights = self.node.weights.clone()
             return (Send(source, "best", weights, self.node.size_bytes()),)
+        # what is left is "best", the weights asked for: go towards them
         self.node.weights.add_(message.values - self.node.weights, alpha=self._numbers.transfer)
         return ()
 
