@@ -3,7 +3,10 @@
 import pytest
 
 from tests.cli.command import windtunnel
+from tests.whatifs.steps import Layer, cpu_step, gpu_step
 from windtunnel.base.gpu_failures import gpu_advice
+from windtunnel.cli.capture import require_recorded_kernels
+from windtunnel.errors import FlightError
 
 torch = pytest.importorskip("torch")
 
@@ -88,3 +91,14 @@ def test_a_flight_of_such_a_script_says_the_same(script, tmp_path):
 
     assert 2 == outcome.code
     assert "1.21 GiB is free" in " ".join(outcome.stderr.split())
+
+
+def test_a_profiler_without_permission_is_said_and_the_host_is_kept(monkeypatch, tmp_path):
+    """Drivers that forbid profiling give no kernels, and no error either."""
+    monkeypatch.setattr("windtunnel.measure.devices.uses_gpu", lambda *_: True)
+    require_recorded_kernels(gpu_step([Layer("a")]), tmp_path / "train.wt")
+
+    with pytest.raises(FlightError, match="recorded no work there") as caught:
+        require_recorded_kernels(cpu_step([Layer("a")]), tmp_path / "train.wt")
+    assert "NVreg_RestrictProfilingToAdminUsers" in caught.value.fix
+    assert 2 == caught.value.exit_code

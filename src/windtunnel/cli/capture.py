@@ -19,7 +19,7 @@ from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.cli.subjects import is_script, subject_of
 from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.cli.writes import redirect_writes, report_writes
-from windtunnel.errors import InputError
+from windtunnel.errors import FlightError, InputError
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -121,6 +121,7 @@ def capture(
             raise KeyboardInterrupt from error
         raise
     _keep(graph, path, force)
+    require_recorded_kernels(graph, path)
     show(_document(graph, path), _lines(graph, path), as_json=as_json)
     if not graph.meta.is_complete:
         result = len(graph.meta.profiled_iteration_ns.get("samples", ()))
@@ -136,6 +137,26 @@ def capture(
     else:
         advise(f"wrote {masks}")
         suggest("windtunnel", "chip", "predict", masks, path)
+
+
+def require_recorded_kernels(graph: Graph, path: Path) -> None:
+    """Refuse a capture of a script that used a GPU of which the profiler saw nothing; what was written stays.
+
+    Raises
+    ------
+    FlightError
+        No kernel was recorded.
+    """
+    from windtunnel.base.gpu_failures import gpu_advice
+    from windtunnel.graph import ResourceKind
+    from windtunnel.measure.devices import uses_gpu
+
+    if uses_gpu() and not (graph.resources["kind"] == ResourceKind.STREAM).any():
+        raise FlightError(
+            "the script used a GPU, but the profiler recorded no work there",
+            where=f"{path} has what the host did",
+            fix=gpu_advice("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"),
+        )
 
 
 def _require_script(target: str, option: str) -> None:
