@@ -55,14 +55,14 @@ def no_amp(_program: LiveProgram) -> Iterator[None]:
 
     enter = autocast.__enter__
 
-    def enter_disabled(region: Any) -> Any:
+    def enter_without_autocast(region: Any) -> Any:
         was_enabled, region._enabled = region._enabled, False
         try:
             return enter(region)
         finally:
             region._enabled = was_enabled
 
-    restore = swap(autocast, "__enter__", enter_disabled)
+    restore = swap(autocast, "__enter__", enter_without_autocast)
     try:
         yield
     finally:
