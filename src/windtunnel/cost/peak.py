@@ -187,6 +187,7 @@ def measure_bandwidth(
     length = size // 12
     if length < 1:
         raise InputError(f"three arrays do not fit into {size} bytes", where="size_bytes", fix="use 12 or more")
+    # (bytes moved x 1e9, program): three arrays read and written once, or one array read and written in place
     ways = {
         _key("peak::triad", f"float32 3 x {length}", device, num_threads): (12e9 * length, _triad),
         _key("peak::scaling", f"float32 {3 * length} in place", device, num_threads): (24e9 * length, _scaling),

@@ -80,10 +80,12 @@ def resident_share(files: Iterable[Path]) -> float:
         if not size:
             continue
         num_pages = -(-size // mmap.PAGESIZE)
+        # copy on write, as ctypes takes addresses only of writable memory; nothing is read by mapping
         with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as view:
             flags = (ctypes.c_ubyte * num_pages)()
             start = (ctypes.c_char * size).from_buffer(view)
             code = _libc().mincore(ctypes.byref(start), ctypes.c_size_t(size), flags)
+            # a mapping cannot be closed while something points into it
             del start
             if code:
                 raise InputError("the kernel does not say what it holds in memory", where=str(path))

@@ -87,6 +87,7 @@ def run_in_fork(action: Callable[[Lock], bytes], limits: Limits | None = None) -
     if child == 0:
         os.close(heard)
         _be_child(action, limits, reported)
+    # the child's copy is the only one left, so its end is heard even if it is killed
     os.close(reported)
     try:
         answer, is_late = _hear(heard, limits.wall_s)
@@ -155,6 +156,7 @@ def _ending(answer: bytes, status: int, limits: Limits, *, is_late: bool) -> End
         return Ending("memory" if -code == signal.SIGKILL else "crash", detail=f"killed by {name}")
     if code == 3:
         return Ending("memory", detail=f"it took more than {limits.memory_bytes >> 20} MiB")
+    # what ran may have broken anything in the child: an exit code of 0 with half an answer is no success
     is_whole = len(answer) >= _HEADER.size and _HEADER.unpack_from(answer) == (_MAGIC, len(answer) - _HEADER.size)
     body = answer[_HEADER.size :]
     if code == 0 and is_whole:

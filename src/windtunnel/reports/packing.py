@@ -101,6 +101,7 @@ def _assign_lanes(start_ns: Times, finish_ns: Times) -> NDArray[np.int64]:
     busy: list[tuple[int, int]] = []
     used = 0
     for row, (start, finish) in enumerate(zip(start_ns.tolist(), finish_ns.tolist(), strict=True)):
+        # all lanes whose task is over are free again; the lowest is taken, so that the drawing stays low
         while busy and busy[0][0] <= start:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if free:

@@ -138,6 +138,7 @@ def _assign_lines(
     bounds = [*np.flatnonzero(is_new).tolist(), len(order)]
     for first, last in pairwise(bounds):
         ends = finish_ns[order[first:last]]
+        # nothing overlaps, as on most resources: all stay on line 0
         if (start[first + 1 : last] >= np.maximum.accumulate(ends)[:-1]).all():
             continue
         free: list[int] = []

@@ -40,6 +40,7 @@ def block_ranges(program: Program, layer: str) -> tuple[tuple[int, int], ...]:
     owners = [_owner(call.layer, blocks) if not call.mark else "" for call in program.calls]
     ranges = []
     first = 0
+    # runs of calls with one owner; the index behind the last call closes the last run
     for index in range(1, len(owners) + 1):
         if index == len(owners) or owners[index] != owners[first]:
             if owners[first] and any(call.grad for call in program.calls[first:index]):

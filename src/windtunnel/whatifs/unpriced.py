@@ -98,6 +98,7 @@ def price_change(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
         )
     result = pricer(change.needs, way == MEASURE)
     given = [result[need] for need in change.needs]
+    # one price that is absent is enough: measured and published ratios are never mixed in one answer
     for price in given:
         if isinstance(price, AbsentDeviceError) and prices == "auto" and change.published is not None:
             return _apply_paper_ratios(change)

@@ -276,6 +276,8 @@ def operator_of(schema: str) -> tuple[Any, list[tuple[str, bool]]]:
 def _mark_lives(program: Program, rows: list[Prepared]) -> None:
     """Find the last use of every version, and which results nothing differentiable ever reads."""
     last: dict[int, int] = {}
+    # A root is a loss: one number that no differentiable call reads. detach and item read it without taking part in the
+    # gradient, so they do not count.
     differentiated: set[int] = set()
     for index, row in enumerate(rows):
         for slot in row.inputs:

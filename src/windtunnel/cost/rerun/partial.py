@@ -266,6 +266,7 @@ def _interleave(
     for _ in range(_MAX_SERIES):
         for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
             with watch_disturbance() as stretch:
+                # who goes first alternates: the first of two finds colder caches
                 order = (new, old) if turn % 2 else (old, new)
                 if is_on_device:
                     laps = {form: form.run_on_device() for form in order}
@@ -277,6 +278,7 @@ def _interleave(
             result.old_detail.append(laps[old][1])
             result.new_detail.append(laps[new][1])
             result.waited.append(stretch.lost_ratio)
+        # a series that other programs disturbed is followed by another, and the quiet rounds of all count
         if not result.is_disturbed:
             break
     return result.quiet_rounds()

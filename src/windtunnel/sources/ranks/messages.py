@@ -49,6 +49,7 @@ def find_messages(tasks: Table, job: Job) -> Messages:
     for way in sorted(sends.keys() | receives.keys()):
         out, into = sends.get(way, []), receives.get(way, [])
         if not set(way[:2]) <= present:
+            # the other end was not recorded
             num_open += len(out) + len(into)
             continue
         if len(out) != len(into) or way[0] == way[1]:

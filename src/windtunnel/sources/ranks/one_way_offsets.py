@@ -32,8 +32,10 @@ def fit_clipped_durations(evidence: Evidence, offset: Floats, limit_HH: Floats) 
     for _ in range(_ROUNDS):
         gradient, hessian = _derivatives(evidence, placed)
         step = np.zeros_like(placed)
+        # the first clock is the reference; the ridge keeps the matrix regular where no message joins two hosts
         step[1:] = np.linalg.solve(hessian[1:, 1:] + _RIDGE * np.eye(len(placed) - 1), -gradient[1:])
         moved = False
+        # clipping makes the sum only piecewise smooth: halve the step until it helps
         while np.abs(step).max() > _CLOSE_NS:
             tried = nearest(placed + step, limit_HH)
             value = _variance(evidence, tried)

@@ -30,6 +30,8 @@ def minimize_edits(edits: Individual, again: Again, loss: float = _LOSS) -> Indi
     while size >= 1:
         index = 0
         while index < len(kept) and len(kept) > 1:
+            # delta debugging: a part that is not missed is dropped, else the next one is tried; then parts half as
+            # large
             rest = kept[:index] + kept[index + size :]
             if rest and (result := again([frozenset(rest)])[0]).kind == "ok" and _as_fast(best, result, loss):
                 kept = rest
@@ -92,6 +94,7 @@ def ladder(edits: Individual, again: Again) -> Ladder:
         alone, before, without = again([base | {edit}, base, (frozenset(every) - {edit}) or frozenset()])
         if alone.kind != "ok" or without.kind != "ok" or not rest:
             continue
+        # an edit is independent if it gains the same first of all and last of all
         gain_alone = before.time_ratio - alone.time_ratio
         gain_last = without.time_ratio - everything.time_ratio
         if abs(gain_alone - gain_last) < _LOSS * origin.time_ratio:

@@ -229,6 +229,7 @@ def equal_stages(problem: PiperProblem) -> PiperPlan | None:
         for degree, data in itertools.product(degrees, _divisors(problem).tolist()):
             if data * problem.degrees[degree] > most:
                 continue
+            # every combination is tried: stages are equal, so one choice of degree, replicas and variant holds for all
             for variant in range(len(problem.variants)):
                 stages = [
                     stage_of(problem, inside, degree, data, len(masks) - index, variant)

@@ -326,10 +326,12 @@ class Line:
         for (stage, batch, _), exchange in self._exchanges.items():
             meetings.setdefault((group_of.get(stage, stage), batch), []).append(exchange)
         for together in meetings.values():
+            # whoever takes part waits for what every other one did before it
             for (task, _), (_, before) in permutations(together, 2):
                 for other in before:
                     self.builder.edge(other, task, kind=EdgeKind.SYNC)
         for item, sender, receiver in self._late:
+            # where a schedule splits backward passes, the one of the inputs sends
             src = self.tasks[sender if sender in self.tasks else sender._replace(kind="I")]
             if self._message_ns is None:
                 self.builder.edge(src, self.tasks[receiver], kind=EdgeKind.MESSAGE, lag_ns=self._latency_ns)

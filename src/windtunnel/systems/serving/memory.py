@@ -59,6 +59,7 @@ def soonest_within(profile: Profile, num_threads: int, batch: int, rule: Rule) -
 
     A latency will do if the least memory with which it can be kept is there. Errors as for ``min_bytes``.
     """
+    # a split is as slow as its slowest instance, so its latency is one of the profile's
     levels = np.unique(profile.latency_ns_C)
 
     @cache
@@ -68,6 +69,7 @@ def soonest_within(profile: Profile, num_threads: int, batch: int, rule: Rule) -
     def soonest(threads: int, inputs: int, max_bytes: float) -> float:
         low, high = 0, levels.size
         while low < high:
+            # more time never needs more memory: bisect; each table is computed once, for all threads, inputs and bytes
             middle = (low + high) // 2
             least = table(middle)[threads, inputs]
             if least <= max_bytes and least < math.inf:

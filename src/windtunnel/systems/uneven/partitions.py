@@ -128,6 +128,7 @@ def _dirichlet(
             cuts = np.round(np.cumsum(rng.dirichlet(np.full(num, alpha)))[:-1] * len(members)).astype(np.int64)
             for rank, part in enumerate(np.split(members, cuts)):
                 owner[part] = rank
+        # by rank, so that each part keeps the order of the data
         parts = [np.flatnonzero(owner == rank) for rank in range(num)]
         if min(map(len, parts)) >= min_size:
             return parts

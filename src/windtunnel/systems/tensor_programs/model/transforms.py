@@ -154,6 +154,7 @@ class LabelTransform:
             offset = 1.0 if self.kind == "yeo-johnson" else 0.0
             if self.power == 0:
                 return np.exp(z) - offset, none
+            # 1 + power * z has to stay above 0: beyond, no value was bent to z, and the nearest one is given
             is_outside = self.power * z <= TINY - 1
             inside = np.log1p(np.where(is_outside, 0.0, self.power * z))
             logarithm = np.where(is_outside, np.log(TINY), inside) / self.power
