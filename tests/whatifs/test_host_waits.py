@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from tests.whatifs.steps import Layer, gpu_step
@@ -12,7 +13,7 @@ from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs import whatif
-from windtunnel.whatifs.host_waits import no_sync, non_blocking_copies
+from windtunnel.whatifs.host_waits import is_blocking_copy, no_sync, non_blocking_copies
 from windtunnel.whatifs.loading import pinned_memory
 
 
@@ -119,3 +120,13 @@ def test_answers_stay_within_what_the_device_has_to_do():
 
     assert 1522 / 1202 == pytest.approx(answer.speedup)
     assert 1522 / 1202 == pytest.approx(answer.limits.max_speedup, rel=0.01)
+
+
+def test_a_value_that_is_read_is_no_blocking_copy_whatever_the_call_is_named():
+    """On ROCm the call that reads a value is hipMemcpyWithStream."""
+    graph = synchronous_step()
+    reads = graph.select(op="aten::_local_scalar_dense")
+    renamed = graph.with_columns(name=graph.tasks.strings("name").assign(reads, "hipMemcpyWithStream"))
+    blocking = is_blocking_copy(renamed)
+
+    assert ["aten::copy_"] == renamed.tasks.strings("op").take(np.flatnonzero(blocking)).to_numpy().tolist()

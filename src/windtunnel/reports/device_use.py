@@ -14,6 +14,7 @@ __all__ = ["cause_of", "device_lines", "efficiency_of"]
 
 _MAX_WAITS, _MAX_KERNELS = 5, 4
 _MIN_SHOWN = 0.005  # of an iteration
+_MIN_MFU = 0.001
 _WORDS = {
     "launches": "launches of the host",
     "synchronization": "synchronization",
@@ -42,7 +43,7 @@ def device_lines(use: DeviceUse | None) -> list[str]:
     shown = [wait for wait in use.waits if wait.ratio >= _MIN_SHOWN][:_MAX_WAITS]
     lines += [f"  {format_duration(wait.duration_ns)} ({format_ratio(wait.ratio)}) {cause_of(wait)}" for wait in shown]
     if use.kernels:
-        mfu = f", MFU {format_ratio(use.mfu_ratio)}" if use.mfu_ratio else ""
+        mfu = f", MFU {format_ratio(use.mfu_ratio)}" if use.mfu_ratio and use.mfu_ratio >= _MIN_MFU else ""
         lines.append(f"it computes {format_duration(use.computing_ns)} ({format_ratio(1 - use.waiting_ratio)}){mfu}:")
         lines += [
             f"  {kernels.kernel_class} {format_ratio(kernels.ratio)} of the kernels' time{_with_comma(kernels)}"

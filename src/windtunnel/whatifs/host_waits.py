@@ -46,11 +46,10 @@ def is_blocking_copy(graph: Graph) -> Mask:
     edges = graph.edges
     waits = waits_for_device(graph) & graph.select(kind=Kind.COPY)[edges["src"]]
     rows = np.unique(edges["dst"][waits])
-    for column in ("op", "name"):
-        strings = graph.tasks.get(column)
-        if isinstance(strings, Strings):
-            named = np.array([bool(_COPIES.search(text)) for text in strings.values], dtype=bool)
-            result[rows] |= named[strings.codes[rows]]
+    names = graph.tasks.strings("name")
+    ops = graph.tasks.strings("op") if "op" in graph.tasks else names
+    for row in rows.tolist():  # a value that is read is copied, too, by a call of that name
+        result[row] = bool(_COPIES.search(ops.decode(row) or names.decode(row)))
     return result
 
 
