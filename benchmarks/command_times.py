@@ -31,7 +31,7 @@ COMMANDS = {
     "predict": ("predict", "train.wt", "--on", "h100"),
     "memory": ("memory", "train.py"),
     "report": ("explain", "train.wt", "--html", "page.html", "--force"),
-    "place": ("place", "train.wt", "--devices", "2xcpu"),
+    "place": ("place", "train.wt", "--on", "2xcpu"),
 }
 BOUND_BY = {
     "capture": "the script itself: torch is imported, and iterations run until their spread is known",

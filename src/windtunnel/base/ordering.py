@@ -1,7 +1,7 @@
 """A stable order of keys, compiled, for compiled loops.
 
 In: keys. Out: the rows of the keys in increasing order, equal keys as they come. Not here: sorting outside of compiled
-loops (``numpy.argsort``).
+loops, which NumPy does.
 """
 
 from __future__ import annotations
