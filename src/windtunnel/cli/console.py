@@ -114,18 +114,18 @@ def _draw(table: Table) -> list[str]:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     wraps = 0 if table.wraps is None else table.titles.index(table.wraps)
     for index, title in enumerate(table.titles):
         justify: Any = "right" if index in table.numbers else "left"
-        drawn.add_column(title, justify=justify, no_wrap=index != wraps, overflow="fold")
+        rich_table.add_column(title, justify=justify, no_wrap=index != wraps, overflow="fold")
     for row in table.cells():
         limits = (MAX_LINE if index == wraps else MAX_CELL for index in range(len(row)))
-        drawn.add_row(*(Text(clean(cell, limit)) for cell, limit in zip(row, limits, strict=True)))
+        rich_table.add_row(*(Text(clean(cell, limit)) for cell, limit in zip(row, limits, strict=True)))
     # a new console each time: it reads NO_COLOR, and whether stdout is a terminal, now
     console = Console(width=COLUMNS, highlight=False, file=sys.stdout)
     with console.capture() as capture:
-        console.print(drawn)
+        console.print(rich_table)
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
