@@ -28,6 +28,16 @@ def test_measured_prices_are_listed_by_change_and_forgotten(measured):
     assert "removed 1 measurements" in windtunnel("db", "forget", "--prices", "all").stdout
 
 
+def test_updates_of_other_shapes_and_sparse_gradients_are_listed(measured):
+    known = next(iter(ProfileDatabase()))
+    changes = ('[{},[],2,{"weight":[6,2]}]', '[{},[],0,{"sparse":["weight"]}]')
+    ProfileDatabase().add([replace(known, phase="update", change=change) for change in changes])
+
+    listed = json.loads(windtunnel("db", "prices", "--json").stdout)["prices"]
+
+    assert {"update: threads=2, other shapes", "update: sparse gradients"} < {row["change"] for row in listed}
+
+
 def test_forget_says_what_it_needs(tmp_path):
     assert "there is nothing to remove" in windtunnel("db", "forget").stderr
     done = windtunnel("db", "forget", "--receipts", "twelve", "--ledger", tmp_path / "none.db")

@@ -53,9 +53,10 @@ def _label(one: Measurement) -> str:
     if one.phase != "update":
         label = one.change.partition(" -> ")[2] or one.change
         return re.sub(r"=\(\(.*?\)\)", "", label.partition(" (method")[0])
-    options, frozen, threads = json.loads(one.change)
+    options, frozen, threads, *others = json.loads(one.change)
     parts = [name for name, value in options.items() if value is True]
     parts += ["fewer parameters"] * bool(frozen) + [f"threads={threads}"] * bool(threads)
+    parts += ["sparse gradients" if "sparse" in item else "other shapes" for item in others]
     return f"update: {', '.join(parts) or 'as captured'}"
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.pareto import is_best
+from windtunnel.base.tables import Table
 from windtunnel.cost.fixed_point import relative_error
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.accelerators import Accelerator
@@ -133,6 +134,19 @@ class CirculantAnswer:
             **{name: getattr(self, name) for name in names},
             "uses": {name: asdict(use) for name, use in self.uses.items()},
         }
+
+    def table(self, max_rows: int | None = None) -> Table:
+        """Return the designs of the front."""
+        columns = {"cycles": "{:,.0f}", "speed-up": "{:.1f}x", "loss": "{:.2f}", "multipliers": "{:,}",
+                   "memory": "{:,}", "compression": "{:.1f}x", "engine": str, "block sizes": str}  # fmt: skip
+        rows = [
+            (item.cycles, self.dense_cycles / item.cycles, item.lost_points, item.engine.num_real_multipliers,
+             item.num_memory_blocks, self.dense_weights / item.num_weights,
+             f"{item.engine.num_butterflies}x{item.engine.depth}+{item.engine.num_multipliers}",
+             ",".join(map(str, item.blocks)))
+            for item in self.front[:max_rows]
+        ]  # fmt: skip
+        return Table(columns, rows, wraps="block sizes")
 
 
 def read_layers(path: Path) -> tuple[Layer, ...]:

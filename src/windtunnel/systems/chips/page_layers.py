@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from windtunnel.reports.charts import WIDTH, _svg, _text, escape
 from windtunnel.reports.curves import Curve, curves
 from windtunnel.reports.page import _page, write_text
-from windtunnel.reports.sections import Section, render_table
+from windtunnel.reports.sections import Section, table_html
 from windtunnel.systems.chips.accelerators.sparse.shape import PHASES
 from windtunnel.systems.chips.skipping import MODE_WORDS, GridAnswer
 from windtunnel.units import format_count
@@ -96,26 +96,12 @@ def circulant_page(answer: CirculantAnswer, chip: str, path: str | Path, *, over
     line = Curve("designs that nothing beats", points)
     drawing = curves([line], "speed-up over lost accuracy", x_label="accuracy lost, points",
                      y_label="times fewer cycles than dense", is_log=False)  # fmt: skip
-    rows = [
-        (
-            f"{item.cycles:,.0f}",
-            f"{answer.dense_cycles / item.cycles:.1f}x",
-            f"{item.lost_points:.2f}",
-            f"{item.engine.num_real_multipliers:,}",
-            f"{item.num_memory_blocks:,}",
-            f"{answer.dense_weights / item.num_weights:.1f}x",
-            ", ".join(map(str, item.blocks)),
-        )
-        for item in answer.front
-    ]
-    head = ("cycles", "faster", "points lost", "multipliers", "memory blocks", "smaller", "blocks by layer")
     best = max(points, key=lambda point: point[1])
     title = f"{best[1]:.1f} times fewer cycles at {best[0]:.2f} points less"
     sections = [
         Section("front", "Front", title, drawing),
-        Section("designs", "Designs", "Blocks and engines that nothing beats",
-                render_table(head, rows, numbers=tuple(range(6)))),
-    ]  # fmt: skip
+        Section("designs", "Designs", "Blocks and engines that nothing beats", table_html(answer.table())),
+    ]
     return _write_page(f"Circulant blocks on {chip}", sections, path, overwrite=overwrite)
 
 

@@ -81,15 +81,7 @@ def circulant(
 
 def _lines(answer: CirculantAnswer, chip: Accelerator) -> Iterator[str | Table]:
     yield f"{len(answer.layers)} layers on {chip.name}: {answer.dense_cycles:,.0f} cycles per sample for dense layers"
-    columns = {"cycles": "{:,.0f}", "speed-up": "{:.1f}x", "loss": "{:.2f}", "multipliers": "{:,}", "memory": "{:,}",
-               "compression": "{:.1f}x", "engine": str, "block sizes": str}  # fmt: skip
-    yield Table(columns, [
-        (item.cycles, answer.dense_cycles / item.cycles, item.lost_points, item.engine.num_real_multipliers,
-         item.num_memory_blocks, answer.dense_weights / item.num_weights,
-         f"{item.engine.num_butterflies}x{item.engine.depth}+{item.engine.num_multipliers}",
-         ",".join(map(str, item.blocks)))
-        for item in answer.front[:_SHOWN]
-    ], wraps="block sizes")  # fmt: skip
+    yield answer.table(_SHOWN)
     if len(answer.front) > _SHOWN:
         yield f"  and {len(answer.front) - _SHOWN} more on the Pareto front (--json lists all)"
     yield (

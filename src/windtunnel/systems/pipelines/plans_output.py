@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.systems.pipelines.replayed import Played
     from windtunnel.systems.pipelines.two_bw import PlanRow, PlanTable
 
-__all__ = ["lines_of_piper", "lines_of_plans", "piper_document", "table_document"]
+__all__ = ["lines_of_piper", "lines_of_plans", "piper_document", "table_document", "table_of_plans"]
 
 
 def table_document(
@@ -68,6 +68,12 @@ def lines_of_plans(
     for index, names in enumerate(stages):
         yield f"  stage {index}: {names[0]}" + (f" to {names[-1]}" if len(names) > 1 else "")
     yield ""
+    yield table_of_plans(table, played, shows_all=shows_all)
+    yield from _reasons([row for row in table.rows if not row.is_feasible], shows_all=shows_all)
+
+
+def table_of_plans(table: PlanTable, played: Sequence[Played], *, shows_all: bool) -> Table:
+    """Return the replayed plans, and all others that fit if asked for."""
     columns = {"schedule": str, "width": "{}", "depth": "{}", "micro": "{}", "again": "{}", "planner": _time,
                "replay": _time, "memory": _size}  # fmt: skip
     replayed = {id(item.row): item.step_ns for item in played}
@@ -77,8 +83,7 @@ def lines_of_plans(
          "yes" if row.recomputes else "no", row.step_ns, replayed.get(id(row)), row.peak_bytes)
         for row in [*(item.row for item in played), *others]
     ]  # fmt: skip
-    yield Table(columns, rows)
-    yield from _reasons([row for row in table.rows if not row.is_feasible], shows_all=shows_all)
+    return Table(columns, rows)
 
 
 def _reasons(barred: Sequence[PlanRow], *, shows_all: bool) -> Iterator[str | Table]:

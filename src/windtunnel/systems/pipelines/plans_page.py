@@ -12,7 +12,8 @@ from pathlib import Path
 
 from windtunnel.reports.charts import escape
 from windtunnel.reports.page import _page, write_text
-from windtunnel.reports.sections import Section, render_table
+from windtunnel.reports.sections import Section, render_table, table_html
+from windtunnel.systems.pipelines.plans_output import table_of_plans
 from windtunnel.systems.pipelines.replayed import Played
 from windtunnel.systems.pipelines.two_bw import PlanRow, PlanTable
 from windtunnel.units import format_duration, format_size
@@ -58,17 +59,5 @@ def _memory(row: PlanRow) -> Section:
 
 
 def _fitting(table: PlanTable, played: Sequence[Played]) -> Section:
-    replayed = {id(item.row): item.step_ns for item in played}
-    rows = [item.row for item in played] + [row for row in table.feasible if id(row) not in replayed]
-    cells = [
-        [
-            row.schedule, str(row.width), str(row.depth), str(row.num_microbatches), str(row.microbatch),
-            "yes" if row.recomputes else "no", format_duration(round(row.step_ns)),
-            format_duration(round(replayed[id(row)])) if id(row) in replayed else "",
-            format_size(round(row.peak_bytes)),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    head = ["schedule", "width", "depth", "microbatches", "of", "computes again", "planner", "replay", "memory"]
-    body = render_table(head, cells, numbers=range(1, len(head)))
-    return Section("fits", "what fits", f"{len(rows)} plans fit, ranked by their replay where there is one", body)
+    title = f"{len(table.feasible)} plans fit, ranked by their replay where there is one"
+    return Section("fits", "what fits", title, table_html(table_of_plans(table, played, shows_all=True)))
