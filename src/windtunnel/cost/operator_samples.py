@@ -85,6 +85,7 @@ def _sample(operator: str, arguments: Sequence[Any], *outputs: tuple[int, ...], 
     values = [
         None if isinstance(item, _Tensor) else list(item) if isinstance(item, tuple) else item for item in arguments
     ]
+    # in units of `_BYTES`: an integer takes two of them
     read = sum((1 + item.is_integer) * math.prod(item.shape) for item in arguments if isinstance(item, _Tensor))
     if flops is None:
         flops = operator_flops(operator.rpartition(".")[0], shapes, values, [list(tensor) for tensor in outputs])

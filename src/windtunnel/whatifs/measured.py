@@ -133,6 +133,7 @@ def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
     """
     call = calls_of(graph)
     is_backward = graph.select(phase=Phase.BACKWARD)
+    # calls that could not be run again keep their captured times
     again = (call >= 0) & ~np.isin(call, list(ratios.failures))
     on_device = again & lies_on_device(graph)
     factor = np.ones(graph.num_tasks)

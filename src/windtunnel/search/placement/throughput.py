@@ -123,6 +123,7 @@ def exact(problem: Problem, *, combine: Combine = "sum", cap: int = CAP, progres
     """
     began_s = time.monotonic()
     contraction = contract(problem)
+    # quick, and used twice: its value prunes the dynamic program, and it is the answer if that takes too long
     table, order = _best_chain(contraction, combine)
     try:
         lattice = downsets(contraction.num_nodes, contraction.src, contraction.dst, cap=cap, progress=progress)

@@ -42,6 +42,8 @@ def is_same(original: Function, edited: Function) -> bool:
             return False
         if left.joins[index] != right.joins[index]:
             return False
+        # The edited function may fail (reach an address, divide) only where the original has failed the same way
+        # before: in this block, or in one that every path to it goes through.
         allowed = set().union(*(left.risks[dominator] for dominator in flow.dominators[index]))
         if not right.risks[index] <= allowed:
             return False
@@ -78,6 +80,7 @@ class _Reading:
 
     def _block(self, block: int) -> None:
         before = self.flow.predecessors[block]
+        # behind a single predecessor memory is what that one left; where paths join it is a new unknown
         memory: Term = ("memory", block)
         if len(before) == 1 and before[0] in self.leaves:
             memory = self.leaves[before[0]]

@@ -193,6 +193,7 @@ class LiveServer:
     def _answer(self) -> None:
         while True:
             with self._moved:
+                # batch and split are taken in one step under the lock: a change holds from the next batch on
                 batch = self._next_batch()
                 split, active = self._split, list(self._active)
                 self._busy, self._num_begun = (active, len(batch)) if batch else ([], 0)

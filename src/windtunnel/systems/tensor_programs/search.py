@@ -85,6 +85,7 @@ def draw_candidates(worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, 
             break
         try:
             sampled = worker.ask("draw", key, task, int(np.random.default_rng([seed, key]).integers(2**62)))
+            # only the schedule is kept: it is replayed where it is needed
             worker.ask("forget", [key])
             result.setdefault(sampled.sched.tobytes(), Candidate(key, sampled))
         except WorkerError as error:

@@ -293,11 +293,14 @@ def _count_store(body: _Body) -> None:
     if body.statement.is_update:
         if kept > 1:
             body.live += copies * body.registers
+            # A sum that stays in registers: each addition waits for the one before, unless the reorder window reaches
+            # over to additions of other sums.
             issued = 2 * kept * body.num_copies * body.registers
             num_sums = body.num_runs * body.num_copies // copies
             cycles["chain"] = ADD_LATENCY * num_sums / max(1.0, WINDOW / issued)
             if body.is_odd:
                 cycles["odd_sum"] += 2.0 * body.length * copies * body.num_runs
+        # not in registers, and the next loop outward adds to the same element: it loads what was stored just before
         if kept == 1 and body.first > 1 and body.loops[body.first - 2].variable not in target.variables:
             cycles["memory_chain"] = (MEMORY_LATENCY + 1) * body.num_runs / body.trip
     lanes_at_once = _pieces(body.length, body.num_lanes) if pattern is Pattern.NEXT else 1
