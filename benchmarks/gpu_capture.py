@@ -78,7 +78,7 @@ def judge(name: str) -> dict[str, object]:
     """Everything about one script."""
     facts = json.loads((PAIRS / f"{name}.json").read_text())
     files = [PAIRS / f"{name}-{part}.json.gz" for part in ("execution", "rich", "plain")]
-    rich, joined = read_pair(read_document(files[0]), files[1])
+    rich, _, joined = read_pair(read_document(files[0]), files[1])
     shared, matched = share_operators(read_events(files[2]), rich)
     graph = build_graph(shared, window="ProfilerStep")
     bare = facts["bare"]

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from windtunnel.cost.rerun.program import program_of
 from windtunnel.graph import EdgeKind, Kind, Phase, ResourceKind
 from windtunnel.hardware import device
 from windtunnel.simulate import replay
@@ -108,7 +109,7 @@ def test_memory_is_that_of_the_allocator(pair, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_light_iterations_take_over_what_a_rich_one_knows(name):
     document = read_document(PAIRS / f"{name}-execution.json.gz")
-    rich, _ = read_pair(document, PAIRS / f"{name}-rich.json.gz")
+    rich, _, _ = read_pair(document, PAIRS / f"{name}-rich.json.gz")
     shared, matched = share_operators(read_events(PAIRS / f"{name}-plain.json.gz"), rich)
     graph = build_graph(shared, window="ProfilerStep")
     kernels = kernels_of(graph)
@@ -120,6 +121,17 @@ def test_light_iterations_take_over_what_a_rich_one_knows(name):
     assert (texts(graph, "line") != "")[kernels].all()
     assert 1 == len({int(graph.tasks["flops"][graph.tasks["iteration"] == turn].sum()) for turn in range(3)})
     assert peak_bytes == pytest.approx(replay(graph).memory().peak_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pair_tells_the_program_and_its_parameters(pair, name):
+    """What an optimizer changes and a forward pass reads is a parameter; views of it are none."""
+    facts = json.loads((PAIRS / f"{name}.json").read_text())["facts"]
+    program = program_of(pair[name])
+
+    assert facts["optimizers"][0]["num_tensors"] == len(program.parameters)
+    assert {Phase.FORWARD} <= {call.phase for call in program.calls}
+    assert (kernels_of(pair[name]) & (pair[name].tasks["call"] >= 0)).sum() > 20
 
 
 def test_threads_and_streams_have_names(kineto):

@@ -23,22 +23,27 @@ from windtunnel.sources.execution_trace.work import Work, describe_nodes
 from windtunnel.sources.kineto.events import to_events
 from windtunnel.sources.kineto.trace import Trace, read_trace
 from windtunnel.sources.timeline.events import MISSING, Category, Events, OperatorRecords
+from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.sources.torch.dataflow import Flow, trace_flow
 from windtunnel.sources.torch.ops import Role
+from windtunnel.sources.torch.profile import execution_nodes
 from windtunnel.sources.torch.timeline_points import match_in_order
+from windtunnel.sources.torch.traced_program import add_program, find_parameters
 
 __all__ = ["join_by_id", "read_events"]
 
 # N nodes, O records
 Int = NDArray[np.int64]
 _MIN_JOINED_RATIO = 0.9
+_BY_ID = "record-function id"
+_FLAT = "1.0.1"  # a schema without results' strides and schemas of operators
 _TEXTS = ("schema", "shapes", "dtypes", "strides", "arguments")
 
 
 def read_events(
     document: Document, path: Path, read_limit: int | None = None, progress: Progress | None = None
-) -> tuple[Events, dict[str, Any]]:
-    """Read the events of the Kineto trace at ``path``, with what the nodes say of them; and how both were joined.
+) -> tuple[Events, dict[str, Any], dict[str, Any]]:
+    """Read the events of the Kineto trace at ``path``, with what the nodes say of them; the program; the join.
 
     Raises
     ------
@@ -49,8 +54,8 @@ def read_events(
     events = to_events(trace)
     rows = np.flatnonzero((events.category == Category.OPERATOR) | (events.category == Category.ANNOTATION))
     rows = rows[np.lexsort((-events.duration_ns[rows], events.start_ns[rows], events.thread[rows]))]
-    joins = {"record-function id": _by_id(trace, rows, document.nodes), "order": {}}
-    if len(joins["record-function id"]) < _MIN_JOINED_RATIO * len(document.nodes):
+    joins = {_BY_ID: _by_id(trace, rows, document.nodes), "order": {}}
+    if len(joins[_BY_ID]) < _MIN_JOINED_RATIO * len(document.nodes):
         joins["order"] = _by_order(trace, rows, document.nodes)
     how = max(joins, key=lambda name: len(joins[name]))
     node_of = joins[how]  # trace row -> node
@@ -63,7 +68,13 @@ def read_events(
     num_operators = int((events.category == Category.OPERATOR).sum())
     num_joined = int((events.category[list(node_of)] == Category.OPERATOR).sum())
     joined = {"by": how, "nodes": len(node_of), "operators of no node": num_operators - num_joined}
-    return replace(events, operators=_records_of(document, node_of)), joined
+    events = replace(events, operators=_records_of(document, node_of))
+    program: dict[str, Any] = {}
+    has_steps = any(name.startswith("ProfilerStep#") for name in events.names)
+    if how == _BY_ID and has_steps and not document.schema.startswith(_FLAT):
+        nodes = execution_nodes(document.path)
+        events, program = add_program(trace, events, nodes | find_parameters(nodes), Discovery())
+    return events, program, joined
 
 
 def join_by_id(trace: Trace, events: Events, document: Document) -> Events:

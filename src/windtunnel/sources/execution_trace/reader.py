@@ -84,10 +84,10 @@ def load_execution_trace(
     document = read_document(Path(path), read_limit, allow_missing=kineto is not None)
     if kineto is None:
         return build(document)
-    events, joined = read_events(document, Path(kineto), read_limit, progress)
+    events, program, joined = read_events(document, Path(kineto), read_limit, progress)
     facts = {"execution trace": str(path), "schema": document.schema, "num_nodes": len(document.nodes)}
     graph = build_graph(events)
-    return graph.with_meta(trace={**graph.meta.trace, **facts, "joined": joined})
+    return graph.with_meta(trace={**graph.meta.trace, **facts, "joined": joined}, program=program)
 
 
 def count_unmeasured_tasks(graph: Graph) -> int:

@@ -18,20 +18,20 @@ from windtunnel.graph import Graph
 from windtunnel.sources.execution_trace.kineto import join_by_id
 from windtunnel.sources.execution_trace.nodes import read_document
 from windtunnel.sources.kineto.events import to_events
-from windtunnel.sources.kineto.trace import COMPLETE, Trace, read_trace
+from windtunnel.sources.kineto.trace import read_trace
 from windtunnel.sources.kineto.unprofiled import without_profiler
 from windtunnel.sources.timeline.build import build_graph
-from windtunnel.sources.timeline.events import MISSING, Category, Events, Sparse
+from windtunnel.sources.timeline.events import Category, Events
 from windtunnel.sources.torch import profile
 from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.sources.torch.device_traces import DeviceTraces
 from windtunnel.sources.torch.facts import host_facts, summary_ns
 from windtunnel.sources.torch.labels import plain
-from windtunnel.sources.torch.lines import without_lines
 from windtunnel.sources.torch.precision import precision
-from windtunnel.sources.torch.program import keep_models, keep_optimizers, keep_program
+from windtunnel.sources.torch.program import keep_models, keep_optimizers
 from windtunnel.sources.torch.recording import Recording
 from windtunnel.sources.torch.same_operators import share_operators
+from windtunnel.sources.torch.traced_program import add_program, profile_events
 
 __all__ = ["build_device_graph", "read_rich"]
 
@@ -100,7 +100,7 @@ def _read_operators(traces: DeviceTraces) -> profile.Events | None:
     if not traces.trace("operators").exists():
         return None
     trace = read_trace(traces.trace("operators"))
-    return _profile_events(trace, profile.execution_nodes(traces.execution_trace("operators")))[0]
+    return profile_events(trace, profile.execution_nodes(traces.execution_trace("operators")))[0]
 
 
 def _select_marks(events: Events, traces: DeviceTraces) -> Events:
@@ -121,38 +121,8 @@ def read_rich(
     """Read the timeline of a rich iteration, whose operators know their inputs and calls; and its program."""
     trace = read_trace(path)
     events = join_by_id(trace, to_events(trace), read_document(execution, allow_missing=True))
-    recorded, row_of = _profile_events(trace, profile.execution_nodes(execution))
-    program, call_of, repeated = keep_program(without_lines(recorded), discovery, operators)
-    calls = sorted((row_of[record], call) for record, call in call_of.items() if record in row_of)
-    columns = np.array(calls, np.int64).reshape(-1, 2).T
-    call = Sparse(columns[0].astype(np.int32), columns[1])
-    again = np.array(sorted(row_of[record] for record in repeated if record in row_of), np.int32)
-    return _with_plain_names(replace(events, call=call, repeated=again)), program
-
-
-def _profile_events(trace: Trace, nodes: dict[int, dict[str, Any]]) -> tuple[profile.Events, dict[int, int]]:
-    """Operators and marks of a trace as a profile has them, and the row of each by its record-function id."""
-    record_id = trace.argument("Record function id")
-    rows = np.flatnonzero((record_id != MISSING) & (trace.letter == COMPLETE))
-    rows = rows[np.lexsort((-trace.dur[rows], trace.ts[rows]))]
-    sequence, forward = trace.argument("Sequence number"), trace.argument("Fwd thread id")
-    names = [_iteration_name(plain(trace.strings[code])) for code in trace.name[rows].tolist()]
-    recorded = profile.Events(
-        names=names,
-        start_ns=trace.ts[rows],
-        end_ns=trace.ts[rows] + trace.dur[rows],
-        thread=trace.thread[rows].astype(np.int64),
-        sequence=np.where(sequence[rows] == MISSING, -1, sequence[rows]),
-        forward_thread=np.maximum(forward[rows], 0),
-        record_id=record_id[rows],
-        nodes=nodes,
-    )
-    return recorded, dict(zip(record_id[rows].tolist(), rows.tolist(), strict=True))
-
-
-def _iteration_name(name: str) -> str:
-    """The mark of an iteration: that of torch.profiler stands for ours."""
-    return profile.ITERATION if name.startswith("ProfilerStep#") else name
+    events, program = add_program(trace, events, profile.execution_nodes(execution), discovery, operators)
+    return _with_plain_names(events), program
 
 
 def _with_plain_names(events: Events) -> Events:
