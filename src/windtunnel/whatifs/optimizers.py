@@ -70,7 +70,7 @@ def _change_implementation(graph: Graph, options: dict[str, Any]) -> Unpriced:
     if options.get("fused"):
         _check_dense(graph)
     published = partial(_paper, graph, bool(options.get("fused")))
-    if not has_program(graph):
+    if not (has_program(graph) and graph.meta.optimizers):  # traces of others do not name the optimizers' options
         return Unpriced.from_paper(published)
     if int(steps.sum()) <= graph.num_iterations * graph.num_ranks:
         raise InEffectError("the updates are one task per iteration", where="phase UPDATE")
