@@ -22,9 +22,10 @@ from windtunnel.cost.rerun.needs import (
     UpdatePeakNeed,
 )
 from windtunnel.cost.rerun.optimizer import UpdateForm, embedding_row_ratios, measure_update, sparse_parameters
-from windtunnel.cost.rerun.partial import Ratios, lacks_kernel, look_up_ratios, measure_ratios
+from windtunnel.cost.rerun.partial import lacks_kernel, measure_ratios
 from windtunnel.cost.rerun.prices import price_needs
 from windtunnel.cost.rerun.program import Call, Program, TensorSpec, data_of, program_of, random_inputs, tensors_of
+from windtunnel.cost.rerun.ratios import Ratios, look_up_ratios
 from windtunnel.cost.rerun.sending import SENDERS, in_order, thin_factors
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from windtunnel.cost.rerun.needs import (
     UpdatePeakNeed,
 )
 from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update
-from windtunnel.cost.rerun.partial import look_up_ratios, measure_ratios
+from windtunnel.cost.rerun.partial import measure_ratios
+from windtunnel.cost.rerun.ratios import look_up_ratios
 from windtunnel.errors import WindtunnelError
 from windtunnel.measure import ProfileDatabase
 
