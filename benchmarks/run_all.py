@@ -86,6 +86,7 @@ BARS = (
     "gpu_operators",
     "gpu_whatifs",
     "gpu_flights",
+    "gpu_predict",
     "dpro_replay_error",
     "ddp_from_one",
     "optimizer_flown",

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.shared_data import find_shared
 
+from windtunnel.cost.operators.facts import plain_name
 from windtunnel.cost.work import Work
 from windtunnel.graph.flops import operator_flops
 
-__all__ = ["FOLDERS", "Timings", "read_all", "shared_folder"]
+__all__ = ["FOLDERS", "Timings", "host_times", "read_all", "shared_folder"]
 
 HERE = Path(__file__).parent
 FOLDERS = {"h100-sxm5-80g": HERE / "h100" / "operators", "h200-sxm5-141g": HERE / "h200" / "operators"}
@@ -35,6 +36,7 @@ TYPES = {
 }
 FORMS = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "bool": 1}
+MIN_CALLS = 3  # that a quartile is taken of
 SIZE_NAMES = ("B", "M", "N", "K", "H", "causal", "batch", "in_channels", "out_channels", "kernel", "image", "stride")
 
 Row = dict[str, Any]
@@ -74,6 +76,22 @@ def read_all(shared: Path | None) -> Timings:
     return _timings(rows)
 
 
+def host_times(shared: Path | None) -> dict[str, tuple[float, int]]:
+    """Lower quartile of a call from Python by operator, and of how many timings, where the host sets the pace."""
+    rows = list(_rows(FOLDERS["h200-sxm5-141g"]))
+    rows += _rows(shared) if shared is not None else []
+    calls: dict[str, list[float]] = {}
+    for row in rows:
+        call = _call(row) if row["latency_ms"] < 0.5 * row["eager_ms"] else None
+        if call is not None:
+            calls.setdefault(plain_name(call[0]), []).append(1e6 * row["eager_ms"])
+    return {
+        name: (float(np.quantile(times, 0.25)), len(times))
+        for name, times in sorted(calls.items())
+        if len(times) >= MIN_CALLS
+    }
+
+
 def shared_folder() -> Path | None:
     """Folder of the 4,096 shared timings of an H200; None where it is absent."""
     return find_shared("gpu_h200/operators")
@@ -105,7 +123,7 @@ def _timings(rows: list[tuple[str, Row]]) -> Timings:
         built.append(_work_row(name, inputs, arguments, outputs, row["dtype"]))
         latency.append(1e6 * row["latency_ms"])
         devices.append(device)
-        shapes.append(f"{name} {[(tensor[0], tensor[2]) if isinstance(tensor, tuple) else 0 for tensor in inputs]}")
+        shapes.append(" ".join((built[-1][0], built[-1][1], built[-1][3])))
     columns = list(zip(*built, strict=True))
     texts = [np.array(column, dtype=object) for column in columns[:6]]
     numbers = [np.array(column, dtype=np.float64) for column in columns[6:]]

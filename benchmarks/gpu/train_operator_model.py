@@ -1,7 +1,8 @@
 """Train the shipped model of operators from recorded timings, and say how well it does on shapes that it has not seen.
 
-In: timings of an H100 and an H200 (``benchmarks.gpu.timings``). Out: ``learned.npz`` of the package. The same timings
-make the same file. Needs XGBoost, no GPU.
+In: timings of an H100 and an H200 (``benchmarks.gpu.timings``), operators of recorded steps
+(``benchmarks.gpu.trace_timings``). Out: ``learned.npz`` and ``host_times.csv`` of the
+package. The same timings make the same files. Needs XGBoost, no GPU.
 
     python -m benchmarks.gpu.train_operator_model --out src/windtunnel/cost/operators/learned.npz
 """
@@ -9,6 +10,7 @@ make the same file. Needs XGBoost, no GPU.
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import zlib
 from collections.abc import Iterable
@@ -19,7 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gpu.timings import Timings, read_all, shared_folder
+from benchmarks.gpu.timings import Timings, host_times, read_all, shared_folder
+from benchmarks.gpu.trace_timings import read_traces
+from windtunnel.cost.host_times import HOST_TABLE
 from windtunnel.cost.operators.facts import FAMILIES, Facts, facts_of
 from windtunnel.cost.operators.learned_features import base_ns, features_of
 from windtunnel.cost.operators.learned_model import SHIPPED, LearnedModel, position_of
@@ -28,6 +32,7 @@ from windtunnel.hardware import device
 
 NUM_FOLDS, LEVEL, SEED = 5, 0.9, 2026
 ROUNDS = 400
+STEP_WEIGHT = 1.5  # of an operator of a recorded step: there are few of them, and jobs are made of such
 SETTINGS = {
     "max_depth": 6,
     "eta": 0.06,
@@ -39,6 +44,7 @@ SETTINGS = {
     "nthread": 1,
     "seed": SEED,
 }
+FEW, FEW_SETTINGS = 300, {"max_depth": 4, "colsample_bytree": 0.8, "min_child_weight": 1}
 Floats = NDArray[np.float64]
 
 
@@ -74,11 +80,13 @@ def examples_of(timings: Timings) -> Examples:
     return Examples(facts.take(order), features, base, labels, timings.device[order], fold)
 
 
-def fit(features: NDArray[Any], labels: Floats) -> BoostedTrees:
+def fit(features: NDArray[Any], labels: Floats, weights: Floats | None = None) -> BoostedTrees:
     """Trees on log(measured / base)."""
     import xgboost
 
-    return BoostedTrees.of_booster(xgboost.train(SETTINGS, xgboost.DMatrix(features, labels), ROUNDS))
+    matrix = xgboost.DMatrix(features, labels, weight=weights)
+    settings = SETTINGS | (FEW_SETTINGS if len(labels) < FEW else {})
+    return BoostedTrees.of_booster(xgboost.train(settings, matrix, ROUNDS))
 
 
 def held_out(examples: Examples) -> Floats:
@@ -107,15 +115,24 @@ def other_chip(examples: Examples, name: str) -> Floats:
     return residuals
 
 
-def train(examples: Examples, residuals: Floats) -> LearnedModel:
-    """The model of all examples, with intervals by what was held out."""
-    trees, ends = {}, {}
-    for family in FAMILIES:
-        rows = examples.rows_of(family)
-        trees[family] = fit(examples.features[rows], examples.labels[rows])
-        ends[family] = interval_of(residuals[rows], LEVEL)
+def train(examples: Examples, residuals: Floats, steps: Examples) -> LearnedModel:
+    """The model of all timings and of the operators of recorded steps, with intervals by what was held out."""
+    ends = {family: interval_of(residuals[examples.rows_of(family)], LEVEL) for family in FAMILIES}
     chips = {name: position_of(device(name)) for name in sorted(set(examples.device.tolist()))}
-    return LearnedModel(trees, ends, LEVEL, chips)
+    return LearnedModel(train_trees(examples, steps), ends, LEVEL, chips)
+
+
+def train_trees(examples: Examples, steps: Examples) -> dict[str, BoostedTrees]:
+    """Trees of each family, on timings and on operators of recorded steps."""
+    trees = {}
+    for family in FAMILIES:
+        rows, others = examples.rows_of(family), steps.rows_of(family)
+        trees[family] = fit(
+            np.concatenate([examples.features[rows], steps.features[others]]),
+            np.concatenate([examples.labels[rows], steps.labels[others]]),
+            np.concatenate([np.ones(len(rows)), np.full(len(others), STEP_WEIGHT)]),
+        )
+    return trees
 
 
 def interval_of(residuals: Floats, level: float) -> tuple[float, float]:
@@ -131,16 +148,26 @@ def errors(residuals: Iterable[float]) -> dict[str, float]:
     return {"num": len(ratios), "median": 100 * float(np.median(ratios)), "p90": 100 * float(np.quantile(ratios, 0.9))}
 
 
+def write_host_times(path: Path) -> None:
+    """Write what calls of operators take on the host."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("operator", "host_ns", "num_timings"))
+        writer.writerows((name, round(took), num) for name, (took, num) in host_times(shared_folder()).items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=SHIPPED)
+    parser.add_argument("--host-times", type=Path, default=SHIPPED.parent.parent / HOST_TABLE)
     examples = examples_of(read_all(shared_folder()))
     options = parser.parse_args()
     residuals = held_out(examples)
     for family in FAMILIES:
         row = errors(residuals[examples.rows_of(family)])
         print(f"{family:22s} {row['num']:5d}  median {row['median']:5.1f} %  p90 {row['p90']:5.1f} %")
-    path = train(examples, residuals).save(options.out)
+    path = train(examples, residuals, examples_of(read_traces())).save(options.out)
+    write_host_times(options.host_times)
     print(f"{path}: {path.stat().st_size / 2**20:.2f} MiB of {len(examples)} timings")
 
 

@@ -71,8 +71,13 @@ def predict(
         str, typer.Option("--model", metavar="NAME,NAME", help="Cost models by name; auto selects per operator.")
     ] = "auto",
     launch: Annotated[
-        str, typer.Option("--launch", metavar="TIME", help="Launch overhead of an operator on the host.")
-    ] = "5us",
+        str,
+        typer.Option(
+            "--launch",
+            metavar="TIME",
+            help="Launch overhead of an operator on the host (default: 5us; never run: timed).",
+        ),
+    ] = "",
     host_factor: Annotated[
         float,
         typer.Option(
@@ -182,7 +187,7 @@ def predict(
     if output is not None:
         _require_one(on)
         require_free(output, force=force)
-    given: dict[str, Any] = {"launch_ns": parse_duration(launch), "batch_dim": batch_dim}
+    given: dict[str, Any] = {"launch_ns": parse_duration(launch) if launch else None, "batch_dim": batch_dim}
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:
         asked_for, captured = targets_of(on), open_graph(graph, progress=progress, needs_times=False)
         targets, left_out = with_types(captured, asked_for, dtype)
@@ -203,7 +208,7 @@ def predict(
         advise(f"note: {note}")
     is_single = len(result) == 1
     lines = _lines(ordered[0], others, chips.lines()) if is_single else _ranking(ordered, ranked_by, chips.lines())
-    show(_document(ordered, others, ranked_by, given["launch_ns"], chips.json()), lines, as_json=as_json)
+    show(_document(ordered, others, ranked_by, given["launch_ns"] or _LAUNCH_NS, chips.json()), lines, as_json=as_json)
     # What-ifs need times: a dry run that was never priced has none, unless the priced graph was written.
     requested = output or (None if select_unpriced(captured).any() else graph)
     _advise_next(graph, on, result[0], others, requested)
@@ -346,9 +351,15 @@ def _lines(answer: Predicted, others: list[Forecast], chips: Iterable[str | Tabl
         yield Table(columns, rows)
 
 
+_HOST_TABLE, _LAUNCH_NS = "host table", 5_000  # as of whatifs.placing
+
+
 def _host(found: Forecast) -> str:
     if not found.host_factor:
         return "ignored (--host-factor 0)"
+    if _HOST_TABLE in found.graph.tasks.strings("cost_source").values:
+        times = f"; scaled by {found.host_factor:g} (--host-factor)" if found.host_factor != 1 else ""
+        return f"{format_duration(found.host_ns)}: calls and Python as timed on the host of an H200{times}"
     python = "Python as measured at capture" if found.is_host_measured else "without Python"
     times = f"; scaled by {found.host_factor:g} (--host-factor)" if found.host_factor != 1 else ""
     return f"{format_duration(found.host_ns)}: {python}, launch overhead of --launch{times}"

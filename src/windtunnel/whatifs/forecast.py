@@ -23,7 +23,7 @@ from windtunnel.simulate import replay, replay_many
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
 from windtunnel.whatifs.messages import has_messages, price_messages
-from windtunnel.whatifs.placing import LAUNCH_NS, place_on
+from windtunnel.whatifs.placing import place_on
 
 __all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "rank_forecasts"]
 
@@ -141,7 +141,7 @@ def forecast(
     batch_size: int = 0,
     batch_dim: int | None = None,
     model: Model = AUTO,
-    launch_ns: int = LAUNCH_NS,
+    launch_ns: int | None = None,
     host_factor: float = 1.0,
     fabric: Fabric | None = None,
 ) -> Forecast:
@@ -158,8 +158,8 @@ def forecast(
     batch_dim : int, optional
         Dimension of the inputs that holds the samples; by default what the program itself tells.
     model : str, or sequence of Pricer, or tiers of them
-    launch_ns : int
-        Of an operator on the thread that calls it, where the device has a queue.
+    launch_ns : int, optional
+        Of an operator on the thread that calls it, where the device has a queue; by default as of ``place_on``.
     host_factor : float
         The host's own time, launches among it, over what was captured: 0.5 for a host that is twice as fast; 0 leaves
         the host out.
@@ -198,7 +198,7 @@ def forecast(
 
 
 def _price_for_device(
-    graph: Graph, device: Device, dtype: str, tiers: Tiers, captured: int, batch_size: int, launch_ns: int
+    graph: Graph, device: Device, dtype: str, tiers: Tiers, captured: int, batch_size: int, launch_ns: int | None
 ) -> Graph:
     changed = graph if batch_size == captured else with_batch(graph, captured, batch_size)
     return price(place_on(changed, device, launch_ns), device, tiers, dtype=dtype)
@@ -290,7 +290,7 @@ def changes(
     *,
     batch_dim: int | None = None,
     model: Model = AUTO,
-    launch_ns: int = LAUNCH_NS,
+    launch_ns: int | None = None,
     fabric: Fabric | None = None,
 ) -> list[Forecast]:
     """The same in other types that the device has a peak for, and at twice and four times the batch."""

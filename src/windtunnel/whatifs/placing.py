@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.host_times import host_times_ns
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
@@ -30,15 +31,16 @@ _EXTRA = ("workspace_bytes",)
 Mask = NDArray[np.bool_]
 
 
-def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
+def place_on(graph: Graph, device: Device, launch_ns: int | None = None) -> Graph:
     """Run what computes on a queue of the device.
 
     Parameters
     ----------
     graph : Graph
     device : Device
-    launch_ns : int
-        What a launch takes on the thread that calls the operator.
+    launch_ns : int, optional
+        What a launch takes on the thread that calls the operator. By default ``LAUNCH_NS``; in a graph that was never
+        run all that the thread does takes what it took on the host of an H200.
 
     Returns
     -------
@@ -48,16 +50,26 @@ def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
     """
     unlaunched = _select_unpriced_launches(graph)
     if unlaunched.any():
-        graph = graph.set_duration(unlaunched, 0 if device.kind == "cpu" else launch_ns, "assumed launch")
+        assumed_ns = LAUNCH_NS if launch_ns is None else launch_ns
+        graph = graph.set_duration(unlaunched, 0 if device.kind == "cpu" else assumed_ns, "assumed launch")
     moved = _select_synchronous_kernels(graph)
     if device.kind == "cpu" or not moved.any():
         return graph
+    is_timed = launch_ns is None and bool(select_unpriced(graph)[moved].all())
+    launches_ns = np.full(int(moved.sum()), LAUNCH_NS if launch_ns is None else launch_ns, dtype=np.int64)
+    if is_timed:
+        times_ns = np.rint(host_times_ns(graph)).astype(np.int64)
+        launches_ns = times_ns[moved]
+        on_host = select_unpriced(graph) & graph.select(kind=Kind.HOST)
+        graph = graph.set_duration(on_host, times_ns[on_host], "host table")
     extended, queue = graph.add_resource(f"{device.name} queue", ResourceKind.STREAM)
     kernels = np.flatnonzero(moved)
     launches = np.arange(graph.num_tasks, graph.num_tasks + len(kernels), dtype=np.int32)
     resource = graph.tasks["resource"].copy()
     resource[kernels] = queue
-    tasks = graph.tasks.replace(resource=resource).concat(_launches(graph, kernels, launch_ns), TASK_COLUMNS)
+    tasks = graph.tasks.replace(resource=resource).concat(
+        _launches(graph, kernels, launches_ns, is_timed=is_timed), TASK_COLUMNS
+    )
     # Program order holds the launches; data still goes from kernel to kernel.
     #      CPU     a --ORDER--> b                 launch a --ORDER--> launch b          on the thread
     #              (each computes in its place)        |LAUNCH            |LAUNCH
@@ -111,19 +123,20 @@ def _counters(graph: Graph) -> Mask:
     return small
 
 
-def _launches(graph: Graph, kernels: NDArray[np.int64], launch_ns: int) -> Table:
+def _launches(graph: Graph, kernels: NDArray[np.int64], launches_ns: NDArray[np.int64], *, is_timed: bool) -> Table:
     rows = graph.tasks.take(kernels)
     count = len(kernels)
     columns = {name: np.zeros_like(rows[name]) for name in (*_WORK, *_EXTRA) if name in rows}
-    columns |= {name: np.full_like(rows[name], launch_ns) for name in ("samples_ns",) if name in rows}
+    if "samples_ns" in rows:
+        columns["samples_ns"] = np.broadcast_to(launches_ns[:, None], rows["samples_ns"].shape).astype(np.int64)
     columns |= {name: np.zeros_like(rows[name]) for name in ("duration_std_ns",) if name in rows}
     columns |= {name: np.full_like(rows[name], -1) for name in ("call",) if name in rows}
     return rows.replace(
         **columns,
         kind=np.full(count, int(Kind.HOST), dtype=np.int8),
         op=Strings.repeat("launch", count),
-        duration_ns=np.full(count, launch_ns, dtype=np.int64),
-        cost_source=Strings.repeat("assumed launch", count),
+        duration_ns=launches_ns,
+        cost_source=Strings.repeat("host table" if is_timed else "assumed launch", count),
     )
 
 

@@ -30,7 +30,7 @@ Row = dict[str, float]
 
 FAMILIES = (
     "product", "attention", "attention backward", "convolution", "convolution backward", "normalization", "softmax",
-    "pointwise", "reduction", "pooling", "table", "copy", "loss", "update",
+    "pointwise", "reduction", "pooling", "table", "copy", "loss", "update", "multi-tensor",
 )  # fmt: skip
 """Operators of one family are priced by the same trees."""
 COLUMNS = (
@@ -40,7 +40,8 @@ COLUMNS = (
 )  # fmt: skip
 """Of a product (rows x inner) times (inner x columns), ``batch`` times; attention has queries, keys and the elements of
 a head; a convolution is taken as the product of all windows and the filters of a group. Others have ``rows`` of
-``columns`` elements. An alignment is the largest power of two, at most 16 bytes, that divides a row's length."""
+``columns`` elements. An alignment is the largest power of two, at most 128 bytes, that divides a row's length."""
+_LINE = 128  # bytes of a line of the cache
 ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 1, "int8": 1}
 
 _VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -74,7 +75,8 @@ _VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "table": (("gather",), ("embedding_dense_backward",), ("scatter_add", "index_put"), ("index_add",)),
     "copy": (("fill", "zero", "full", "zeros", "ones", "zeros_like", "ones_like", "full_like"), ("cat", "stack")),
     "loss": (("nll_loss_backward", "nll_loss2d_backward"), ("mse_loss",), ("mse_loss_backward",)),
-    "update": (("fused_sgd",), ("fused_adam", "fused_adamw"), ("foreach_norm",), ("foreach_zero",)),
+    "update": (("fused_sgd",), ("fused_adam", "fused_adamw")),
+    "multi-tensor": (("foreach_norm",), ("foreach_zero",)),
 }
 
 
@@ -178,9 +180,9 @@ def _is_strided(shape: Shape, stride: Shape) -> bool:
 
 
 def _alignment(length: float, item: int) -> float:
-    """Bytes, a power of two and at most 16, that divide a row of this many elements."""
+    """Bytes, a power of two and at most ``_LINE``, that divide a row of this many elements."""
     num_bytes = int(length) * item
-    return float(min(num_bytes & -num_bytes, 16)) if num_bytes else 16.0
+    return float(min(num_bytes & -num_bytes, _LINE)) if num_bytes else float(_LINE)
 
 
 def _variant(family: str, name: str) -> float:
@@ -514,10 +516,10 @@ def _update(call: _Call) -> tuple[str, Row]:
     reads, writes = _UPDATE_PASSES.get(call.name, (float(num_lists), 1.0))
     num_chunks = sum(math.ceil(size / _CHUNK) for size in sizes)
     num_kernels = max(math.ceil(len(sizes) / _TENSORS_PER_KERNEL[min(num_lists, 5)]), math.ceil(num_chunks / 320))
-    return "update", {
+    return "multi-tensor" if call.name.startswith("foreach") else "update", {
         "rows": num_chunks, "columns": min(max(sizes), _CHUNK), "batch": 1.0, "flops": total,
         "read_bytes": reads * total * call.item, "written_bytes": writes * total * call.item,
-        "num_tensors": float(len(sizes)), "window": float(num_kernels), "channels": float(num_lists),
+        "num_tensors": float(len(sizes)), "window": float(num_kernels),
         "alignment": min(_alignment(size, call.item) for size in sizes),
     }  # fmt: skip
 

@@ -31,6 +31,7 @@ FEATURES = (
     *(f"is_{name}" for name in _TYPES),
     "log_compute_ns",
     "log_memory_ns",
+    "log_row_ns",
     "compute_to_memory",
     "written_ratio",
     "bytes_to_cache",
@@ -39,10 +40,12 @@ FEATURES = (
     "elements_per_unit",
     *(f"{what}_{rows}x{columns}" for rows, columns in _TILES for what in ("waves", "fill")),
     "best_fill",
+    "is_depthwise",
     "inner_splits",
     "log_output",
     "log_elements",
 )
+_IN_CHUNKS = ("update", "multi-tensor")
 _CACHE_BYTES = 32.0 * 2**20  # of a device whose sheet does not say it
 
 
@@ -60,6 +63,7 @@ def features_of(facts: Facts, device: Device) -> NDArray[np.float32]:
     features += [
         _log(compute),
         _log(memory),
+        _log(_row_ns(facts, device)),
         _log(compute) - _log(memory),
         column["written_bytes"] / np.maximum(moved, 1.0),
         _log(moved / cache),
@@ -79,6 +83,7 @@ def features_of(facts: Facts, device: Device) -> NDArray[np.float32]:
     splits = np.clip(units / np.maximum(smallest, 1.0), 1.0, np.maximum(column["inner"] / 64, 1.0))
     features += [
         np.max(fills, axis=0),
+        ((column["num_groups"] > 1) & (column["num_groups"] == column["channels"])).astype(float),
         _log(splits),
         _log(batch * column["rows"] * column["columns"]),
         _log(batch * column["rows"] * np.maximum(column["columns"], 1.0) * np.maximum(column["inner"], 1.0)),
@@ -89,8 +94,20 @@ def features_of(facts: Facts, device: Device) -> NDArray[np.float32]:
 def base_ns(facts: Facts, device: Device) -> Floats:
     """A start, plus the longer of computing and moving at the device's peaks [P]."""
     compute, memory = compute_and_memory_ns(facts, device)
-    base: Floats = START_NS + np.maximum(compute, memory)
+    busy = np.maximum(compute, memory)
+    # a multi-tensor kernel is as long as its longest chunk, which one thread block works on
+    in_chunks = np.isin(facts.family.astype(str), _IN_CHUNKS)
+    num_kernels = np.where(in_chunks, np.maximum(facts.column("window"), 1.0), 1.0)
+    base: Floats = START_NS * num_kernels + np.maximum(busy, np.where(in_chunks, _row_ns(facts, device), 0.0))
     return base
+
+
+def _row_ns(facts: Facts, device: Device) -> Floats:
+    """Bytes of one row or chunk at twice a multiprocessor's part of the bandwidth [P]."""
+    moved = facts.column("read_bytes") + facts.column("written_bytes")
+    rows = np.maximum(facts.column("rows") * np.maximum(facts.column("batch"), 1.0), 1.0)
+    row_ns: Floats = 1e9 * moved / rows / (2.0 * device.bandwidth_bytes_per_s / device.num_units)
+    return row_ns
 
 
 def compute_and_memory_ns(facts: Facts, device: Device) -> tuple[Floats, Floats]:

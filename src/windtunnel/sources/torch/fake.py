@@ -8,6 +8,7 @@ here: prices, capturing what really runs (``step``, ``script``).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,11 +54,13 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
     """
     require("torch", extra="torch")
     from windtunnel.sources.dry.no_compute import skip_compute
+    from windtunnel.sources.dry.patches import patch_attributes
     from windtunnel.sources.dry.values import Values
     from windtunnel.sources.torch.recorder import Recorder
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
-    with skip_compute(Values(guesses=True), has_device=has_device, maps_devices=False):
+    patches = _multi_tensor_updates() if has_device else {}
+    with patch_attributes(patches), skip_compute(Values(guesses=True), has_device=has_device, maps_devices=False):
         built = build()
         models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
         recorder.recording.discovery.add(models, optimizers)
@@ -72,8 +75,23 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
     return _graph(recorder.recording)
 
 
+def _multi_tensor_updates() -> dict[Any, dict[str, Any]]:
+    """Let optimizers update lists of fake parameters, as they do by default with those of a device."""
+    import torch
+    from torch._subclasses import FakeTensor
+
+    optimizer: Any = sys.modules["torch.optim.optimizer"]
+    assert torch.optim
+    return {optimizer: {"_foreach_supported_types": [*optimizer._foreach_supported_types, FakeTensor]}}
+
+
 def fake_capture_script(
-    path: str | Path, argv: Sequence[str] = (), *, guesses: bool = False, progress: Progress | None = None
+    path: str | Path,
+    argv: Sequence[str] = (),
+    *,
+    guesses: bool = False,
+    has_device: bool = False,
+    progress: Progress | None = None,
 ) -> Graph:
     """The same of an unmodified script, whose loop is recognized as by a capture.
 
@@ -83,6 +101,8 @@ def fake_capture_script(
     argv : sequence of str
     guesses : bool
         Let the script decide by values that only a real run has; all of them are 1.
+    has_device : bool
+        Let the script find a CUDA device at once, as of ``fake_capture``.
     progress : callable
 
     Raises
@@ -92,6 +112,7 @@ def fake_capture_script(
     """
     require("torch", extra="torch")
     from windtunnel.sources.dry.no_compute import run_without_compute
+    from windtunnel.sources.dry.patches import patch_attributes
     from windtunnel.sources.torch.recorder import Recorder
     from windtunnel.sources.torch.script import RecorderPilot, check_script
 
@@ -100,7 +121,8 @@ def fake_capture_script(
     def make_pilot(_: Any) -> RecorderPilot:
         return RecorderPilot(Recorder(iterations=0, warmup=1, progress=progress, is_fake=True))
 
-    ended, pilot = run_without_compute(script, argv, make_pilot, guesses=guesses)
+    with patch_attributes(_multi_tensor_updates() if has_device else {}):
+        ended, pilot = run_without_compute(script, argv, make_pilot, has_device=has_device, guesses=guesses)
     recorder = pilot.recorder
     if recorder.recording.rich is None:
         message, fix = ended.reason("iterations")
