@@ -198,7 +198,7 @@ def find_device_use(graph: Graph, timeline: Timeline | None = None, *, asks: boo
         waits=tuple(sorted(waits, key=lambda wait: (-wait.duration_ns, wait.cause, wait.operator, wait.line))),
         kernels=_kernel_uses(graph, mean),
         mfu_ratio=_mfu_ratio(graph, step_ns),
-        changes=_first_changes(graph) if asks and graph.num_tasks <= _MAX_ASKED else (),
+        changes=_first_changes(graph) if asks and step_ns and graph.num_tasks <= _MAX_ASKED else (),
     )
 
 
