@@ -58,8 +58,9 @@ def compile_block(graph: Graph, layer: str = "") -> Unpriced:
     NotApplicableError
         No block matches.
     """
-    if not has_program(graph) and lies_on_device(graph).any():
-        return Unpriced.from_paper(partial(_fuse_kernels, graph, layer))
+    on_device = partial(_fuse_kernels, graph, layer) if lies_on_device(graph).any() else None
+    if not has_program(graph) and on_device is not None:
+        return Unpriced.from_paper(on_device)
     program = require_program(graph)
     ranges = tuple(block for block in block_ranges(program, layer) if not _is_compiled(program, block))
     if not ranges:
@@ -73,7 +74,7 @@ def compile_block(graph: Graph, layer: str = "") -> Unpriced:
     return Unpriced(
         (need,),
         lambda ratios: apply_ratios(graph, _copy_twin_ratios(ratios, twins)),
-        published=lambda: _fuse_pointwise_chains(graph, ranges),
+        published=on_device or (lambda: _fuse_pointwise_chains(graph, ranges)),
         by_default=LOOK_UP,
     )
 

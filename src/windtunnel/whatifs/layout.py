@@ -5,6 +5,7 @@ In: a captured graph with convolutions. Out: its operators on NHWC images and we
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,15 +44,16 @@ def channels_last(graph: Graph) -> Unpriced:
     InEffectError
         All of them read such images.
     """
-    if not has_program(graph) and lies_on_device(graph).any():
-        return Unpriced.from_paper(partial(_without_transposes, graph))
+    published = partial(_without_transposes, graph) if lies_on_device(graph).any() else None
+    if not has_program(graph) and published is not None:
+        return Unpriced.from_paper(published)
     program = require_program(graph)
     images = [call for call in program.calls if "conv" in call.operator and _has_images(call.shapes)]
     if not images:
         raise NotApplicableError("there is no 2-D convolution", fix="channels-last is for images")
     if all(_is_channels_last(call.shapes[0], call.strides[0]) for call in images if call.strides):
         raise InEffectError("images lie with their channels innermost", where=f"{len(images)} convolutions")
-    return rerun_in_form(graph, Form(memory_format="channels_last"))
+    return replace(rerun_in_form(graph, Form(memory_format="channels_last")), published=published)
 
 
 def _without_transposes(graph: Graph) -> Graph:
