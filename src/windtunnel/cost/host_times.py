@@ -39,7 +39,7 @@ def host_times_ns(graph: Graph) -> NDArray[np.float64]:
     names = graph.tasks.strings("op" if "op" in graph.tasks else "name")
     table = _table()
     by_name = np.array([_call_ns(name, table) for name in names.values] or [0.0])
-    launches = np.array([table.get(_timed_name(name), OTHER_NS) for name in names.values] or [0.0])
+    launches = np.array([table.get(_name_in_table(name), OTHER_NS) for name in names.values] or [0.0])
     computes = graph.select(kind=Kind.COMPUTE)
     times = np.where(computes, launches[names.codes], by_name[names.codes])
     is_list = np.flatnonzero(computes & np.array(["_foreach" in name for name in names.values] or [False])[names.codes])
@@ -49,8 +49,8 @@ def host_times_ns(graph: Graph) -> NDArray[np.float64]:
     return times
 
 
-def _timed_name(name: str) -> str:
-    """Name in the table: attention of all implementations has one."""
+def _name_in_table(name: str) -> str:
+    """Attention of all implementations has one."""
     plain = plain_name(name)
     if plain.startswith("scaled_dot_product"):
         is_backward = plain.endswith("backward")
