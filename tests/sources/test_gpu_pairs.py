@@ -20,6 +20,7 @@ from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.sources.timeline.build import build_graph
 from windtunnel.sources.torch.same_operators import share_operators
 from windtunnel.whatifs.forecast import forecast
+from windtunnel.whatifs.stashing import vdnn
 
 PAIRS = Path(__file__).parents[2] / "benchmarks" / "gpu" / "h200" / "pairs"
 NAMES = ("perceptron", "residual_net", "streams_net")
@@ -161,3 +162,12 @@ def test_generated_code_is_no_line_of_the_program():
     assert {"compiled_lm.py"} == {
         Path(line).name.partition(":")[0] for line in set(texts(graph, "line")[on_device(graph)])
     }
+
+
+def test_results_beside_a_branch_come_back_in_the_order_of_the_backward_pass(pair):
+    """A residual network reads the results of its branches in another order than it makes them."""
+    graph = pair["residual_net"]
+    changed = vdnn(graph)
+
+    assert changed.select(op="memcpy HtoD", name="prefetch.*").sum() > 1
+    assert replay(changed).makespan_ns >= replay(graph).makespan_ns

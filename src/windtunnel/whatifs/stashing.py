@@ -88,8 +88,9 @@ def _triggers(graph: Graph, activations: Sequence[Activation], ahead: int) -> di
         reader = activation.readers[0]
         known = first.get(activation.layer, reader)
         first[activation.layer] = min(known, reader, key=lambda row: int(index[row]))
-    layers = list(first)  # in forward order
-    return {layer: first[above] for layer, above in zip(layers, layers[ahead:], strict=False)}
+    # As the backward pass comes to them: beside a branch, that is not the forward order backwards.
+    layers = sorted(first, key=lambda layer: int(index[first[layer]]))
+    return {layer: first[above] for layer, above in zip(layers[ahead:], layers, strict=False)}
 
 
 def _add_offload_and_prefetch(
