@@ -351,13 +351,15 @@ def _lines(answer: Predicted, others: list[Forecast], chips: Iterable[str | Tabl
         yield Table(columns, rows)
 
 
-_HOST_TABLE, _LAUNCH_NS = "host table", 5_000  # as of whatifs.placing
+_LAUNCH_NS = 5_000  # as of whatifs.placing
 
 
 def _host(found: Forecast) -> str:
+    from windtunnel.cost.host_times import HOST_TABLE
+
     if not found.host_factor:
         return "ignored (--host-factor 0)"
-    if _HOST_TABLE in found.graph.tasks.strings("cost_source").values:
+    if HOST_TABLE in found.graph.tasks.strings("cost_source").values:
         times = f"; scaled by {found.host_factor:g} (--host-factor)" if found.host_factor != 1 else ""
         return f"{format_duration(found.host_ns)}: calls and Python as timed on the host of an H200{times}"
     python = "Python as measured at capture" if found.is_host_measured else "without Python"

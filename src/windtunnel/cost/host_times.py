@@ -23,7 +23,9 @@ from windtunnel.graph import Graph, Kind
 
 __all__ = ["HOST_TABLE", "host_times_ns"]
 
-HOST_TABLE = "host_times.csv"
+HOST_TABLE = "host table"
+"""Who priced tasks whose time comes from here, as ``cost_source`` says."""
+_FILE = "host_times.csv"
 PYTHON_NS = 12_000.0
 """Python between two operators: a module's call, an optimizer's loop."""
 CALL_NS = 1_500.0
@@ -68,5 +70,5 @@ def _call_ns(name: str, table: dict[str, float]) -> float:
 
 @functools.cache
 def _table() -> dict[str, float]:
-    text = resources.files("windtunnel.cost").joinpath(HOST_TABLE).read_text(encoding="utf-8")
+    text = resources.files("windtunnel.cost").joinpath(_FILE).read_text(encoding="utf-8")
     return {row["operator"]: float(row["host_ns"]) for row in csv.DictReader(text.splitlines())}

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.host_times import host_times_ns
+from windtunnel.cost.host_times import HOST_TABLE, host_times_ns
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
@@ -61,7 +61,7 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None) -> Grap
         times_ns = np.rint(host_times_ns(graph)).astype(np.int64)
         launches_ns = times_ns[moved]
         on_host = select_unpriced(graph) & graph.select(kind=Kind.HOST)
-        graph = graph.set_duration(on_host, times_ns[on_host], "host table")
+        graph = graph.set_duration(on_host, times_ns[on_host], HOST_TABLE)
     extended, queue = graph.add_resource(f"{device.name} queue", ResourceKind.STREAM)
     kernels = np.flatnonzero(moved)
     launches = np.arange(graph.num_tasks, graph.num_tasks + len(kernels), dtype=np.int32)
@@ -136,7 +136,7 @@ def _launches(graph: Graph, kernels: NDArray[np.int64], launches_ns: NDArray[np.
         kind=np.full(count, int(Kind.HOST), dtype=np.int8),
         op=Strings.repeat("launch", count),
         duration_ns=launches_ns,
-        cost_source=Strings.repeat("host table" if is_timed else "assumed launch", count),
+        cost_source=Strings.repeat(HOST_TABLE if is_timed else "assumed launch", count),
     )
 
 
