@@ -18,11 +18,11 @@ from windtunnel.cost.floor import floor_of
 from windtunnel.cost.pricing import in_type, with_known_peaks, with_library_types
 from windtunnel.cost.work import work_of
 from windtunnel.errors import NotApplicableError, WindtunnelError
-from windtunnel.graph import EdgeKind, Graph, Kind, Phase, Strings, lags
+from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.device_gaps import BETWEEN_KERNELS, HOST, LOADER, ON_DEVICE, UNEXPLAINED, walk_gaps
-from windtunnel.sources.kineto.unprofiled import TYPICAL_SHARE
+from windtunnel.sources.kineto.unprofiled import TYPICAL_SHARE, scale_host_times
 from windtunnel.whatifs.ask import whatif
 from windtunnel.whatifs.device_tasks import lies_on_device
 from windtunnel.whatifs.host_waits import is_blocking_copy
@@ -221,15 +221,7 @@ def host_share(graph: Graph) -> float:
 
 def shorten_host_times(graph: Graph, share: float) -> Graph:
     """Host tasks, and the time between them, in this share; getting batches is Python, which is not recorded."""
-    on_host = is_on_host(graph) & ~_loads(graph)
-    tasks = on_host & (graph.duration_ns > 0)
-    edges, lag_ns = graph.edges, lags(graph.edges)
-    between = (on_host[edges["src"]] & on_host[edges["dst"]]) | (edges["kind"] == EdgeKind.LAUNCH)
-    between &= lag_ns > 0
-    shorter = graph.set_duration(
-        tasks, np.rint(graph.duration_ns[tasks] * share).astype(np.int64), cost_source="unprofiled"
-    )
-    return shorter.set_lag(between, np.rint(lag_ns[between] * share).astype(np.int64))
+    return scale_host_times(graph, is_on_host(graph) & ~_loads(graph), share)
 
 
 def _devices(graph: Graph) -> Iterator[Mask]:

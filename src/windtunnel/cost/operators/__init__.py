@@ -1,4 +1,4 @@
 """Prices of single operators and of whole small nets from few measurements.
 
-Internal modules: ``facts``, ``learned_features``, ``learned_model``, ``learned_trees``.
+Internal modules: ``calls``, ``facts``, ``learned_features``, ``learned_trees``, ``matrix_facts``, ``row_facts``.
 """

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, ResourceKind, lags
 from windtunnel.simulate import replay
 from windtunnel.units import format_duration, format_ratio
 
-__all__ = ["TYPICAL_SHARE", "without_profiler"]
+__all__ = ["TYPICAL_SHARE", "scale_host_times", "without_profiler"]
 
 TYPICAL_SHARE = 0.6
 """Of the recorded host time; 0.55 to 0.66 in eight jobs of torch 2.11 on a Xeon with an H100, no shapes, no stacks."""
@@ -50,27 +51,30 @@ def without_profiler(graph: Graph, step_ns: float | None = None, *, min_share: f
         raise NotApplicableError(f"only torch.profiler's traces hold its cost; this graph is of {graph.meta.source!r}",
                                  where="step time", fix="leave it out")  # fmt: skip
     num_steps = max(1, graph.num_iterations)
+    on_host = np.append(graph.resources["kind"] == ResourceKind.HOST_THREAD, False)[graph.tasks["resource"]]
+    if not on_host.any():
+        raise NotApplicableError("no host was recorded, so the profiler cost it nothing", where="step time")
 
     def step_of(share: float) -> float:
-        return replay(_shorten_host_times(graph, share)).makespan_ns / num_steps
+        return replay(scale_host_times(graph, on_host, share)).makespan_ns / num_steps
 
     note = "the host's time is {} of what was recorded under the profiler"
     if step_ns is None:
         note = note.format(format_ratio(TYPICAL_SHARE)) + ", as is typical"
-        return _shorten_host_times(graph, TYPICAL_SHARE).with_meta(overhead={"note": note, "host_ratio": TYPICAL_SHARE})
+        return scale_host_times(graph, on_host, TYPICAL_SHARE).with_meta(
+            overhead={"note": note, "host_ratio": TYPICAL_SHARE}
+        )
     profiled_ns = step_of(1.0)
     share = _share(step_ns, profiled_ns, step_of, f"{num_steps} steps in the trace", min_share)
-    return _shorten_host_times(graph, share).with_meta(
+    return scale_host_times(graph, on_host, share).with_meta(
         overhead={"note": note.format(format_ratio(share)), "host_ratio": share},
         iteration_ns={"median": step_ns, "samples": [step_ns]},
         profiled_iteration_ns={"median": profiled_ns},
     )
 
 
-def _shorten_host_times(graph: Graph, share: float) -> Graph:
-    on_host = np.append(graph.resources["kind"] == ResourceKind.HOST_THREAD, False)[graph.tasks["resource"]]
-    if not on_host.any():
-        raise NotApplicableError("no host was recorded, so the profiler cost it nothing", where="step time")
+def scale_host_times(graph: Graph, on_host: NDArray[np.bool_], share: float) -> Graph:
+    """Tasks of the host, bool [T], and the time between them, in this share of what they took."""
     tasks = on_host & (graph.duration_ns > 0)
     edges, lag_ns = graph.edges, lags(graph.edges)
     between = (on_host[edges["src"]] & on_host[edges["dst"]]) | (edges["kind"] == EdgeKind.LAUNCH)
