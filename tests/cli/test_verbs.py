@@ -49,6 +49,13 @@ def test_explain_says_where_the_time_goes_in_shares_that_sum_to_the_whole(stored
     assert 0 == outcome.code
     assert outcome.stdout.splitlines() == [
         "102.0 µs per iteration (±3.0, 3 iterations, Some CPU, 2 threads)",
+        "  the device waits 25.0 µs of 100 µs (25 %), for:",
+        "    16.0 µs (16 %) synchronization in adam",
+        "    9.00 µs (9.0 %) launches of the host",
+        "  it computes 75.0 µs (75 %):",
+        "    product 100 % of the kernels' time",
+        "  change first, by `windtunnel whatif`: amp 2.00x (saves 50.0 µs), tf32 2.00x",
+        "    (saves 50.0 µs), no-sync 1.33x (saves 25.0 µs)",
         "  bottleneck: the forward phase, 60 % of the iteration",
         "  forward 60 %   backward 20 %   update 10 %   idle 10 %",
         "  critical path: 4 of 5 tasks; longest: encoder encoder forward 55.0 µs",

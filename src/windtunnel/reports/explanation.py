@@ -242,9 +242,9 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
 
     Examples
     --------
-    >>> from windtunnel.graph import GraphBuilder, Kind, Phase
+    >>> from windtunnel.graph import GraphBuilder, Phase, ResourceKind
     >>> builder = GraphBuilder()
-    >>> cpu = builder.resource("cpu")
+    >>> cpu = builder.resource("cpu", ResourceKind.HOST_THREAD)
     >>> _ = builder.task("matmul", duration_ns=750, resource=cpu, phase=Phase.FORWARD)
     >>> _ = builder.task("add", duration_ns=250, resource=cpu, phase=Phase.UPDATE)
     >>> print(explain(builder.build()))
