@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.graph import Graph, GraphBuilder, Kind, Phase
+from windtunnel.graph import Graph, GraphBuilder, Kind, Phase, ResourceKind
 
 
 @pytest.fixture
@@ -35,6 +35,24 @@ def graph() -> Graph:
 )
 def test_tasks_are_chosen_where_every_criterion_holds(graph, criteria, expected):
     assert expected == graph.select(**criteria).nonzero()[0].tolist()
+
+
+def test_tasks_are_chosen_by_the_kind_of_what_they_run_on():
+    builder = GraphBuilder()
+    thread = builder.resource("main thread", ResourceKind.HOST_THREAD)
+    stream = builder.resource("GPU 0 stream 7", ResourceKind.STREAM)
+    for resource in (thread, stream, None, stream):
+        builder.task("task", duration_ns=1, kind=Kind.COMPUTE, **({} if resource is None else {"resource": resource}))
+    graph = builder.build()
+
+    def rows(*kinds):
+        return graph.select(resource_kind=kinds).nonzero()[0].tolist()
+
+    assert [1, 3] == rows(ResourceKind.STREAM)
+    assert [0, 1, 3] == rows(ResourceKind.STREAM, ResourceKind.HOST_THREAD)
+    assert [] == rows(ResourceKind.LINK)
+    assert [0] == graph.select(resource_kind=ResourceKind.HOST_THREAD).nonzero()[0].tolist()
+    assert [1] == graph.select(resource_kind=ResourceKind.STREAM, where=[0, 1]).nonzero()[0].tolist()
 
 
 def test_a_broken_pattern_is_an_input_error(graph):

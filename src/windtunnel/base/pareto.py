@@ -71,7 +71,7 @@ def _table(points: ArrayLike) -> Floats:
 def _chains(sorted_points: Any) -> Any:
     """Longest chain to each point; who beats a point lies before it."""
     # The front of a point is one more than the highest front of those that beat it. Points are sorted
-    # lexicographically, so that whoever beats a point was visited before it.
+    # lexicographically, so that what dominates a point is visited before it.
     count, goals = sorted_points.shape
     length = np.zeros(count, dtype=np.int64)
     for index in range(count):

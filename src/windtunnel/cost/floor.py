@@ -30,7 +30,7 @@ _ROUNDING_NS = 1.0
 
 def floor_of(work: Work, device: Device) -> Bounds:
     """The least time of rows of work that none can avoid: no tile, no wave and no unread row of a table counts."""
-    # Of a table that is looked into, all of which counts as moved [P].
+    # A look-up counts its whole table as moved, and need not read all of it: that part is no bound.
     rows = zip(work.operator.tolist(), work.shapes.tolist(), strict=True)
     sizes = [max(map(math.prod, shapes_of(text)), default=0) * (class_of(name) == "indexing") for name, text in rows]
     least = np.maximum(work.bytes_moved - (4.0 * np.array(sizes, dtype=np.float64)), 0.0)

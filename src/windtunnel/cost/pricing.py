@@ -18,7 +18,7 @@ from windtunnel import registry
 from windtunnel.cost.bounds import Binding, bounds
 from windtunnel.cost.floor import AT_BOUND, floor_of, raise_to_floor, require_possible
 from windtunnel.cost.pricer import ComparingPricer, Pricer, Prices, exact_prices
-from windtunnel.cost.work import Work, dtype_of, work_of
+from windtunnel.cost.work import ITEM_BYTES, Work, dtype_of, work_of
 from windtunnel.errors import InputError, MissingExtraError, PriceError
 from windtunnel.graph import Graph, Strings
 from windtunnel.graph.kernel_classes import class_of
@@ -43,7 +43,6 @@ _FIRST, _LAST = "measured", "roofline"
 _OTHER_CODE = ("ast",)  # prices what a compiler makes, not the kernels that torch calls: only where it is named
 _NAMED = 5
 _CONVOLUTIONS = ("convolution", "convolution backward")
-_ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 Tiers = Sequence[Sequence[Pricer]]
 Model = str | Sequence[Pricer] | Tiers
@@ -155,7 +154,7 @@ def price_work(work: Work, device: Device, tiers: Tiers) -> tuple[Prices, NDArra
             covered = open_P & pricer.covers(work, device)
             if covered.any():
                 offered = pricer.price(work.take(covered), device)
-                # who cannot say how sure it is comes after all who can, before nobody
+                # a pricer without an interval comes after all pricers with one
                 spread = np.nan_to_num(offered.log_std, nan=np.finfo(float).max)
                 # the first pricer of a tier keeps rows where another is as sure
                 better = spread < sure[covered]
@@ -174,13 +173,13 @@ def in_type(work: Work, dtype: str) -> Work:
     InputError
         The type is unknown.
     """
-    if dtype not in _ITEM_BYTES:
-        raise InputError(f"no type is called {dtype!r}", where="dtype", fix=f"choose one of {', '.join(_ITEM_BYTES)}")
+    if dtype not in ITEM_BYTES:
+        raise InputError(f"no type is called {dtype!r}", where="dtype", fix=f"choose one of {', '.join(ITEM_BYTES)}")
     result = {text: dtype_of(text) or ("fp32" if not text else "") for text in set(work.dtypes.tolist())}
     captured = np.array([result[text] for text in work.dtypes.tolist()], dtype=object)
     # integers and flags have no peak of their own: they go by the one of the type that is asked for, in their own bytes
     types = np.where((captured == "fp32") | (captured == ""), dtype, work.dtype).astype(object)
-    shrunk = np.where(captured == "fp32", _ITEM_BYTES[dtype] / 4, 1.0)
+    shrunk = np.where(captured == "fp32", ITEM_BYTES[dtype] / 4, 1.0)
     return replace(work, dtype=types, bytes_moved=work.bytes_moved * shrunk)
 
 

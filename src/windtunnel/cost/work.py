@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from windtunnel.graph import Graph, Kind, Strings
 
-__all__ = ["TYPES", "Work", "dtype_of", "shapes_of", "work_of"]
+__all__ = ["ITEM_BYTES", "TYPES", "Work", "dtype_of", "shapes_of", "work_of"]
 
 # T tasks, P distinct pieces of work
 Texts = NDArray[np.object_]
@@ -31,6 +31,8 @@ TYPES = {
     "signed char": "int8",
 }
 """Types as a capture names them, and as a device's sheet does."""
+ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+"""Bytes of an element, by the type that an operator computes in."""
 _TEXTS = {"shapes": "input_shapes", "dtypes": "input_dtypes", "strides": "input_strides", "arguments": "input_args"}
 _SUMS = ("addmm", "addmv", "addbmm", "baddbmm")
 _MIX = np.uint64(0x9E3779B97F4A7C15)

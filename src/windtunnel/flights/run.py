@@ -40,7 +40,7 @@ from windtunnel.whatifs.device_tasks import lies_on_device
 __all__ = ["capture_baseline", "fly", "remaining_time", "require_flights", "require_memory", "verify"]
 
 CAPTURE_ITERATIONS = 20
-_AMPLE = 8.0  # times the baseline's peak: no change that keeps the batch needs more, beside its baseline
+_AMPLE = 8.0  # times the baseline's peak: no change that keeps the batch needs more, its baseline included
 
 
 def verify(

@@ -94,7 +94,7 @@ def _without_inner_results(graph: Graph, merged: Table, leader: NDArray[np.int32
     if "output_bytes" not in merged:
         return merged
     src, dst = (graph.edges[end][graph.edges["kind"] == EdgeKind.DATA] for end in ("src", "dst"))
-    # Inner results: read by somebody, and by nobody outside of the group. They are never allocated.
+    # Inner results: read within the group only. They are never allocated.
     is_inner = np.zeros(graph.num_tasks, dtype=np.bool_)
     is_inner[src] = True
     is_inner[src[leader[src] != leader[dst]]] = False

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.graph.schema import Kind, Phase
+from windtunnel.graph.schema import Kind, Phase, ResourceKind
 from windtunnel.graph.table import Strings
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def select(
     name: str | None = None,
     op: str | None = None,
     resource: int | Iterable[int] | None = None,
+    resource_kind: ResourceKind | Iterable[ResourceKind] | None = None,
     rank: int | Iterable[int] | None = None,
     iteration: int | Iterable[int] | None = None,
     where: ArrayLike | Callable[[Graph], ArrayLike] | None = None,
@@ -43,8 +44,8 @@ def select(
     Parameters
     ----------
     graph : Graph
-    kind, phase, resource, rank, iteration
-        One value or several.
+    kind, phase, resource, resource_kind, rank, iteration
+        One value or several. ``resource_kind`` is that of the resource that a task runs on; an unplaced task has none.
     layer, name, op : str
         Regular expressions that must match the whole text.
     where : bool [T] or callable
@@ -62,6 +63,9 @@ def select(
     mask = np.ones(graph.num_tasks, dtype=bool)
     for column, requested in (("kind", kind), ("phase", phase), ("resource", resource)):
         mask &= _among(graph, column, requested, absent=False)
+    if resource_kind is not None:
+        rows = np.flatnonzero(np.isin(graph.resources["kind"], _as_integers(resource_kind)))
+        mask &= _among(graph, "resource", rows, absent=False)
     for column, requested in (("rank", rank), ("iteration", iteration)):
         mask &= _among(graph, column, requested, absent=0)
     for column, pattern in (("layer", layer), ("name", name), ("op", op)):
@@ -95,10 +99,14 @@ def as_mask(values: ArrayLike, size: int) -> Mask:
 def _among(graph: Graph, column: str, selection: Any, absent: int | bool) -> Mask:
     if selection is None:
         return np.ones(graph.num_tasks, dtype=bool)
-    values = [int(value) for value in (selection if isinstance(selection, Iterable) else (selection,))]
+    values = _as_integers(selection)
     if column not in graph.tasks:
         return np.full(graph.num_tasks, absent is not False and absent in values)
     return np.isin(graph.tasks[column], values)
+
+
+def _as_integers(selection: Any) -> list[int]:
+    return [int(value) for value in (selection if isinstance(selection, Iterable) else (selection,))]
 
 
 def _matching(graph: Graph, column: str, pattern: str | None) -> Mask:

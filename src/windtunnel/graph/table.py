@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 def as_read_only(array: Array) -> Array:
     """Return the array, read-only: a graph never changes under the hands of its reader."""
-    # A view: the owner may go on writing to its own array, whoever got it from a graph may not.
+    # A view: the owner may go on writing to its own array, code that got it from a graph may not.
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False

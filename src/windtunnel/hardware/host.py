@@ -221,7 +221,7 @@ def _of_line(line: str, known: Mapping[str, Device]) -> Device | None:
 
 
 def _slice_of(whole: Device, num_parts: int, memory_gib: int) -> Device:
-    """A MIG slice: so many sevenths of the units, and the memory with its share of the bandwidth."""
+    """A MIG slice: its sevenths of the units, its memory, and its share of the bandwidth."""
     share, size_bytes = num_parts / _MIG_PARTS, memory_gib * 2**30
     return replace(
         whole,

@@ -44,6 +44,80 @@ def finish(device: str = "") -> None:
         torch.cuda.synchronize(device or None)
 
 
+class HostClock:
+    """Stamps of the host's own clock, for work that is done when its call returns.
+
+    Examples
+    --------
+    >>> clock = HostClock()
+    >>> first = clock.stamp()
+    >>> clock.between_ns(first, clock.stamp()) >= 0
+    True
+    """
+
+    device_name = "CPU"
+
+    def stamp(self) -> Any:
+        """This moment."""
+        return time.perf_counter_ns()
+
+    def wait(self, stamp: Any) -> None:
+        """Every moment that has a stamp is over."""
+
+    def between_ns(self, first: Any, last: Any) -> float:
+        """Time between two stamps, in ns."""
+        return float(last - first)
+
+    def finish(self) -> None:
+        """All work is done already."""
+
+    def hold(self, duration_ns: float) -> None:
+        """Nothing waits here."""
+
+
+class StreamClock:
+    """Stamps on the current stream of a GPU.
+
+    The stream can be held up, so that what the host launches meanwhile runs without gaps afterwards: times between
+    stamps are then those of the kernels alone.
+    """
+
+    _CYCLES_PER_NS = 2.0  # no clock of a GPU is faster, so that a hold is never too short
+
+    @property
+    def device_name(self) -> str:
+        """Name of the GPU, as its driver gives it."""
+        import torch
+
+        return str(torch.cuda.get_device_name())
+
+    def stamp(self) -> Any:
+        """An event on the stream: it has a time once the device gets there."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self, stamp: Any) -> None:
+        """Wait until the device gets to a stamp."""
+        stamp.synchronize()
+
+    def between_ns(self, first: Any, last: Any) -> float:
+        """Time between two stamps that the device has passed, in ns."""
+        return 1e6 * float(first.elapsed_time(last))
+
+    def finish(self) -> None:
+        """Wait until the device has finished its work."""
+        finish("cuda")
+
+    def hold(self, duration_ns: float) -> None:
+        """Keep the stream from what is launched from now on for at least this long; it must be idle."""
+        import torch
+
+        torch.cuda._sleep(round(duration_ns * self._CYCLES_PER_NS))
+
+
 class IterationClock:
     """Times between marks: by the host's clock, or by events on the current stream of a GPU.
 
@@ -62,7 +136,7 @@ class IterationClock:
     """
 
     def __init__(self, *, is_on_gpu: bool | None = None) -> None:
-        self._is_on_gpu = uses_gpu() if is_on_gpu is None else is_on_gpu
+        self._clock = StreamClock() if (uses_gpu() if is_on_gpu is None else is_on_gpu) else HostClock()
         self._begun: Any = None
         self._pairs: list[tuple[Any, Any]] = []
 
@@ -72,107 +146,20 @@ class IterationClock:
 
     def begin(self) -> None:
         """An iteration begins here; what was before it does not count."""
-        self._begun = self._now()
+        self._begun = self._clock.stamp()
 
     def mark(self) -> None:
         """The iteration ends here, and the next one begins."""
-        now = self._now()
+        now = self._clock.stamp()
         self._pairs.append((self._begun, now))
         self._begun = now
 
     def durations_ns(self) -> list[int]:
         """Of every iteration since the last call; waits for the device."""
         pairs, self._pairs = self._pairs, []
-        if not self._is_on_gpu:
-            return [end - begin for begin, end in pairs]
         if pairs:
-            pairs[-1][1].synchronize()
-        return [round(1e6 * begin.elapsed_time(end)) for begin, end in pairs]
-
-    def _now(self) -> Any:
-        if not self._is_on_gpu:
-            return time.perf_counter_ns()
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-
-class HostClock:
-    """Stamps of the host's own clock, for work that is done when its call returns.
-
-    Examples
-    --------
-    >>> clock = HostClock()
-    >>> first = clock.stamp()
-    >>> clock.between_ns(first, clock.stamp()) >= 0
-    True
-    """
-
-    device_name = "CPU"
-
-    def stamp(self) -> Any:
-        """This moment."""
-        return time.perf_counter_ns()
-
-    def between_ns(self, first: Any, last: Any) -> float:
-        """Time between two stamps, in ns."""
-        return float(last - first)
-
-    def finish(self) -> None:
-        """All work is done already."""
-
-    def hold(self, duration_ns: float) -> None:
-        """Nothing waits here."""
-
-
-class StreamClock:
-    """Stamps on the current stream of a GPU.
-
-    The stream can be held up, so that what the host launches meanwhile runs without gaps afterwards: times between
-    stamps are then those of the kernels alone.
-
-    Raises
-    ------
-    AbsentDeviceError
-        PyTorch finds no GPU here.
-    """
-
-    _CYCLES_PER_NS = 2.0  # no clock of a GPU is faster, so that a hold is never too short
-
-    def __init__(self) -> None:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise AbsentDeviceError(
-                "this step ran on a GPU, and there is none here to run its operators again",
-                fix="ask on the machine with the GPU, or take published ratios: prices='paper'",
-            )
-        self.device_name = str(torch.cuda.get_device_name())
-
-    def stamp(self) -> Any:
-        """An event on the stream: it has a time once the device gets there."""
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between_ns(self, first: Any, last: Any) -> float:
-        """Time between two stamps on the device, in ns; waits for the second."""
-        last.synchronize()
-        return 1e6 * float(first.elapsed_time(last))
-
-    def finish(self) -> None:
-        """Wait until the device has finished its work."""
-        finish("cuda")
-
-    def hold(self, duration_ns: float) -> None:
-        """Keep the stream from what is launched from now on for at least this long; it must be idle."""
-        import torch
-
-        torch.cuda._sleep(round(duration_ns * self._CYCLES_PER_NS))
+            self._clock.wait(pairs[-1][1])
+        return [round(self._clock.between_ns(*pair)) for pair in pairs]
 
 
 def stream_clock(device: str) -> StreamClock | None:
@@ -183,4 +170,13 @@ def stream_clock(device: str) -> StreamClock | None:
     AbsentDeviceError
         It is a GPU, and there is none here.
     """
-    return StreamClock() if uses_gpu(device or "cpu") else None
+    if not uses_gpu(device):
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        raise AbsentDeviceError(
+            "this step ran on a GPU, and there is none here to run its operators again",
+            fix="ask on the machine with the GPU, or take published ratios: prices='paper'",
+        )
+    return StreamClock()

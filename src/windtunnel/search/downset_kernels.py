@@ -64,7 +64,7 @@ def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
     Returns as soon as there are more than ``limit``.
     """
     # A downset is a set of nodes that holds all predecessors of its members: what can be finished while
-    # the rest is not begun. The lattice of all downsets is enumerated level by level, by size:
+    # the rest has not started. The lattice of all downsets is enumerated level by level, by size:
     #      {}  ->  {a} {b}  ->  {a,b} {a,c}  ->  ...  ->  all nodes
     # A node may be added if its predecessors are all inside. Two parents often reach the same downset;
     # an open-addressing hash table (power of two, at most half full) tells those apart that are new.

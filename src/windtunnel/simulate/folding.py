@@ -150,8 +150,8 @@ def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, max_class
     # Partition refinement. Resources start out equal where they work alike; then, in turns:
     #      1. tasks get classes, given which places they have in the lists of which resources (fold_pass)
     #      2. resources get numbers by the classes of the tasks in their lists (alike_lists)
-    # until no resource is told apart any more. Each round only splits, so that it ends; two tasks that are
-    # in one class then can never be told apart by a replay.
+    # until no further resources are distinguished. Each round only splits, so that it ends; two tasks that are
+    # in one class then behave alike in every replay.
     number, count = crowds.first_numbers()
     while True:
         label = crowds.labels(number, num_tasks)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, OperatorsNeed, Program, Ratios
 from windtunnel.errors import InEffectError, NotApplicableError
-from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.graph import Graph, Phase
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.block_patterns import block_ranges, compile_pattern
-from windtunnel.whatifs.device_tasks import lies_on_device
+from windtunnel.whatifs.device_tasks import computes_on_device, lies_on_device
 from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
 from windtunnel.whatifs.kernel_groups import KernelGroup, replace_groups, streams_in_order
 from windtunnel.whatifs.measured import apply_ratios, calls_of, has_program, require_program
@@ -104,7 +104,7 @@ def compile_model(graph: Graph) -> Unpriced:
 
 
 def _fuse_kernels(graph: Graph, layer: str) -> Graph:
-    kernels = graph.select(kind=Kind.COMPUTE) & lies_on_device(graph)
+    kernels = computes_on_device(graph)
     if not kernels.any():
         raise NotApplicableError("no kernels run on a device", fix="on a CPU, ask for compile-block")
     generated = kernels & graph.select(name=_GENERATED)

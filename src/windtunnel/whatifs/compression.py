@@ -204,7 +204,7 @@ def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints, num_m
 
 def _after(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
     """Restore each message on a resource of its rank's own, before whatever waits for it."""
-    # A stream of its own: restoring runs beside the backward pass, as a communication hook does.
+    # A stream of its own: restoring runs concurrently with the backward pass, as a communication hook does.
     extended, rows = graph, {}
     ranks = graph.tasks["rank"][messages] if "rank" in graph.tasks else np.zeros(len(messages), np.int32)
     for rank in np.unique(ranks).tolist():

@@ -12,9 +12,11 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError
-from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import Baseline, other_order
-from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls
+from windtunnel.whatifs.device_tasks import lies_on_device
+from windtunnel.whatifs.host_waits import find_waiting_tasks
+from windtunnel.whatifs.insert_tasks import is_launching, is_on_host
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 
 __all__ = ["cuda_graphs"]
@@ -50,13 +52,8 @@ def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True)
         Nothing is launched on a device, or one call already launches everything.
     """
     phases = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE) if with_update else (Phase.FORWARD, Phase.BACKWARD)
-    inside = graph.select(phase=phases) & is_on_host(graph) & ~_waits_for_device(graph)
-    kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
-    calls = launch_calls(graph)[
-        np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
-    ]  # a message of a CPU is begun by a call, too
-    launching = np.zeros(graph.num_tasks, dtype=bool)
-    launching[calls[calls >= 0]] = True
+    inside = graph.select(phase=phases) & is_on_host(graph) & ~find_waiting_tasks(graph)
+    launching = is_launching(graph, lies_on_device(graph))  # a message of a CPU is begun by a call, too
     #      host    launch launch launch ...      ->     host    launch graph
     #      device  kernel kernel kernel                 device  kernel kernel kernel
     # The first launching call of each iteration stands for all; the others go, with the time between them.
@@ -87,16 +84,6 @@ def _not_before(graph: Graph, inside: np.ndarray, kept: np.ndarray) -> np.ndarra
         own = kept[rank[kept] == item]
         earliest[own] = np.maximum(earliest[own], begins.min() if len(begins) else 0)
     return earliest
-
-
-def _waits_for_device(graph: Graph) -> np.ndarray:
-    """Host tasks that are synchronizations, or that wait for a task of a device."""
-    edges = graph.edges
-    waits = graph.select(kind=Kind.SYNC)
-    on_host = is_on_host(graph)
-    from_device = (edges["kind"] == EdgeKind.SYNC) & ~on_host[edges["src"]] & on_host[edges["dst"]]
-    waits[edges["dst"][from_device]] = True
-    return waits
 
 
 def _first_of_each_iteration(graph: Graph, rows: np.ndarray) -> np.ndarray:

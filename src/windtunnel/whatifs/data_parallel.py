@@ -108,7 +108,7 @@ def data_parallel(
     rounds = {i: buckets_of(graph, bucket_bytes, first_bucket_bytes, i) for i in iterations_of(graph)}
     crowd = _crowd(graph, num_ranks, wire, num_cores)
 
-    # One communication resource per worker: its all-reduces run one after the other, beside computation.
+    # One communication resource per worker: its all-reduces run one after the other, concurrently with computation.
     def add_all_reduces(price: Callable[[list[Bucket]], list[float]], cost_source: str) -> Graph:
         worker, comm = graph.add_resource("all-reduce", ResourceKind.LINK)
         for iteration, buckets in rounds.items():

@@ -1,7 +1,7 @@
 """Whether a device waits, and for what; how well it computes; what to change first.
 
 In: a graph with work on a device, and its replay. Out: ``DeviceUse``. A trace of ``torch.profiler`` holds a host that
-the profiler slowed: its host times are reduced to the share that is typical before anything is said about waiting. Not
+the profiler slowed: its host times are reduced to the share that is typical before waiting is reported. Not
 here: words (``reports.device_use``), why single tasks started when they did (``sources.timeline``).
 """
 
@@ -24,7 +24,7 @@ from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.device_gaps import BETWEEN_KERNELS, HOST, LOADER, ON_DEVICE, UNEXPLAINED, walk_gaps
 from windtunnel.sources.kineto.unprofiled import TYPICAL_SHARE, scale_host_times
 from windtunnel.whatifs.ask import whatif
-from windtunnel.whatifs.device_tasks import lies_on_device
+from windtunnel.whatifs.device_tasks import computes_on_device, lies_on_device
 from windtunnel.whatifs.host_waits import is_blocking_copy
 from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, products_by_type
 from windtunnel.whatifs.speed import speed_of_measurement
@@ -174,7 +174,7 @@ def find_device_use(graph: Graph, timeline: Timeline | None = None, *, asks: boo
     DeviceUse or None
         None where nothing computes on a device, or the graph is too large.
     """
-    if not on_device(graph).any() or graph.num_tasks > _MAX_TASKS:
+    if not computes_on_device(graph).any() or graph.num_tasks > _MAX_TASKS:
         return None
     share = host_share(graph)
     if share < 1.0:
@@ -202,12 +202,6 @@ def find_device_use(graph: Graph, timeline: Timeline | None = None, *, asks: boo
     )
 
 
-def on_device(graph: Graph) -> Mask:
-    """Kernels of devices, bool [T]."""
-    result: Mask = graph.select(kind=Kind.COMPUTE) & lies_on_device(graph)
-    return result
-
-
 def host_share(graph: Graph) -> float:
     """Share of the recorded host time that a host without the profiler takes; 1 where that is in the graph already."""
     if graph.meta.source != "kineto" or graph.meta.overhead or graph.meta.iteration_ns or graph.edits:
@@ -230,7 +224,7 @@ def _devices(graph: Graph) -> Iterator[Mask]:
     number = graph.resources.get("device", np.zeros(graph.num_resources, dtype=np.int64))
     device = np.append(number, -1)[graph.tasks["resource"]].astype(np.int64)
     rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int64)).astype(np.int64)
-    computes = on_device(graph)
+    computes = computes_on_device(graph)
     pairs, member = np.unique(np.stack([rank, device]), axis=1, return_inverse=True)
     member = member.reshape(-1)
     for index in np.unique(member[computes]).tolist():
@@ -295,7 +289,7 @@ def _text(graph: Graph, column: str, row: int) -> str:
 
 
 def _kernel_uses(graph: Graph, mean: float) -> tuple[KernelUse, ...]:
-    rows = np.flatnonzero(on_device(graph))
+    rows = np.flatnonzero(computes_on_device(graph))
     names = graph.tasks.strings("name").take(rows)
     operators = graph.tasks.strings("op").take(rows) if "op" in graph.tasks else Strings.repeat("", len(rows))
     pairs, member = np.unique(np.stack([operators.codes, names.codes]), axis=1, return_inverse=True)
@@ -357,7 +351,7 @@ def _mfu_ratio(graph: Graph, step_ns: float) -> float | None:
 
 
 def _products(graph: Graph) -> dict[str, Mask]:
-    return products_by_type(graph, on_device(graph))
+    return products_by_type(graph, computes_on_device(graph))
 
 
 def _first_changes(graph: Graph) -> tuple[FirstChange, ...]:

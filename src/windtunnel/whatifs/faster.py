@@ -13,10 +13,11 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags
+from windtunnel.graph import EdgeKind, Graph, Kind, Strings, lags
 from windtunnel.registry import did_you_mean
 from windtunnel.simulate.limits import Baseline, up_to
 from windtunnel.whatifs.block_patterns import compile_pattern
+from windtunnel.whatifs.device_tasks import computes_on_device
 from windtunnel.whatifs.insert_tasks import is_on_host, rescale
 
 __all__ = ["faster_cpu", "faster_device", "faster_link", "faster_operator", "operator_work"]
@@ -59,8 +60,7 @@ def faster_cpu(graph: Graph, factor: float = 2.0) -> Graph:
 def faster_device(graph: Graph, factor: float = 2.0) -> Graph:
     """Run all kernels of devices ``factor`` times as fast; launches, copies and messages stay."""
     ratio = _duration_ratio(factor)
-    kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
-    selected = graph.select(kind=Kind.COMPUTE) & np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
+    selected = computes_on_device(graph)
     if not selected.any():
         raise NotApplicableError("no task runs on a device", fix="on a CPU, ask for faster-cpu")
     return rescale(graph, selected, ratio, "assumed factor")

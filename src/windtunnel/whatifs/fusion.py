@@ -15,7 +15,7 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
-from windtunnel.whatifs.insert_tasks import launch_calls
+from windtunnel.whatifs.insert_tasks import is_launching, launch_calls
 from windtunnel.whatifs.layer_gradients import positions
 
 __all__ = ["POINTWISE", "fuse_chains", "fuse_kernels"]
@@ -30,9 +30,7 @@ POINTWISE = (
 def _kernels_and_launches(baseline: Baseline) -> np.ndarray:
     graph = baseline.graph
     result: np.ndarray = graph.select(kind=Kind.COMPUTE)
-    calls = launch_calls(graph)[result]
-    result[calls[calls >= 0]] = True
-    return result
+    return result | is_launching(graph, result)
 
 
 @registry.whatif(

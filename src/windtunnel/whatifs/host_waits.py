@@ -19,8 +19,17 @@ from windtunnel.registry import did_you_mean
 from windtunnel.simulate.limits import Baseline, other_order
 from windtunnel.whatifs.block_patterns import compile_pattern
 from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls, order_predecessors
+from windtunnel.whatifs.layer_gradients import positions
 
-__all__ = ["is_blocking_copy", "is_own_wait", "no_sync", "non_blocking_copies", "repeat_to_overlap", "waits_for_device"]
+__all__ = [
+    "find_waiting_tasks",
+    "is_blocking_copy",
+    "is_own_wait",
+    "no_sync",
+    "non_blocking_copies",
+    "repeat_to_overlap",
+    "waits_for_device",
+]
 
 Mask = NDArray[np.bool_]
 _COPIES = re.compile(r"copy|Memcpy", re.IGNORECASE)
@@ -63,11 +72,15 @@ def repeat_to_overlap(graph: Graph) -> Graph:
     return graph.concat(copies).note({"steady_iterations": [last - count, last]})
 
 
-def _waits(baseline: Baseline) -> Mask:
-    graph = baseline.graph
+def find_waiting_tasks(graph: Graph) -> Mask:
+    """Host tasks that are synchronizations, or that wait for a task of a device, bool [T]."""
     result = graph.select(kind=Kind.SYNC)
     result[graph.edges["dst"][waits_for_device(graph)]] = True
     return result
+
+
+def _waits(baseline: Baseline) -> Mask:
+    return find_waiting_tasks(baseline.graph)
 
 
 @registry.whatif(
@@ -158,8 +171,7 @@ def _ends_window(graph: Graph) -> Mask:
     launches = np.unique(calls[calls >= 0])
     if not len(launches):
         return np.zeros(graph.num_tasks, dtype=bool)
-    order = np.empty(graph.num_tasks, dtype=np.int64)
-    order[graph.topological_order()] = np.arange(graph.num_tasks)
+    order = positions(graph)
     resource = graph.tasks["resource"]
     last = np.full(graph.num_resources + 1, -1, dtype=np.int64)
     np.maximum.at(last, resource[launches], order[launches])

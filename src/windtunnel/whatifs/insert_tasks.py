@@ -23,6 +23,7 @@ __all__ = [
     "computes_on_host",
     "insert_ahead",
     "insert_behind",
+    "is_launching",
     "is_on_host",
     "launch_calls",
     "memory_bandwidth",
@@ -47,14 +48,13 @@ _OTHER_TYPES = (
 
 def is_on_host(graph: Graph) -> Mask:
     """Tasks that run on a CPU thread, bool [T]."""
-    on_thread: Mask = np.append(graph.resources["kind"] == ResourceKind.HOST_THREAD, False)[graph.tasks["resource"]]
-    return on_thread
+    return graph.select(resource_kind=ResourceKind.HOST_THREAD)
 
 
 def computes_on_host(graph: Graph) -> bool:
     """Whether a CPU does any of the computing, beyond launching it: on a thread, or on cores that workers share."""
-    on_host = np.isin(graph.resources["kind"], (ResourceKind.HOST_THREAD, ResourceKind.POOL))
-    return bool((graph.select(kind=Kind.COMPUTE) & np.append(on_host, False)[graph.tasks["resource"]]).any())
+    kinds = (ResourceKind.HOST_THREAD, ResourceKind.POOL)
+    return bool(graph.select(kind=Kind.COMPUTE, resource_kind=kinds).any())
 
 
 def runs_in_16_bits(graph: Graph) -> Mask:
@@ -87,6 +87,14 @@ def launch_calls(graph: Graph) -> Rows:
     call = np.full(graph.num_tasks, -1, dtype=np.int64)
     call[graph.edges["dst"][is_launch]] = graph.edges["src"][is_launch]
     return call
+
+
+def is_launching(graph: Graph, launched: Mask | None = None) -> Mask:
+    """Tasks that launch others, or any of those that are given, bool [T]."""
+    calls = launch_calls(graph) if launched is None else launch_calls(graph)[launched]
+    result = np.zeros(graph.num_tasks, dtype=bool)
+    result[calls[calls >= 0]] = True
+    return result
 
 
 def insert_behind(graph: Graph, rows: Rows, columns: Mapping[str, Any]) -> tuple[Graph, Rows]:

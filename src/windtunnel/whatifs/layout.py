@@ -9,15 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from windtunnel import registry
 from windtunnel.cost.rerun import Form
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs.device_tasks import device_kernels, lies_on_device
-from windtunnel.whatifs.insert_tasks import launch_calls
+from windtunnel.whatifs.insert_tasks import is_launching
 from windtunnel.whatifs.measured import has_program, operators_of, require_program, rerun_in_form
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -61,10 +59,7 @@ def _without_transposes(graph: Graph) -> Graph:
     transposes = kernels & graph.select(name=_TRANSPOSES)
     if not transposes.any():
         raise NotApplicableError("no kernel turns images from one layout into another", where="names of kernels")
-    calls = launch_calls(graph)
-    launches = np.zeros(graph.num_tasks, dtype=bool)
-    launches[calls[transposes & (calls >= 0)]] = True
-    launches[calls[~transposes & (calls >= 0)]] = False
+    launches = is_launching(graph, transposes) & ~is_launching(graph, ~transposes)
     return graph.remove(transposes | launches)
 
 

@@ -18,7 +18,7 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import link as catalog_link
 from windtunnel.simulate.limits import of_kind, of_phase, other_order
 from windtunnel.whatifs.host_waits import is_own_wait
-from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls, rescale
+from windtunnel.whatifs.insert_tasks import is_launching, is_on_host, rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 from windtunnel.whatifs.shared_cores import host_cores, host_threads, share_cores
 
@@ -139,11 +139,7 @@ def _computes(graph: Graph) -> bool:
 def _load_work(graph: Graph) -> tuple[NDArray[np.bool_], int, int]:
     """Tasks that load, and their time and memory per iteration."""
     batches = graph.select(phase=Phase.DATA) & is_on_host(graph) & ~graph.select(kind=(Kind.SYNC, Kind.COPY))
-    # Tasks that launch nothing on a device, bool [T].
-    calls = launch_calls(graph)
-    idle = np.ones(graph.num_tasks, dtype=bool)
-    idle[calls[calls >= 0]] = False
-    batches &= idle
+    batches &= ~is_launching(graph)
     if graph.num_ranks > 1:
         raise NotApplicableError("loading is moved in graphs of one rank only", fix="put it before data-parallel")
     if not batches.any():
@@ -260,9 +256,7 @@ def pinned_memory(graph: Graph, link: str = "pcie4-x16", bandwidth_ratio: float 
 
 def _unblock_calls(graph: Graph, copies: NDArray[np.bool_], call_ns: int) -> Graph:
     """The calling threads wait for these copies no more."""
-    calls = launch_calls(graph)[copies]
-    calling = np.zeros(graph.num_tasks, dtype=bool)
-    calling[calls[calls >= 0]] = True
+    calling = is_launching(graph, copies)
     shorter = np.minimum(graph.duration_ns[calling], call_ns)
     quick = graph.set_duration(calling, shorter, cost_source="assumed call") if calling.any() else graph
     edges = quick.edges

@@ -33,6 +33,7 @@ from windtunnel.whatifs.unpriced import Unpriced
 __all__ = [
     "REPLACED",
     "SOURCE",
+    "add_update",
     "apply_ratios",
     "apply_update",
     "calls_of",
@@ -248,7 +249,11 @@ def with_update(graph: Graph, form: Form, update: UpdateForm) -> Unpriced:
     change = rerun_in_form(graph, form)
     if not graph.meta.optimizers or not graph.select(phase=Phase.UPDATE).any():
         return change
-    needs = (*change.needs, update_need(graph, update))
+    return add_update(change, update_need(graph, update))
+
+
+def add_update(change: Unpriced, need: UpdateNeed) -> Unpriced:
+    """A change of operators, and the optimizers' steps at the price of a need."""
     finish = change.finish
     assert finish is not None
-    return Unpriced(needs, lambda ratios, ratio: apply_update(finish(ratios), ratio))
+    return Unpriced((*change.needs, need), lambda ratios, ratio: apply_update(finish(ratios), ratio))

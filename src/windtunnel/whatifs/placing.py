@@ -17,6 +17,7 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
 from windtunnel.hardware import Device
+from windtunnel.whatifs.layer_gradients import positions
 
 __all__ = ["LAUNCH_NS", "place_on", "select_unpriced"]
 
@@ -81,10 +82,7 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None) -> Grap
     ends = {end: np.where(is_order, index[graph.edges[end]], graph.edges[end]).astype(np.int32) for end in _ENDS}
     placed = replace(extended, tasks=tasks, edges=Table.from_columns(dict(graph.edges.replace(**ends)), EDGE_COLUMNS))
     placed = placed.connect(launches, kernels, EdgeKind.LAUNCH)
-    # Position of each task in a topological order [T]: the order in which a thread calls.
-    position = np.empty(graph.num_tasks, dtype=np.int64)
-    position[graph.topological_order()] = np.arange(graph.num_tasks)
-    queued = kernels[np.argsort(position[kernels], kind="stable")]
+    queued = kernels[np.argsort(positions(graph)[kernels], kind="stable")]  # in the order in which a thread calls
     return placed.connect(queued[:-1], queued[1:], EdgeKind.ORDER)
 
 

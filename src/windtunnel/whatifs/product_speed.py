@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.hardware import Device
-from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls, products_by_type
+from windtunnel.whatifs.insert_tasks import is_launching, is_on_host, products_by_type
 
 __all__ = [
     "host_time_per_launch_ns",
@@ -90,9 +90,6 @@ def type_of_16_bits(graph: Graph, kernels: Mask) -> str:
 
 def host_time_per_launch_ns(graph: Graph, phase: Phase) -> float:
     """What the host works in a phase, over its launches there: about the cost of one more operator."""
-    calls = launch_calls(graph)
-    launching = np.zeros(graph.num_tasks, dtype=bool)
-    launching[calls[calls >= 0]] = True
-    count = int((launching & graph.select(phase=phase)).sum())
+    count = int((is_launching(graph) & graph.select(phase=phase)).sum())
     host = is_on_host(graph) & graph.select(kind=Kind.HOST, phase=phase)
     return float(graph.duration_ns[host].sum()) / count if count else 0.0

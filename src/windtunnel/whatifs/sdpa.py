@@ -22,7 +22,7 @@ from windtunnel.whatifs.product_speed import host_time_per_launch_ns
 __all__ = ["sdpa"]
 
 _REACH = 5  # kernels between a softmax and the products around it: scaling, mask, dropout, copies
-_RECOMPUTED = 1.25  # gradients compute the first of two products again, beside four others
+_RECOMPUTED = 1.25  # gradients compute the first of two products again, in addition to four others
 
 
 def _work(baseline: Baseline) -> np.ndarray:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from functools import partial
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.measured import (
-    apply_update,
+    add_update,
     require_program,
     rerun_in_form,
     update_need,
@@ -73,14 +72,9 @@ def sparse_embedding_gradients(graph: Graph) -> Unpriced:
             fix="clip the gradients of the other layers only",
         )
     form = Form(sparse=tuple(index for index, name in calls if name in new))
-    change = rerun_in_form(graph, form, partial(note_form, form=form))
-    need = update_need(graph, UpdateForm(sparse=frozenset(new)))
-    finish = change.finish
-    assert finish is not None
     left = _gradient_share(graph, program, new)
-    return Unpriced(
-        (*change.needs, need), lambda ratios, ratio: _scale_zeroing(apply_update(finish(ratios), ratio), left)
-    )
+    change = rerun_in_form(graph, form, lambda priced: _scale_zeroing(note_form(priced, form=form), left))
+    return add_update(change, update_need(graph, UpdateForm(sparse=frozenset(new))))
 
 
 def _gradient_share(graph: Graph, program: Program, tables: set[str]) -> float:

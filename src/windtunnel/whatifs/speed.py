@@ -178,7 +178,7 @@ def _count_lookups(program: Program) -> dict[int, int]:
     """Tokens by table, of all passes of a step; what is looked up again while gradients are computed counts once."""
     result: dict[int, dict[tuple[int, int], int]] = {}
     recomputed = {row for first, last in program.recomputed for row in range(first, last)}
-    # Passes of gradient accumulation look up the same indices in the same table; they are told apart by how
+    # Passes of gradient accumulation look up the same indices in the same table; they differ in how
     # many backward passes came before.
     num_backward = 0  # since the last update
     for row, call in enumerate(program.calls):

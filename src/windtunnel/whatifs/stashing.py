@@ -88,7 +88,7 @@ def _triggers(graph: Graph, activations: Sequence[Activation], ahead: int) -> di
         reader = activation.readers[0]
         known = first.get(activation.layer, reader)
         first[activation.layer] = min(known, reader, key=lambda row: int(index[row]))
-    # As the backward pass comes to them: beside a branch, that is not the forward order backwards.
+    # As the backward pass reaches them: with branches, that is not the reversed forward order.
     layers = sorted(first, key=lambda layer: int(index[first[layer]]))
     return {layer: first[above] for layer, above in zip(layers[ahead:], layers, strict=False)}
 

@@ -85,6 +85,9 @@ class SimulatedStream:
     def stamp(self) -> float:
         return max(self.device_ns, self.host_ns)
 
+    def wait(self, stamp: float) -> None:
+        self.host_ns = max(self.host_ns, stamp)
+
     def between_ns(self, first: float, last: float) -> float:
         return last - first
 

@@ -7,6 +7,7 @@ enter (``learned_features``), nor do times.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -37,7 +38,7 @@ from windtunnel.cost.operators.row_facts import (
     describe_update,
     variant_of,
 )
-from windtunnel.cost.work import Work
+from windtunnel.cost.work import ITEM_BYTES, Work
 from windtunnel.graph.kernel_classes import class_of
 
 __all__ = ["COLUMNS", "FAMILIES", "Facts", "facts_of", "plain_name"]
@@ -58,7 +59,6 @@ COLUMNS = (
 """Of a product (rows x inner) times (inner x columns), ``batch`` times; attention has queries, keys and the elements of
 a head; a convolution is taken as the product of all windows and the filters of a group. Others have ``rows`` of
 ``columns`` elements. An alignment is the largest power of two, at most 128 bytes, that divides a row's length."""
-ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 1, "int8": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,30 +93,39 @@ class Facts:
 
 def facts_of(work: Work) -> Facts:
     """Facts about all rows of work."""
+    columns = (work.operator, work.shapes, work.strides, work.arguments, work.dtype, work.bytes_moved)
+    rows = [_facts_of_call(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     families, values = np.full(len(work), "", dtype=object), np.zeros((len(work), len(COLUMNS)))
-    texts = (work.operator, work.shapes, work.strides, work.arguments, work.dtype, work.bytes_moved)
-    for index, (operator, shapes, strides, arguments, dtype, moved) in enumerate(
-        zip(*(column.tolist() for column in texts), strict=True)
-    ):
-        if not shapes or dtype not in ITEM_BYTES:
-            continue
-        try:
-            call = Call(
-                plain_name(operator),
-                json.loads(shapes),
-                json.loads(strides) if strides else [],
-                json.loads(arguments) if arguments else [],
-                ITEM_BYTES[dtype],
-                float(moved),
-            )
-            family, row = _describe(call)
-        except (IndexError, TypeError, ValueError, KeyError, ZeroDivisionError):
-            continue  # arguments of another form than those of this operator: another model may know it
-        if family and all(math.isfinite(value) and value >= 0 for value in row.values()):
-            families[index] = family
-            row = {"item_bytes": float(ITEM_BYTES[dtype]), "variant": variant_of(family, call.name), **row}
-            values[index] = [row.get(name, 0.0) for name in COLUMNS]
+    for index, (family, numbers) in enumerate(rows):
+        if family:
+            families[index], values[index] = family, numbers
     return Facts(families, values, work.dtype)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _facts_of_call(
+    operator: str, shapes: str, strides: str, arguments: str, dtype: str, moved: float
+) -> tuple[str, tuple[float, ...]]:
+    """Family and numbers of one row; no device enters, and many devices are asked of the same rows."""
+    unknown = "", ()
+    if not shapes or dtype not in ITEM_BYTES:
+        return unknown
+    try:
+        call = Call(
+            plain_name(operator),
+            json.loads(shapes),
+            json.loads(strides) if strides else [],
+            json.loads(arguments) if arguments else [],
+            ITEM_BYTES[dtype],
+            float(moved),
+        )
+        family, row = _describe(call)
+    except (IndexError, TypeError, ValueError, KeyError, ZeroDivisionError):
+        return unknown  # arguments of another form than those of this operator: another model may know it
+    if not family or not all(math.isfinite(value) and value >= 0 for value in row.values()):
+        return unknown
+    row = {"item_bytes": float(ITEM_BYTES[dtype]), "variant": variant_of(family, call.name), **row}
+    return family, tuple(row.get(name, 0.0) for name in COLUMNS)
 
 
 def plain_name(operator: str) -> str:

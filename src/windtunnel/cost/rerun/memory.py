@@ -117,9 +117,8 @@ def _measure_device_peak(program: Program, form: Form, opaque: frozenset[int]) -
 
     from windtunnel.cost.rerun.interpreter import Interpreter
 
-    clock = stream_clock(program.device)
     before = torch.cuda.memory_allocated()
-    ready = Interpreter(program, form, set(opaque), clock)
+    ready = Interpreter(program, form, set(opaque))
     ready.rehearse()
     torch.cuda.reset_peak_memory_stats()
     ready.run()

@@ -236,7 +236,9 @@ def _time_steps(steps: list[Callable[[], Any]], num_threads: int, clock: StreamC
         started = clock.stamp()
         for step in steps:
             step()
-        times.append(clock.between_ns(started, clock.stamp()))
+        ended = clock.stamp()
+        clock.wait(ended)
+        times.append(clock.between_ns(started, ended))
     if num_threads != current:
         torch.set_num_threads(current)
     return times

@@ -85,7 +85,7 @@ class Ratios:
 
 @dataclass
 class Rounds:
-    """Laps of both forms, round by round, and what the rehearsal learnt.
+    """Laps of both forms, round by round, and what the rehearsal found.
 
     On the host alone ``old_detail`` and ``new_detail`` time every autograd node; of a program on a device they are
     what the device took, and the other two what the host took.

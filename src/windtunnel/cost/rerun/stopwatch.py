@@ -74,6 +74,7 @@ class Stopwatch:
         stamps, self._stamps = self._stamps, []
         if len(stamps) < 2:
             return 0.0
+        self._clock.wait(stamps[-1][1])
         if self._device is None:
             total_ns = self._clock.between_ns(stamps[0][1], stamps[-1][1])
         else:

@@ -246,9 +246,8 @@ def _types(graph: Graph) -> Ints:
 
 
 def _runs_on_host(graph: Graph) -> Ints:
-    resource = graph.tasks["resource"]
-    on_thread: Ints = np.append(graph.resources["kind"] == ResourceKind.HOST_THREAD, False)[resource]
-    is_host: Ints = on_thread | ((graph.tasks["kind"] == Kind.HOST) & (resource < 0))
+    on_thread = graph.select(resource_kind=ResourceKind.HOST_THREAD)
+    is_host: Ints = on_thread | ((graph.tasks["kind"] == Kind.HOST) & (graph.tasks["resource"] < 0))
     return is_host
 
 

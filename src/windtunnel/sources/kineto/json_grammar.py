@@ -114,7 +114,7 @@ def hash_string(text: Ints, pos: Int, end: Int) -> tuple[Int, Int, bool]:
 @njit(cache=True, nogil=True)
 def _skip_word(text: Ints, pos: Int, end: Int) -> Int:
     """Position after a number, true, false or null; NaN and Infinity pass too, as Python's `json` writes them."""
-    # Words are told apart by their hash, which is computed while their end is looked for.
+    # Words are distinguished by their hash, which is computed while their end is looked for.
     begin = pos
     is_negative = text[pos] == 45
     pos += is_negative

@@ -51,7 +51,7 @@ def without_profiler(graph: Graph, step_ns: float | None = None, *, min_share: f
         raise NotApplicableError(f"only torch.profiler's traces hold its cost; this graph is of {graph.meta.source!r}",
                                  where="step time", fix="leave it out")  # fmt: skip
     num_steps = max(1, graph.num_iterations)
-    on_host = np.append(graph.resources["kind"] == ResourceKind.HOST_THREAD, False)[graph.tasks["resource"]]
+    on_host = graph.select(resource_kind=ResourceKind.HOST_THREAD)
     if not on_host.any():
         raise NotApplicableError("no host was recorded, so the profiler cost it nothing", where="step time")
 

@@ -124,7 +124,7 @@ def _as_long_as_the_step(graph: Graph, graphs: Sequence[Graph]) -> Graph:
         return graph
     seen_ns = float(np.median([np.median(item[~select_validation_iterations(len(item))]) for item in bare]))
     aside_ns = float(np.median([np.median(item[select_validation_iterations(len(item))]) for item in bare]))
-    is_host = np.isin(graph.tasks["resource"], np.flatnonzero(graph.resources["kind"] == ResourceKind.HOST_THREAD))
+    is_host = graph.select(resource_kind=ResourceKind.HOST_THREAD)
     ratio, settled, replayed_ns = 1.0, graph, float(replay(graph).makespan_ns)
     for _ in range(_ROUNDS):
         ratio = float(np.clip(ratio * seen_ns / replayed_ns, _LEAST, _MOST))

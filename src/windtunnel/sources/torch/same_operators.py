@@ -1,4 +1,4 @@
-"""What one richly profiled iteration knows of its operators, said of the operators of others.
+"""What one richly profiled iteration knows of its operators, applied to the operators of other iterations.
 
 In: the `Events` of a rich iteration and those of light ones, of one program. Out: the light events with the inputs, the
 work, the layers, the lines, the calls and the allocations of the rich ones. Operators are matched by their order on

@@ -353,7 +353,7 @@ def table_slot(state: Any, profile: Any, first: Any, second: Any) -> Any:
 @kernel
 def speed_of(state: Any, job: int, num: int) -> float:
     """Return S of a job on the picked machines; NaN: the caller has to supply it."""
-    # One GPU has nobody to communicate with.
+    # A job on one GPU does not communicate.
     if state.jobs[job].gpus == 1:
         return 1.0
     state.scalars[ASKING] = job

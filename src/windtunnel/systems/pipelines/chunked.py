@@ -126,8 +126,8 @@ def zbv(num_ranks: int, num_microbatches: int) -> Schedule:
         There are no ranks or no microbatches.
     """
     require_some("zbv", num_ranks, num_microbatches)
-    # Planned for so many that every rank has its steady phase; microbatches beyond the requested ones are cut off at
-    # the end.
+    # Planned for enough microbatches that every rank has its steady phase; microbatches beyond the requested ones are
+    # cut off at the end.
     full = max(num_microbatches, 2 * num_ranks - 1)
     rows = []
     for rank in range(num_ranks):
@@ -137,7 +137,7 @@ def zbv(num_ranks: int, num_microbatches: int) -> Schedule:
         #                   (F up, F down) x r
         #                   (F I W up) x (R - r)
         #     steady        (F I W down, F I W up), without F where none is left
-        #     cool-down     (I down, I up) x r  W is put off, as it lets nobody wait
+        #     cool-down     (I down, I up) x r  W is put off, as no rank waits for it
         #                   (I W down) x (R - r), then what is left of W
         row.add(down, "F", 2 * (num_ranks - rank) - 1)
         for _ in range(rank):

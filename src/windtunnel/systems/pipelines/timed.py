@@ -326,7 +326,7 @@ class Line:
         for (stage, batch, _), exchange in self._exchanges.items():
             meetings.setdefault((group_of.get(stage, stage), batch), []).append(exchange)
         for together in meetings.values():
-            # whoever takes part waits for what every other one did before it
+            # every participant waits for what the others did before it
             for (task, _), (_, before) in permutations(together, 2):
                 for other in before:
                     self.builder.edge(other, task, kind=EdgeKind.SYNC)
