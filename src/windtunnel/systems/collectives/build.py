@@ -1,6 +1,6 @@
 """Write programs as expressions.
 
-In: inputs with layouts, arithmetic on them. Out: a ``Program``. Slices that the rules ask for are inserted, as a stage of
+In: inputs with layouts, arithmetic on them. Out: a ``Program``. Slices that the rules ask for are inserted as stages of
 their own; nothing that sends is. Not here: programs of published workloads (``workloads``).
 """
 

@@ -1,7 +1,7 @@
 """How a tensor lies on the ranks of a group, and which part of it each rank holds.
 
-In: shapes, dimensions, numbers of ranks. Out: layouts, tensor types, blocks of dimensions. Not here: what operators make
-of them (``rules``).
+In: shapes, dimensions, numbers of ranks. Out: layouts, tensor types, blocks of dimensions. Not here: what operators
+make of them (``rules``).
 
 References
 ----------
@@ -33,9 +33,9 @@ class Layout:
     Attributes
     ----------
     kind : str
-        ``replicated``: every rank has the same value. ``sliced``: rank r has block r of ``dim``. ``local``: every rank has
-        an array of the full shape, and their values are unrelated, as partial sums are. ``rooted``: a local array whose
-        value is that of the group on rank ``root`` only.
+        ``replicated``: every rank has the same value. ``sliced``: rank r has block r of ``dim``. ``local``: every rank
+        has an array of the full shape, and their values are unrelated, as partial sums are. ``rooted``: a local array
+        whose value is that of the group on rank ``root`` only.
     dim : int
         Dimension of slices; ``FLAT`` for ranges of the flattened tensor.
     root : int
@@ -163,5 +163,5 @@ def block(size: int, rank: int, num_ranks: int) -> tuple[int, int]:
 
 
 def ring_dim(tensor: TensorType, num_ranks: int) -> int:
-    """The dimension that a ring cuts into chunks: the first, or the flattened tensor where that has fewer than k rows."""
+    """The dimension that a ring cuts into chunks: the first, or the flattened tensor where it has fewer than k rows."""
     return 0 if len(tensor.shape) == 1 or (tensor.shape and tensor.shape[0] >= num_ranks) else FLAT

@@ -254,7 +254,7 @@ class Program:
         for stage in self.stages:
             fusion = self.fusion_of.get(stage.name)
             inside = f"  in {fusion.name}" if fusion else ""
-            lines.append(f"  {str(stage):<{width}}  : {self.types[stage.name]}{inside}")
+            lines.append(f"  {stage!s:<{width}}  : {self.types[stage.name]}{inside}")
         lines += [f"  fuse {item.name} ({item.kind}): {', '.join(item.members)}" for item in self.fusions]
         lines += [f"  overlap ({item.order} order): {' -> '.join(item.items)}" for item in self.overlaps]
         return "\n".join([*lines, f"  output {', '.join(self.outputs)}"])
@@ -316,14 +316,17 @@ def sort_stages(inputs: Mapping[str, TensorType], stages: list[Stage]) -> Iterat
     done = set(inputs)
     left = stages
     while left:
-        for index, stage in enumerate(left):
-            readers = (item for item in left if item is not stage and stage.operands[0] in item.reads)
-            if all(name in done for name in stage.reads) and not (stage.op == "update" and any(readers)):
-                break
-        else:
+        stage = next((item for item in left if _is_ready(item, done, left)), None)
+        if stage is None:
             raise InputError(
                 "no order of the stages is possible", where=str(left[0]), fix="do not read an input after its update"
             )
         done.add(stage.name)
-        left = left[:index] + left[index + 1 :]
+        left = [item for item in left if item is not stage]
         yield stage
+
+
+def _is_ready(stage: Stage, done: set[str], left: list[Stage]) -> bool:
+    """Whether all that a stage reads is there, and all readers of what it overwrites have run."""
+    others = (item for item in left if item is not stage and stage.operands[0] in item.reads)
+    return all(name in done for name in stage.reads) and not (stage.op == "update" and any(others))

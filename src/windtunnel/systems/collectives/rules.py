@@ -7,8 +7,8 @@ Legend: R replicated, S(d) sliced along dimension d, L local, k ranks of the gro
 
 References
 ----------
-Jangda et al., ASPLOS 2022, section 3.2. Two published rules are not followed: a product of any two sliced matrices is not
-local (both must slice the contracted dimension), and a norm of slices is no sliced scalar (partial sums are summed).
+Jangda et al., ASPLOS 2022, section 3.2. Two published rules are not followed: a product of any two sliced matrices is
+not local (both must slice the contracted dimension), and a norm of slices is no sliced scalar (partial sums are added).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class LayoutError(InputError):
     Attributes
     ----------
     repair : tuple of (str, str, dict)
-        The smallest change that makes the stage legal: an operator to insert, the operand to insert it on, its settings.
-        ``("remove", name, {})`` removes the stage itself, ``("replace", name, {"op": ...})`` makes it another operator,
+        The smallest change that makes the stage legal: an operator to insert, the operand to insert it on, settings.
+        ``("remove", name, {})`` removes the stage itself, ``("replace", name, {"by": ...})`` makes it another operator,
         ``("lay_out", name, {"layout": ...})`` declares an input otherwise.
     """
 
@@ -103,7 +103,8 @@ class _Call:
         if op == "remove":
             fix = f"remove {self.stage.name}, read `{name}` instead"
         elif op == "replace":
-            fix = f"replace {self.stage.op} on `{name}` by {_NAMES[settings['op']]}"
+            other = _NAMES[settings["by"]]
+            fix = f"replace {self.stage.op} on `{name}` by {other}"
         elif op == "lay_out":
             fix = f"declare `{name}` as {settings['layout']}"
         else:
@@ -334,9 +335,9 @@ def _require_local(call: _Call) -> TensorType:
     if item.layout.is_replicated:
         raise call.repairable(f"reducing a replicated tensor multiplies it by {call.num_ranks}", "remove")
     if item.layout.is_sliced:
-        raise call.repairable("slices hold different elements, which cannot be reduced", "replace", op="all_gather")
+        raise call.repairable("slices hold different elements, which cannot be reduced", "replace", by="all_gather")
     if item.layout.kind == "rooted":
-        raise call.repairable("it is reduced already", "replace", op="broadcast", root=item.layout.root)
+        raise call.repairable("it is reduced already", "replace", by="broadcast", root=item.layout.root)
     return item
 
 
@@ -361,9 +362,9 @@ def _all_gather(call: _Call) -> TensorType:
     if item.layout.is_replicated:
         raise call.repairable("every rank has all of it", "remove")
     if item.layout.is_local:
-        raise call.repairable("local tensors have no blocks to gather", "replace", op="all_reduce")
+        raise call.repairable("local tensors have no blocks to gather", "replace", by="all_reduce")
     if item.layout.kind == "rooted":
-        raise call.repairable("only the root has it", "replace", op="broadcast", root=item.layout.root)
+        raise call.repairable("only the root has it", "replace", by="broadcast", root=item.layout.root)
     return item.laid_out(REPLICATED)
 
 

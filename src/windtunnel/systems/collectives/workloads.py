@@ -1,4 +1,4 @@
-"""The programs of the paper: optimizers under data parallelism, a layer under tensor parallelism, a pipeline's boundary.
+"""The programs of the paper: optimizers under data parallelism, a tensor-parallel layer, a pipeline's boundary.
 
 In: sizes. Out: programs as a framework would run them, before any transformation. Not here: their schedules
 (``search``), how fast they are.
@@ -57,7 +57,7 @@ def adam(num_ranks: int = 2, num_parameters: int = 1 << 20, dtype: str = "float3
 
 
 def lamb(num_ranks: int = 2, num_parameters: int = 1 << 20, decay: float = 0.01, dtype: str = "float32") -> Program:
-    """LAMB of one layer: Adam's step, scaled by the norm of the weights over the norm of the step (1 where one is 0)."""
+    """LAMB of one layer: Adam's step times the norm of the weights over the norm of the step (1 where one is 0)."""
     builder = Builder("lamb", num_ranks)
     rate = builder.replicated("lr", (), dtype)
     weights, first, second, quotient = _moments(builder, num_ranks, num_parameters, dtype)

@@ -1,0 +1,50 @@
+"""The random mask of dropout as a function of the position in the full tensor.
+
+In: a seed and element indices. Out: which elements stay. A rank that has a slice computes the mask of that slice, so
+that sliced and replicated dropout agree bit for bit; a generator with a state per rank could not. Not here: scaling.
+
+References
+----------
+Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014 (the finalizer of SplitMix64).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+__all__ = ["keep_mask", "stays"]
+
+_GOLDEN, _MIX_1, _MIX_2 = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def stays(seed: int, index: int, threshold: int) -> bool:
+    """Whether the element at a global index stays; ``threshold`` is ``round((1 - probability) * 2**32)``."""
+    word = np.uint64(seed) * _MIX_1 + (np.uint64(index) + np.uint64(1)) * _GOLDEN
+    word = (word ^ (word >> np.uint64(30))) * _MIX_1
+    word = (word ^ (word >> np.uint64(27))) * _MIX_2
+    word = word ^ (word >> np.uint64(31))
+    return (word >> np.uint64(32)) < np.uint64(threshold)  # type: ignore[return-value]
+
+
+def keep_mask(seed: int, indices: NDArray[np.int64], probability: float) -> NDArray[np.bool_]:
+    """Which of the elements at these global indices stay, bool of the same shape.
+
+    Examples
+    --------
+    >>> int(keep_mask(7, np.arange(10_000), 0.25).sum())
+    7485
+    """
+    with np.errstate(over="ignore"):
+        word = np.uint64(seed) * _MIX_1 + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        word = (word ^ (word >> np.uint64(30))) * _MIX_1
+        word = (word ^ (word >> np.uint64(27))) * _MIX_2
+        word ^= word >> np.uint64(31)
+    result: NDArray[np.bool_] = (word >> np.uint64(32)) < np.uint64(round((1 - probability) * 2**32))
+    return result
