@@ -198,6 +198,8 @@ class Program:
         """Stages that outputs or updates need."""
         needed: set[str] = set()
         waiting = [*self.outputs, *(stage.name for stage in self.updates.values())]
+        for stage in self.updates.values():  # a replicated input that is updated in slices has to be gathered
+            waiting += [user.name for user in self.users[stage.name] if user.op == "all_gather"]
         while waiting:
             name = waiting.pop()
             if name in self.by_name and name not in needed:

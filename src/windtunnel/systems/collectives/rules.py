@@ -33,7 +33,7 @@ from windtunnel.systems.collectives.layouts import (
 if TYPE_CHECKING:
     from windtunnel.systems.collectives.program import Stage
 
-__all__ = ["COMMUNICATION", "POINTWISE", "REDUCTIONS", "LayoutError", "infer", "operator_names"]
+__all__ = ["COMMUNICATION", "POINTWISE", "REDUCTIONS", "LayoutError", "infer", "operator_names", "spans"]
 
 COMMUNICATION = frozenset({"all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "send"})
 """Operators in which ranks exchange data."""
@@ -186,7 +186,7 @@ def _sliced_dim(call: _Call, shape: tuple[int, ...], layouts: list[Layout], name
             raise call.repairable(f"operands are sliced along {dims[0]} and {layout.dim}", "all_gather", index)
         if layout.is_sliced and dims[0] == FLAT and item.shape != shape:
             raise call.repairable("a flat slice of a smaller tensor does not broadcast", "all_gather", index)
-        if layout.is_replicated and _spans(item, shape, dims[0]):
+        if layout.is_replicated and spans(item, shape, dims[0]):
             dim = dims[0] if dims[0] == FLAT else dims[0] - (len(shape) - len(item.shape))
             if dims[0] == FLAT and item.shape != shape:
                 sliced_index = names[next(i for i, other in enumerate(layouts) if other.is_sliced)]
@@ -195,8 +195,8 @@ def _sliced_dim(call: _Call, shape: tuple[int, ...], layouts: list[Layout], name
     return dims[0]
 
 
-def _spans(item: TensorType, shape: tuple[int, ...], dim: int) -> bool:
-    """Whether an operand has more than one element along a dimension of the result."""
+def spans(item: TensorType, shape: tuple[int, ...], dim: int) -> bool:
+    """Whether an operand has more than one element along a dimension of a result of this shape."""
     if item.is_scalar:
         return False
     if dim == FLAT:

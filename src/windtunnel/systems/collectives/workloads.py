@@ -30,7 +30,7 @@ def sgd(num_ranks: int = 2, num_parameters: int = 1 << 20, momentum: float = 0.9
     rate = builder.replicated("lr", (), dtype)
     mean = builder.all_reduce(gradient, name="g_sum") * (1 / num_ranks)
     new_velocity = builder.update(velocity, momentum * velocity + mean, name="u_new")
-    return builder.program(builder.update(weights, weights - rate * new_velocity, name="w_new"), new_velocity)
+    return builder.program(builder.update(weights, weights - rate * new_velocity, name="w_new"))
 
 
 def _moments(builder: Builder, num_ranks: int, num_parameters: int, dtype: str) -> tuple[Value, Value, Value, Value]:
@@ -52,20 +52,20 @@ def adam(num_ranks: int = 2, num_parameters: int = 1 << 20, dtype: str = "float3
     """Adam on the mean gradient of all ranks."""
     builder = Builder("adam", num_ranks)
     rate = builder.replicated("lr", (), dtype)
-    weights, first, second, quotient = _moments(builder, num_ranks, num_parameters, dtype)
-    return builder.program(builder.update(weights, weights - rate * quotient, name="w_new"), first, second)
+    weights, _, _, quotient = _moments(builder, num_ranks, num_parameters, dtype)
+    return builder.program(builder.update(weights, weights - rate * quotient, name="w_new"))
 
 
 def lamb(num_ranks: int = 2, num_parameters: int = 1 << 20, decay: float = 0.01, dtype: str = "float32") -> Program:
     """LAMB of one layer: Adam's step times the norm of the weights over the norm of the step (1 where one is 0)."""
     builder = Builder("lamb", num_ranks)
     rate = builder.replicated("lr", (), dtype)
-    weights, first, second, quotient = _moments(builder, num_ranks, num_parameters, dtype)
+    weights, _, _, quotient = _moments(builder, num_ranks, num_parameters, dtype)
     step = quotient + decay * weights
     weight_norm, step_norm = builder.norm(weights), builder.norm(step)
     both = weight_norm * step_norm
     trust = builder.select(both, weight_norm / builder.select(step_norm, step_norm, 1.0), 1.0)
-    return builder.program(builder.update(weights, weights - (rate * trust) * step, name="w_new"), first, second)
+    return builder.program(builder.update(weights, weights - (rate * trust) * step, name="w_new"))
 
 
 def tensor_parallel(
