@@ -25,7 +25,18 @@ from windtunnel.systems.collectives.layouts import FLAT, ring_dim, sliced
 from windtunnel.systems.collectives.program import Fusion, Overlap, Program, Stage
 from windtunnel.systems.collectives.rules import COMMUNICATION, POINTWISE, REDUCTIONS, LayoutError, infer, spans
 
-__all__ = ["as_slice", "dead", "fuse", "movable", "overlap", "reorder", "split", "units"]
+__all__ = [
+    "as_slice",
+    "dead",
+    "fuse",
+    "is_chunked",
+    "movable",
+    "overlap",
+    "reorder",
+    "split",
+    "unit_predecessors",
+    "units",
+]
 
 _MOVABLE = POINTWISE | REDUCTIONS | {"slice", "send"}
 
@@ -290,7 +301,7 @@ def as_slice(program: Program, name: str) -> Program:
         _require(not program.users[gather], f"the whole new value of {name} is read", gather)
     names = dict.fromkeys((user.name for user in slices), name) | dict.fromkeys(gathers, update.name)
     inputs = {**program.inputs, name: item.laid_out(layout)}
-    return _substitute(program, names, {gone: () for gone in names}, inputs=inputs)
+    return _substitute(program, names, dict.fromkeys(names, ()), inputs=inputs)
 
 
 def dead(program: Program) -> Program:
@@ -429,7 +440,7 @@ def overlap(program: Program, items: Sequence[str], order: Literal["ring", "natu
     for producer, consumer in itertools.pairwise(items):
         _require(producer in before[consumer], f"{consumer} does not read {producer}", program.name)
     for item in items:
-        _require(_is_chunked(program, known[item]), f"{item} needs all of its operand before it starts", program.name)
+        _require(is_chunked(program, known[item]), f"{item} needs all of its operand before it starts", program.name)
     communicates = [any(program.by_name[name].communicates for name in known[item]) for item in items]
     _require(any(communicates), "nothing of it communicates", program.name, "fuse computations instead")
     result = replace(program, overlaps=(*program.overlaps, Overlap(tuple(items), order)))
@@ -440,7 +451,7 @@ def overlap(program: Program, items: Sequence[str], order: Literal["ring", "natu
     return result
 
 
-def _is_chunked(program: Program, members: tuple[str, ...]) -> bool:
+def is_chunked(program: Program, members: tuple[str, ...]) -> bool:
     """Whether a unit can start before all of its operand is there."""
     chunked = POINTWISE | {"matmul", "reduce_scatter", "all_gather", "all_reduce", "send", "slice"}
     wide = [name for name in members if not program.types[name].is_scalar]
