@@ -19,7 +19,7 @@ from windtunnel.systems.collectives.dropout import keep_mask
 from windtunnel.systems.collectives.layouts import FLAT, TensorType, ring_dim, sliced
 from windtunnel.systems.collectives.program import Program, Stage
 
-__all__ = ["Arrays", "assemble", "distribute", "random_inputs", "ring_order", "run_reference"]
+__all__ = ["Arrays", "apply_pointwise", "assemble", "distribute", "random_inputs", "ring_order", "run_reference"]
 
 Array = NDArray[Any]
 Arrays = list[Array]
@@ -130,7 +130,7 @@ def _run(program: Program, stage: Stage, values: Mapping[str, Arrays], dtype: st
         elif stage.op == "cast":
             result.append(local[0].astype(dtype or _numpy_dtype(stage.setting("dtype"))))  # type: ignore[union-attr]
         else:
-            result.append(_apply(stage.op, local, _result_dtype(program, stage, dtype)))
+            result.append(apply_pointwise(stage.op, local, _result_dtype(program, stage, dtype)))
     return result
 
 
@@ -155,7 +155,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
 }
 
 
-def _apply(op: str, operands: Sequence[Any], dtype: str) -> Array:
+def apply_pointwise(op: str, operands: Sequence[Any], dtype: str) -> Array:
     """One operator on one rank; constants are of the tensor's own type."""
     typed = [np.asarray(item, dtype=dtype) if isinstance(item, float) else item for item in operands]
     with np.errstate(all="ignore"):
