@@ -1,7 +1,7 @@
 """Write the source of kernels: stages that work on tensors of one local shape become one loop.
 
-In: stages of a program, which of their values are stored, names of their memory. Out: a ``Kernel``. Not here: running it
-(``kernels``), where values lie (``lower``).
+In: stages of a program, which of their values are stored, names of their memory. Out: a ``Kernel``. Not here: running
+it (``kernels``), where values lie (``lower``).
 
     def fused_w_new(first, base, lr, g, w):      memory, as arguments
         lr_0 = lr[0]                             scalars are computed once
@@ -98,7 +98,11 @@ def kernel_space(program: Program, stages: Sequence[Stage]) -> TensorType:
 
 
 def make_kernel(
-    program: Program, members: Sequence[str], stored: Sequence[str], memory: Mapping[str, str] | None = None, rank: int = 0
+    program: Program,
+    members: Sequence[str],
+    stored: Sequence[str],
+    memory: Mapping[str, str] | None = None,
+    rank: int = 0,
 ) -> Kernel:
     """The kernel of stages.
 

@@ -1,7 +1,7 @@
 """Pointwise stages that run as one loop over memory, compiled by numba or tile by tile with NumPy.
 
 In: source, stages and arguments of a kernel. Out: a function of arrays. Both forms round each operator alike, so that
-fused and single stages agree bit for bit. Not here: writing the source (``kernel_source``), where values lie (``lower``).
+fused and single stages agree bit for bit. Not here: writing the source (``kernel_source``), memory (``lower``).
 
 Sums are added element by element in float64, so that a tensor that is worked on in pieces has the sum of the whole.
 """
@@ -131,7 +131,7 @@ class Kernel:
                 values[value] = memory[name][0] if roles[name] == "scalar" else memory[name].copy()
         for stage in self.stages:
             needed = stage.operands[1:] if stage.op == "update" else stage.operands
-            operands = [values[item] if isinstance(item, str) else item for item in needed]
+            operands: list[Any] = [values[item] if isinstance(item, str) else item for item in needed]
             if stage.op in REDUCTIONS:
                 _add_terms(stage.op, operands[0], memory[stage.name])
             elif stage.op == "dropout":
