@@ -24,7 +24,6 @@ from windtunnel.systems.collectives.reference import assemble, random_inputs, ru
 from windtunnel.systems.collectives.rules import POINTWISE, REDUCTIONS
 from windtunnel.systems.collectives.transforms import (
     as_slice,
-    dead,
     fuse,
     is_chunked,
     movable,
@@ -37,7 +36,7 @@ from windtunnel.systems.collectives.transforms import (
 
 __all__ = ["Certificate", "Schedule", "Step", "apply_steps", "canonical_form", "certify", "closure", "moves", "shrink"]
 
-_TRANSFORMS = {"as_slice": as_slice, "dead": dead, "fuse": fuse, "overlap": overlap, "reorder": reorder, "split": split}
+_TRANSFORMS = {"as_slice": as_slice, "fuse": fuse, "overlap": overlap, "reorder": reorder, "split": split}
 _COMMUTATIVE = frozenset({"add", "mul", "maximum"})
 _RANKS, _TOLERANCE = (2, 3, 4), 1e-12
 MAX_SCHEDULES = 5_000
@@ -175,9 +174,7 @@ def closure(program: Program, max_schedules: int = MAX_SCHEDULES) -> list[Schedu
     for schedule in result:
         for step in moves(schedule.program):
             try:
-                after = dead(step.apply(schedule.program)) if step.transform in ("split", "reorder") else step.apply(
-                    schedule.program
-                )  # fmt: skip
+                after = step.apply(schedule.program)
             except NotApplicableError:
                 continue
             form = canonical_form(after)

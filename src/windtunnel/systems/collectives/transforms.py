@@ -214,10 +214,8 @@ class _Reordering:
             elif name != stage.name:
                 outside[stage.name] = name
         kept = [stage.renamed(outside) for stage in self.before.stages if stage.name not in inside]
-        if not any(self.gather.name in stage.reads for stage in kept) and self.gather.name not in self.before.outputs:
-            kept = [stage for stage in kept if stage.name != self.gather.name]
         outputs = tuple(outside.get(name, name) for name in self.before.outputs)
-        return self.before.with_stages([*kept, *self.stages], outputs=outputs)
+        return dead(self.before.with_stages([*kept, *self.stages], outputs=outputs))
 
     def _move(self, stage: Stage) -> None:
         """Add one computation on slices, with what it needs."""
