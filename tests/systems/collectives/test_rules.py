@@ -6,11 +6,20 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.systems.collectives.build import Builder
-from windtunnel.systems.collectives.layouts import FLAT, LOCAL, REPLICATED, Layout, TensorType, block, rooted, sliced
+from windtunnel.systems.collectives.layouts import (
+    FLAT,
+    LOCAL,
+    REPLICATED,
+    Layout,
+    TensorType,
+    block,
+    root_layout,
+    slice_layout,
+)
 from windtunnel.systems.collectives.program import Program, Stage
 from windtunnel.systems.collectives.rules import LayoutError, infer
 
-R, L, S0, S1, S2, F = REPLICATED, LOCAL, sliced(0), sliced(1), sliced(2), sliced(FLAT)
+R, L, S0, S1, S2, F = REPLICATED, LOCAL, slice_layout(0), slice_layout(1), slice_layout(2), slice_layout(FLAT)
 SHAPE, SUM = (8, 6), (("reduction", "sum"),)
 
 
@@ -33,7 +42,7 @@ LEGAL = [
     ("mul", [_type(L), _type(R)], (), L),
     ("mul", [_type(F), _type(R, ())], (), F),
     ("mul", [_type(L), _type(R, (1,))], (), L),
-    ("sub", [_type(rooted(1)), _type(rooted(1))], (), rooted(1)),
+    ("sub", [_type(root_layout(1)), _type(root_layout(1))], (), root_layout(1)),
     ("mul", [_type(S0), 2.0], (), S0),
     ("select", [_type(S1), _type(S1), 0.0], (), S1),
     ("sqrt", [_type(L)], (), L),
@@ -50,8 +59,8 @@ LEGAL = [
     ("reduce_scatter", [_type(L)], (*SUM, ("dim", 1)), S1),
     ("reduce_scatter", [_type(L)], (*SUM, ("dim", FLAT)), F),
     ("all_gather", [_type(S1)], (), R),
-    ("reduce", [_type(L)], (*SUM, ("root", 2)), rooted(2)),
-    ("broadcast", [_type(rooted(2))], (("root", 2),), R),
+    ("reduce", [_type(L)], (*SUM, ("root", 2)), root_layout(2)),
+    ("broadcast", [_type(root_layout(2))], (("root", 2),), R),
     ("broadcast", [_type(R)], (("root", 2),), R),
     ("slice", [_type(R)], (("dim", 1),), S1),
     ("send", [_type(R)], (), R),
@@ -84,8 +93,8 @@ ILLEGAL = [
     ("add", [_type(F), _type(R)], (), "Slice(dim=-1)"),
     ("add", [_type(F), _type(R, (6,))], (), "AllGather"),
     ("add", [_type(S1), _type(R, (6,))], (), "Slice(dim=0)"),
-    ("add", [_type(rooted(0)), _type(R)], (), "Broadcast"),
-    ("add", [_type(rooted(0)), _type(rooted(1))], (), "Broadcast"),
+    ("add", [_type(root_layout(0)), _type(R)], (), "Broadcast"),
+    ("add", [_type(root_layout(0)), _type(root_layout(1))], (), "Broadcast"),
     ("add", [_type(R), _type(R, dtype="float16")], (), "Cast"),
     ("select", [_type(S0), _type(R), 0.0], (), "Slice(dim=0)"),
     ("add", [_type(R), _type(R, group=1)], (), "Send"),
@@ -98,24 +107,24 @@ ILLEGAL = [
     ("matmul", [_type(L), _type(S1, (6, 5))], (), "AllGather"),
     ("matmul", [_type(S0), _type(L, (6, 5))], (), "AllGather"),
     ("matmul", [_type(F), _type(R, (6, 5))], (), "AllGather"),
-    ("matmul", [_type(rooted(1)), _type(R, (6, 5))], (), "Broadcast"),
+    ("matmul", [_type(root_layout(1)), _type(R, (6, 5))], (), "Broadcast"),
     ("all_reduce", [_type(R)], SUM, "remove"),
     ("all_reduce", [_type(S0)], SUM, "by AllGather"),
-    ("all_reduce", [_type(rooted(0))], SUM, "by Broadcast"),
+    ("all_reduce", [_type(root_layout(0))], SUM, "by Broadcast"),
     ("reduce_scatter", [_type(R)], (*SUM, ("dim", 0)), "remove"),
     ("reduce", [_type(S1)], (*SUM, ("root", 0)), "by AllGather"),
     ("all_gather", [_type(R)], (), "remove"),
     ("all_gather", [_type(L)], (), "by AllReduce"),
-    ("all_gather", [_type(rooted(1))], (), "by Broadcast"),
+    ("all_gather", [_type(root_layout(1))], (), "by Broadcast"),
     ("broadcast", [_type(L)], (("root", 1),), "Reduce"),
     ("broadcast", [_type(S0)], (("root", 1),), "AllGather"),
     ("slice", [_type(L)], (("dim", 0),), "AllReduce"),
     ("slice", [_type(S0)], (("dim", 1),), "AllGather"),
     ("slice", [_type(S0)], (("dim", 0),), "remove"),
-    ("slice", [_type(rooted(0))], (("dim", 0),), "Broadcast"),
-    ("sum", [_type(rooted(0))], (), "Broadcast"),
+    ("slice", [_type(root_layout(0))], (("dim", 0),), "Broadcast"),
+    ("sum", [_type(root_layout(0))], (), "Broadcast"),
     ("update", [_type(R), _type(L)], (), "AllReduce"),
-    ("update", [_type(R), _type(rooted(2))], (), "Broadcast"),
+    ("update", [_type(R), _type(root_layout(2))], (), "Broadcast"),
     ("update", [_type(S0), _type(R)], (), "Slice(dim=0)"),
     ("update", [_type(S0), _type(S1)], (), "declare"),
     ("update", [_type(S0), _type(L)], (), "AllReduce"),
@@ -154,7 +163,7 @@ def _repaired(stage: Stage, types: dict, repair: tuple) -> tuple:
         rest = tuple((key, value) for key, value in settings.items() if key != "by")
         return replace(stage, op=settings["by"], settings=rest or SUM), types
     if op == "lay_out":
-        return stage, {**types, name: types[name].laid_out(settings["layout"])}
+        return stage, {**types, name: types[name].with_layout(settings["layout"])}
     given = {**({"reduction": "sum"} if op in ("all_reduce", "reduce", "reduce_scatter") else {}), **settings}
     inserted = Stage("z", op, (name,), tuple(given.items()))
     return stage, {**types, name: infer(inserted, [types[name]], (4, 4))}
@@ -168,7 +177,7 @@ def test_enough_illegal_cases_are_named():
     ("op", "operands", "settings", "text"),
     [
         ("send", [_type(R, group=1)], (), "no group after group 1"),
-        ("broadcast", [_type(rooted(1))], (("root", 0),), "rank 1 has the value"),
+        ("broadcast", [_type(root_layout(1))], (("root", 0),), "rank 1 has the value"),
         ("reduce", [_type(L)], (("root", 9),), "no rank 9"),
         ("slice", [_type(R)], (("dim", 2),), "no dimension 2"),
         ("dropout", [_type(R)], (("probability", 1.0), ("seed", 0)), "not in [0, 1)"),
@@ -203,7 +212,7 @@ def test_an_update_in_slices_has_to_be_gathered():
 
 def test_reading_an_input_after_its_update_is_refused():
     builder = Builder("p", 2)
-    weights = builder.replicated("w", (4,))
+    weights = builder.replicated_input("w", (4,))
     builder.update(weights, weights * 2.0, name="w_new")
 
     with pytest.raises(InputError, match="w is read after it is overwritten"):
@@ -212,7 +221,7 @@ def test_reading_an_input_after_its_update_is_refused():
 
 def test_a_replicated_bias_that_would_be_summed_k_times_is_warned_about():
     builder = Builder("p", 4)
-    partial = builder.local("x", (4, 3)) + builder.replicated("b", (3,))
+    partial = builder.local_input("x", (4, 3)) + builder.replicated_input("b", (3,))
 
     warnings = builder.program(builder.all_reduce(partial)).lint()
 
@@ -222,13 +231,13 @@ def test_a_replicated_bias_that_would_be_summed_k_times_is_warned_about():
 
 def test_builders_insert_slices_and_nothing_that_sends():
     builder = Builder("p", 2)
-    total = builder.sliced("x", (4, 6), 0) + builder.replicated("r", (4, 6))
+    total = builder.sliced_input("x", (4, 6), 0) + builder.replicated_input("r", (4, 6))
 
     program = builder.program(total)
 
     assert ["slice", "add"] == [stage.op for stage in program.stages]
     with pytest.raises(LayoutError, match="sliced along 0 and 1"):
-        builder.sliced("y", (4, 6), 0) + builder.sliced("z", (4, 6), 1)
+        builder.sliced_input("y", (4, 6), 0) + builder.sliced_input("z", (4, 6), 1)
 
 
 def test_an_unknown_operator_lists_those_that_are_known():

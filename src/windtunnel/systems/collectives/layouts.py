@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["FLAT", "LOCAL", "REPLICATED", "Layout", "TensorType", "block", "ring_dim", "rooted", "sliced"]
+__all__ = ["FLAT", "LOCAL", "REPLICATED", "Layout", "TensorType", "block", "ring_dim", "root_layout", "slice_layout"]
 
 FLAT = -1
 """The dimension of slices that are contiguous ranges of the flattened tensor."""
@@ -69,12 +69,12 @@ class Layout:
 REPLICATED, LOCAL = Layout("replicated"), Layout("local")
 
 
-def sliced(dim: int) -> Layout:
+def slice_layout(dim: int) -> Layout:
     """The layout of blocks of a dimension, or of the flattened tensor (``FLAT``)."""
     return Layout("sliced", dim)
 
 
-def rooted(root: int) -> Layout:
+def root_layout(root: int) -> Layout:
     """The layout of a value that only rank ``root`` holds."""
     return Layout("rooted", root=root)
 
@@ -122,7 +122,7 @@ class TensorType:
         """Whether it has one element, which every rank may combine with everything."""
         return self.num_elements == 1
 
-    def laid_out(self, layout: Layout) -> TensorType:
+    def with_layout(self, layout: Layout) -> TensorType:
         """The same tensor in another layout."""
         return replace(self, layout=layout)
 

@@ -68,7 +68,7 @@ class Stage:
         """Whether each element of the result depends on the same element of the operands only."""
         return self.op in POINTWISE
 
-    def renamed(self, names: Mapping[str, str]) -> Stage:
+    def with_reads(self, names: Mapping[str, str]) -> Stage:
         """The same stage that reads other values."""
         return replace(
             self, operands=tuple(names.get(item, item) if isinstance(item, str) else item for item in self.operands)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.systems.collectives.dropout import keep_mask
-from windtunnel.systems.collectives.layouts import FLAT, TensorType, ring_dim, sliced
+from windtunnel.systems.collectives.layouts import FLAT, TensorType, ring_dim, slice_layout
 from windtunnel.systems.collectives.program import Program, Stage
 
 __all__ = ["Arrays", "apply_pointwise", "assemble", "distribute", "random_inputs", "ring_order", "run_reference"]
@@ -175,7 +175,7 @@ def _dropout(stage: Stage, item: TensorType, part: Array, rank: int, num_ranks: 
 def _reduce_elements(stage: Stage, item: TensorType, parts: Arrays, num_ranks: int) -> Arrays:
     """Sums of all elements; of a replicated tensor as sums of its blocks, as if they were slices of ranks."""
     if item.layout.is_replicated and not item.is_scalar:
-        blocks = distribute(item.laid_out(sliced(ring_dim(item, num_ranks))), parts[0], num_ranks)
+        blocks = distribute(item.with_layout(slice_layout(ring_dim(item, num_ranks))), parts[0], num_ranks)
         partial = [_sum(stage.op, part) for part in blocks]
         total = _add_in_order(partial, ring_order(0, num_ranks))
         return [total.copy() for _ in range(num_ranks)]
@@ -213,7 +213,7 @@ def _reduce_blocks(stage: Stage, item: TensorType, parts: Arrays, num_ranks: int
 def _all_reduce(stage: Stage, item: TensorType, parts: Arrays, num_ranks: int) -> Arrays:
     dim = ring_dim(item, num_ranks)
     blocks = _reduce_blocks(stage, item, parts, num_ranks, dim)
-    full = assemble(item.laid_out(sliced(dim)), blocks)
+    full = assemble(item.with_layout(slice_layout(dim)), blocks)
     return [full.copy() for _ in range(num_ranks)]
 
 

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.systems.collectives.layout_errors import Call, LayoutError
 from windtunnel.systems.collectives.layouts import (
     FLAT,
     LOCAL,
     REPLICATED,
     Layout,
     TensorType,
-    rooted,
-    sliced,
+    root_layout,
+    slice_layout,
 )
 
 if TYPE_CHECKING:
@@ -45,76 +45,6 @@ REDUCTIONS = frozenset({"sum", "sum_squares"})
 """Operators that make one element of all; of slices they make a local partial sum."""
 
 
-class LayoutError(InputError):
-    """Operands of an operator do not fit together.
-
-    Attributes
-    ----------
-    repair : tuple of (str, str, dict)
-        The smallest change that makes the stage legal: an operator to insert, the operand to insert it on, settings.
-        ``("remove", name, {})`` removes the stage itself, ``("replace", name, {"by": ...})`` makes it another operator,
-        ``("lay_out", name, {"layout": ...})`` declares an input otherwise.
-    """
-
-    repair: tuple[str, str, dict[str, Any]] = ("", "", {})
-
-
-_NAMES = {
-    "all_gather": "AllGather",
-    "all_reduce": "AllReduce",
-    "broadcast": "Broadcast",
-    "cast": "Cast",
-    "reduce": "Reduce",
-    "reduce_scatter": "ReduceScatter",
-    "send": "Send",
-    "slice": "Slice",
-}
-
-
-class _Call:
-    """A stage with the types of its operands, which raises errors that name both."""
-
-    def __init__(self, stage: Stage, operands: Sequence[TensorType | float], group_sizes: Sequence[int]) -> None:
-        self.stage, self.operands, self.group_sizes = stage, operands, group_sizes
-        self.tensors = [item for item in operands if isinstance(item, TensorType)]
-
-    @property
-    def first(self) -> TensorType:
-        """The only operand, which has to be a tensor."""
-        if len(self.operands) != 1 or not self.tensors:
-            raise self.error(f"{self.stage.op} takes one tensor", "pass one")
-        return self.tensors[0]
-
-    @property
-    def num_ranks(self) -> int:
-        return self.group_sizes[self.tensors[0].group]
-
-    def error(self, what: str, fix: str) -> LayoutError:
-        """An error that needs more than one inserted operator."""
-        shown = ", ".join(
-            f"{name} {item}" if isinstance(item, TensorType) else f"{item:g}"
-            for name, item in zip(self.stage.operands, self.operands, strict=True)
-        )
-        return LayoutError(what, where=f"{self.stage} with {shown}", fix=fix)
-
-    def repairable(self, what: str, op: str, index: int = 0, **settings: Any) -> LayoutError:
-        """An error that one operator on one operand repairs."""
-        name = str(self.stage.operands[index])
-        if op == "remove":
-            fix = f"remove {self.stage.name}, read `{name}` instead"
-        elif op == "replace":
-            other = _NAMES[settings["by"]]
-            fix = f"replace {self.stage.op} on `{name}` by {other}"
-        elif op == "lay_out":
-            fix = f"declare `{name}` as {settings['layout']}"
-        else:
-            given = f"({', '.join(f'{key}={value}' for key, value in settings.items())})" if settings else ""
-            fix = f"insert {_NAMES[op]}{given} on `{name}`"
-        result = self.error(what, fix)
-        result.repair = (op, name, settings)
-        return result
-
-
 def infer(stage: Stage, operands: Sequence[TensorType | float], group_sizes: Sequence[int]) -> TensorType:
     """The type of the value that a stage makes.
 
@@ -130,7 +60,7 @@ def infer(stage: Stage, operands: Sequence[TensorType | float], group_sizes: Seq
     LayoutError
         The operands do not fit; ``fix`` and ``repair`` name the smallest change.
     """
-    call = _Call(stage, operands, group_sizes)
+    call = Call(stage, operands, group_sizes)
     if not call.tensors:
         raise call.error("an operator needs a tensor", "compute constants before the program")
     for index, item in enumerate(operands):
@@ -153,12 +83,12 @@ def _group(item: TensorType | float) -> int:
 # --- pointwise ------------------------------------------------------------------------------------------------
 
 
-def _pointwise(call: _Call) -> TensorType:
+def _pointwise(call: Call) -> TensorType:
     """R,R→R; S(d),S(d)→S(d); S(d),R→S(d) where R is absent along d; L,L→L; L,R→L; a scalar goes with everything."""
     shape = _broadcast_shape(call)
     _check_dtypes(call)
     rank = len(shape)
-    layouts = [_aligned(item, rank) for item in call.tensors]
+    layouts = [_align(item, rank) for item in call.tensors]
     names = [index for index, item in enumerate(call.operands) if isinstance(item, TensorType)]
     widest = next((item for item in call.tensors if not item.is_scalar), call.tensors[0])
     result = TensorType(shape, REPLICATED, widest.dtype, call.tensors[0].group)
@@ -168,13 +98,13 @@ def _pointwise(call: _Call) -> TensorType:
         root = layouts[names.index(index)].root
         if len(kinds) > 1 or len({layout.root for layout in layouts}) > 1:
             raise call.repairable("only its root has the value of a reduced operand", "broadcast", index, root=root)
-        return result.laid_out(rooted(root))
+        return result.with_layout(root_layout(root))
     if "sliced" in kinds:
-        return result.laid_out(sliced(_sliced_dim(call, shape, layouts, names)))
-    return result.laid_out(LOCAL if "local" in kinds else REPLICATED)
+        return result.with_layout(slice_layout(_find_slice_dim(call, shape, layouts, names)))
+    return result.with_layout(LOCAL if "local" in kinds else REPLICATED)
 
 
-def _sliced_dim(call: _Call, shape: tuple[int, ...], layouts: list[Layout], names: list[int]) -> int:
+def _find_slice_dim(call: Call, shape: tuple[int, ...], layouts: list[Layout], names: list[int]) -> int:
     """The one dimension along which sliced operands are cut, when all others fit to it."""
     dims = [layout.dim for layout in layouts if layout.is_sliced]
     for index, layout, item in zip(names, layouts, call.tensors, strict=True):
@@ -205,14 +135,14 @@ def spans(item: TensorType, shape: tuple[int, ...], dim: int) -> bool:
     return position >= 0 and item.shape[position] > 1
 
 
-def _aligned(item: TensorType, rank: int) -> Layout:
+def _align(item: TensorType, rank: int) -> Layout:
     """The layout with its dimension counted as in a result of ``rank`` dimensions."""
     if not item.layout.is_sliced or item.layout.dim == FLAT:
         return item.layout
-    return sliced(item.layout.dim + rank - len(item.shape))
+    return slice_layout(item.layout.dim + rank - len(item.shape))
 
 
-def _broadcast_shape(call: _Call) -> tuple[int, ...]:
+def _broadcast_shape(call: Call) -> tuple[int, ...]:
     try:
         return tuple(map(int, np.broadcast_shapes(*(item.shape for item in call.tensors))))
     except ValueError:
@@ -220,7 +150,7 @@ def _broadcast_shape(call: _Call) -> tuple[int, ...]:
         raise call.error(f"shapes {shapes} do not broadcast", "make trailing dimensions equal, or 1") from None
 
 
-def _check_dtypes(call: _Call) -> None:
+def _check_dtypes(call: Call) -> None:
     """Tensors of several elements have one type: a silent conversion would change what is sent and summed."""
     wide = [(index, item) for index, item in enumerate(call.operands) if isinstance(item, TensorType)]
     wide = [(index, item) for index, item in wide if not item.is_scalar]
@@ -230,34 +160,34 @@ def _check_dtypes(call: _Call) -> None:
         raise call.repairable("operands have different types", "cast", index, dtype=target)
 
 
-def _cast(call: _Call) -> TensorType:
+def _cast(call: Call) -> TensorType:
     return replace(call.first, dtype=call.stage.setting("dtype"))
 
 
-def _unary(call: _Call) -> TensorType:
+def _unary(call: Call) -> TensorType:
     return call.first
 
 
-def _select(call: _Call) -> TensorType:
+def _select(call: Call) -> TensorType:
     if len(call.operands) != 3:
         raise call.error("select takes a condition and two values", "pass three operands")
     return _pointwise(call)
 
 
-def _binary(call: _Call) -> TensorType:
+def _binary(call: Call) -> TensorType:
     if len(call.operands) != 2:
         raise call.error(f"{call.stage.op} takes two operands", "pass two")
     return _pointwise(call)
 
 
-def _dropout(call: _Call) -> TensorType:
+def _dropout(call: Call) -> TensorType:
     probability = call.stage.setting("probability")
     if not 0 <= probability < 1:
         raise call.error(f"a dropout probability of {probability} is not in [0, 1)", "pass one that is")
     return call.first
 
 
-def _update(call: _Call) -> TensorType:
+def _update(call: Call) -> TensorType:
     """Same layout; a replicated target takes slices, whose result is sliced."""
     if len(call.tensors) != 2:
         raise call.error("update takes a tensor and its new value", "pass both")
@@ -280,7 +210,7 @@ def _update(call: _Call) -> TensorType:
 # --- products and reductions ----------------------------------------------------------------------------------
 
 
-def _matmul(call: _Call) -> TensorType:
+def _matmul(call: Call) -> TensorType:
     """R,R→R; S(i),R→S(i), i not last; R,S(1)→S(last); S(last),S(0)→L; L,R→L; R,L→L; all else is an error."""
     if len(call.tensors) != 2 or len(call.operands) != 2:
         raise call.error("matmul takes two tensors", "pass both")
@@ -299,7 +229,7 @@ def _matmul(call: _Call) -> TensorType:
     if left.is_local or right.is_local:
         other = 1 if left.is_local else 0
         if (right if left.is_local else left).is_replicated:
-            return result.laid_out(LOCAL)
+            return result.with_layout(LOCAL)
         if (right if left.is_local else left).is_local:
             raise call.repairable("the product of two partial sums is no partial sum", "all_reduce", 0)
         raise call.repairable("a local operand needs a replicated one", "all_gather", other)
@@ -307,19 +237,19 @@ def _matmul(call: _Call) -> TensorType:
         return result
     if left.is_sliced and right.is_replicated:
         if left.dim != last:
-            return result.laid_out(left)
+            return result.with_layout(left)
         raise call.repairable("the contracted dimension is sliced on one side only", "slice", 1, dim=0)
     if left.is_replicated:
         if right.dim == 1:
-            return result.laid_out(sliced(last))
+            return result.with_layout(slice_layout(last))
         raise call.repairable("the contracted dimension is sliced on one side only", "slice", 0, dim=last)
     if left.dim == last and right.dim == 0:
-        return result.laid_out(LOCAL)
+        return result.with_layout(LOCAL)
     index = 1 if left.dim != last else 0
     raise call.repairable("both operands are sliced, but not both along the contracted dimension", "all_gather", index)
 
 
-def _reduction(call: _Call) -> TensorType:
+def _reduction(call: Call) -> TensorType:
     """R→R; S→L, the partial sum of a slice; L→L."""
     layout = call.first.layout
     if layout.kind == "rooted":
@@ -330,7 +260,7 @@ def _reduction(call: _Call) -> TensorType:
 # --- communication --------------------------------------------------------------------------------------------
 
 
-def _require_local(call: _Call) -> TensorType:
+def _require_local(call: Call) -> TensorType:
     item = call.first
     if item.layout.is_replicated:
         raise call.repairable(f"reducing a replicated tensor multiplies it by {call.num_ranks}", "remove")
@@ -341,23 +271,23 @@ def _require_local(call: _Call) -> TensorType:
     return item
 
 
-def _all_reduce(call: _Call) -> TensorType:
-    return _require_local(call).laid_out(REPLICATED)
+def _all_reduce(call: Call) -> TensorType:
+    return _require_local(call).with_layout(REPLICATED)
 
 
-def _check_dim(call: _Call, item: TensorType) -> int:
+def _check_dim(call: Call, item: TensorType) -> int:
     dim = call.stage.setting("dim")
     if dim != FLAT and not 0 <= dim < len(item.shape):
         raise call.error(f"there is no dimension {dim}", f"pass 0 to {len(item.shape) - 1}, or flat ({FLAT})")
     return int(dim)
 
 
-def _reduce_scatter(call: _Call) -> TensorType:
+def _reduce_scatter(call: Call) -> TensorType:
     item = _require_local(call)
-    return item.laid_out(sliced(_check_dim(call, item)))
+    return item.with_layout(slice_layout(_check_dim(call, item)))
 
 
-def _all_gather(call: _Call) -> TensorType:
+def _all_gather(call: Call) -> TensorType:
     item = call.first
     if item.layout.is_replicated:
         raise call.repairable("every rank has all of it", "remove")
@@ -365,21 +295,21 @@ def _all_gather(call: _Call) -> TensorType:
         raise call.repairable("local tensors have no blocks to gather", "replace", by="all_reduce")
     if item.layout.kind == "rooted":
         raise call.repairable("only the root has it", "replace", by="broadcast", root=item.layout.root)
-    return item.laid_out(REPLICATED)
+    return item.with_layout(REPLICATED)
 
 
-def _reduce(call: _Call) -> TensorType:
-    return _require_local(call).laid_out(rooted(_root(call)))
+def _reduce(call: Call) -> TensorType:
+    return _require_local(call).with_layout(root_layout(_root(call)))
 
 
-def _root(call: _Call) -> int:
+def _root(call: Call) -> int:
     root = int(call.stage.setting("root"))
     if not 0 <= root < call.num_ranks:
         raise call.error(f"there is no rank {root}", f"pass 0 to {call.num_ranks - 1}")
     return root
 
 
-def _broadcast(call: _Call) -> TensorType:
+def _broadcast(call: Call) -> TensorType:
     item, root = call.first, _root(call)
     if item.layout.is_local:
         raise call.repairable("a local tensor has no root", "reduce", root=root)
@@ -387,10 +317,10 @@ def _broadcast(call: _Call) -> TensorType:
         raise call.repairable("the root has a slice only", "all_gather")
     if item.layout.kind == "rooted" and item.layout.root != root:
         raise call.error(f"rank {item.layout.root} has the value, not rank {root}", f"pass root={item.layout.root}")
-    return item.laid_out(REPLICATED)
+    return item.with_layout(REPLICATED)
 
 
-def _slice(call: _Call) -> TensorType:
+def _slice(call: Call) -> TensorType:
     item = call.first
     dim = _check_dim(call, item)
     if item.layout.is_local:
@@ -399,10 +329,10 @@ def _slice(call: _Call) -> TensorType:
         raise call.repairable("it is sliced already", "remove" if item.layout.dim == dim else "all_gather")
     if item.layout.kind == "rooted":
         raise call.repairable("only the root has it", "broadcast", root=item.layout.root)
-    return item.laid_out(sliced(dim))
+    return item.with_layout(slice_layout(dim))
 
 
-def _send(call: _Call) -> TensorType:
+def _send(call: Call) -> TensorType:
     item = call.first
     if item.group + 1 >= len(call.group_sizes):
         raise call.error(f"there is no group after group {item.group}", "declare one more group")
@@ -415,7 +345,7 @@ def _send(call: _Call) -> TensorType:
     return replace(item, group=item.group + 1)
 
 
-_RULES: dict[str, Callable[[_Call], TensorType]] = {
+_RULES: dict[str, Callable[[Call], TensorType]] = {
     **dict.fromkeys(_ARITHMETIC, _binary),
     **dict.fromkeys(_UNARY, _unary),
     **dict.fromkeys(REDUCTIONS, _reduction),

@@ -18,21 +18,12 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.systems.collectives.grouping import fuse, is_chunked, overlap, unit_predecessors, units
 from windtunnel.systems.collectives.layouts import TensorType
 from windtunnel.systems.collectives.program import Program, Stage
 from windtunnel.systems.collectives.reference import assemble, random_inputs, run_reference
 from windtunnel.systems.collectives.rules import POINTWISE, REDUCTIONS
-from windtunnel.systems.collectives.transforms import (
-    as_slice,
-    fuse,
-    is_chunked,
-    movable,
-    overlap,
-    reorder,
-    split,
-    unit_predecessors,
-    units,
-)
+from windtunnel.systems.collectives.transforms import as_slice, movable, reorder, split
 
 __all__ = ["Certificate", "Schedule", "Step", "apply_steps", "canonical_form", "certify", "closure", "moves", "shrink"]
 

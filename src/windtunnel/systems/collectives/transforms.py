@@ -1,12 +1,12 @@
-"""Rewriting of programs: each transformation computes the same by another schedule.
+"""Rewriting of stages: each transformation computes the same from other collectives and layouts.
 
 In: a program and names of its stages. Out: a new program; the old one stays as it is. Each transformation ``f`` raises
-``NotApplicableError`` with the reason where it would change the result. Not here: which ones pay (``search``), proofs
-by running (``certificate``).
+``NotApplicableError`` with the reason where it would change the result. Not here: running stages as
+one (``grouping``), which transformations pay (``search``), proofs by running (``schedules``).
 
     all_reduce ─split─▶ reduce_scatter, all_gather
                ─reorder─▶ reduce_scatter, computation on slices, all_gather
-               ─as_slice─▶ states stored in slices ─fuse─▶ one pipelined collective ─overlap─▶ with its producer
+               ─as_slice─▶ states stored in slices
 
 References
 ----------
@@ -15,47 +15,23 @@ Jangda et al., ASPLOS 2022, section 4.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from windtunnel.errors import NotApplicableError
-from windtunnel.systems.collectives.layouts import FLAT, ring_dim, sliced
-from windtunnel.systems.collectives.program import Fusion, Overlap, Program, Stage
-from windtunnel.systems.collectives.rules import COMMUNICATION, POINTWISE, REDUCTIONS, LayoutError, infer, spans
+from windtunnel.systems.collectives.grouping import require, require_unscheduled
+from windtunnel.systems.collectives.layouts import FLAT, ring_dim, slice_layout
+from windtunnel.systems.collectives.program import Program, Stage
+from windtunnel.systems.collectives.rules import POINTWISE, REDUCTIONS, LayoutError, infer, spans
 
-__all__ = [
-    "as_slice",
-    "dead",
-    "fuse",
-    "is_chunked",
-    "movable",
-    "overlap",
-    "reorder",
-    "split",
-    "unit_predecessors",
-    "units",
-]
+__all__ = ["as_slice", "dead", "movable", "reorder", "split"]
 
 _MOVABLE = POINTWISE | REDUCTIONS | {"slice", "send"}
 
 
-def _require(condition: object, reason: str, where: object, fix: str = "") -> None:
-    if not condition:
-        raise NotApplicableError(reason, where=str(where), fix=fix or "leave this transformation out")
-
-
 def _stage(program: Program, name: str) -> Stage:
-    _require(name in program.by_name, f"there is no stage {name}", program.name, "see the stages of the program")
+    require(name in program.by_name, f"there is no stage {name}", program.name, "see the stages of the program")
     return program.by_name[name]
-
-
-def _require_unscheduled(program: Program, names: Iterable[str]) -> None:
-    """Fused stages are rewritten no more: what they do is one instruction."""
-    fused = [name for name in names if name in program.fusion_of]
-    _require(not fused, f"{', '.join(fused)} is fused", program.name, "rewrite before fusing")
-    _require(not program.overlaps, "the program has overlaps", program.name, "rewrite before overlapping")
 
 
 # --- split ----------------------------------------------------------------------------------------------------
@@ -80,8 +56,8 @@ def split(
         The stage is no all-reduce, or it is fused.
     """
     stage = _stage(program, name)
-    _require(stage.op == "all_reduce", f"{name} is no all-reduce", stage)
-    _require_unscheduled(program, [name])
+    require(stage.op == "all_reduce", f"{name} is no all-reduce", stage)
+    require_unscheduled(program, [name])
     source, reduction = stage.operands, ("reduction", stage.setting("reduction", "sum"))
     if form == "scatter-gather":
         item = program.types[str(source[0])]
@@ -100,7 +76,7 @@ def _substitute(
     """The program with stages replaced, and their values read under other names."""
     stages: list[Stage] = []
     for stage in program.stages:
-        stages += instead.get(stage.name, (stage.renamed(names),))
+        stages += instead.get(stage.name, (stage.with_reads(names),))
     return program.with_stages(stages, outputs=tuple(names.get(name, name) for name in program.outputs), **changes)
 
 
@@ -158,17 +134,17 @@ def reorder(program: Program, computations: Sequence[str], gather: str) -> Progr
         No computation reads the gather, a path between two of them leaves them, or one of them has no slices.
     """
     stage = _stage(program, gather)
-    _require(stage.op == "all_gather", f"{gather} is no all-gather", stage)
+    require(stage.op == "all_gather", f"{gather} is no all-gather", stage)
     moved = [item for item in program.stages if item.name in set(computations)]
-    _require_unscheduled(program, [gather, *computations])
-    _require(any(gather in item.reads for item in moved), f"no computation reads {gather}", stage)
+    require_unscheduled(program, [gather, *computations])
+    require(any(gather in item.reads for item in moved), f"no computation reads {gather}", stage)
     needless = [item.name for item in moved if not _is_behind(program, item, gather, computations)]
-    _require(not needless, f"{', '.join(needless)} has nothing to do with {gather}", stage)
-    _require(program.is_convex(computations), "a path between the computations leaves them", gather)
+    require(not needless, f"{', '.join(needless)} has nothing to do with {gather}", stage)
+    require(program.is_convex(computations), "a path between the computations leaves them", gather)
     for item in moved:
-        _require(item.op in _MOVABLE, f"{item.op} does not work on slices", item)
+        require(item.op in _MOVABLE, f"{item.op} does not work on slices", item)
         local = [name for name in item.reads if program.types[name].layout.is_local]
-        _require(not local, f"operand {', '.join(local)} is local", item)
+        require(not local, f"operand {', '.join(local)} is local", item)
     try:
         return _Reordering(program, stage, moved).program()
     except LayoutError as error:
@@ -213,14 +189,14 @@ class _Reordering:
                 self.stages.append(Stage(f"{stage.name}_ag", "all_gather", (name,)))
             elif name != stage.name:
                 outside[stage.name] = name
-        kept = [stage.renamed(outside) for stage in self.before.stages if stage.name not in inside]
+        kept = [stage.with_reads(outside) for stage in self.before.stages if stage.name not in inside]
         outputs = tuple(outside.get(name, name) for name in self.before.outputs)
         return dead(self.before.with_stages([*kept, *self.stages], outputs=outputs))
 
     def _move(self, stage: Stage) -> None:
         """Add one computation on slices, with what it needs."""
-        renamed = stage.renamed(self.names)
-        if stage.op == "slice" and self.types[renamed.reads[0]].layout == sliced(stage.setting("dim")):
+        renamed = stage.with_reads(self.names)
+        if stage.op == "slice" and self.types[renamed.reads[0]].layout == slice_layout(stage.setting("dim")):
             self.names[stage.name] = renamed.reads[0]
             return
         while True:
@@ -232,7 +208,7 @@ class _Reordering:
                 repair, target, settings = error.repair
                 if repair != "slice":
                     raise
-                renamed = renamed.renamed({target: self._slice(target, settings["dim"])})
+                renamed = renamed.with_reads({target: self._slice(target, settings["dim"])})
         self.stages.append(renamed)
         self.names[stage.name] = stage.name
         if stage.op in REDUCTIONS and self.types[stage.name].layout.is_local:
@@ -261,7 +237,7 @@ class _Reordering:
                 item = self.types[name]
                 if item.layout.is_replicated and spans(item, shape, dim):
                     slices[name] = self._slice(name, dim if dim == FLAT else dim - (len(shape) - len(item.shape)))
-            renamed = stage.renamed(slices)
+            renamed = stage.with_reads(slices)
             operands = [self.types[item] if isinstance(item, str) else item for item in renamed.operands]
             self.types[stage.name] = infer(renamed, operands, self.before.group_sizes)
             self.stages.append(renamed)
@@ -282,188 +258,26 @@ def as_slice(program: Program, name: str) -> Program:
     NotApplicableError
         It is read as a whole, or its new value is not sliced, or the whole new value is needed.
     """
-    _require(name in program.inputs, f"{name} is no input", program.name)
+    require(name in program.inputs, f"{name} is no input", program.name)
     item = program.inputs[name]
-    _require(item.layout.is_replicated, f"{name} is {item.layout} already", program.name)
-    _require(name in program.updates, f"{name} is not updated", program.name)
+    require(item.layout.is_replicated, f"{name} is {item.layout} already", program.name)
+    require(name in program.updates, f"{name} is not updated", program.name)
     update = program.updates[name]
     layout = program.types[update.name].layout
-    _require(layout.is_sliced, f"the new value of {name} is not sliced", update, "reorder the update first")
-    _require_unscheduled(program, [update.name])
+    require(layout.is_sliced, f"the new value of {name} is not sliced", update, "reorder the update first")
+    require_unscheduled(program, [update.name])
     whole = [user for user in program.users[name] if user is not update and user.op != "slice"]
-    _require(not whole, f"{name} is read as a whole", whole[0] if whole else "")
+    require(not whole, f"{name} is read as a whole", whole[0] if whole else "")
     slices = [user for user in program.users[name] if user.op == "slice"]
-    _require(all(program.types[user.name].layout == layout for user in slices), f"{name} has other slices, too", update)
+    require(all(program.types[user.name].layout == layout for user in slices), f"{name} has other slices, too", update)
     gathers = [user.name for user in program.users[update.name] if user.op == "all_gather"]
     for gather in gathers:
-        _require(not program.users[gather], f"the whole new value of {name} is read", gather)
+        require(not program.users[gather], f"the whole new value of {name} is read", gather)
     names = dict.fromkeys((user.name for user in slices), name) | dict.fromkeys(gathers, update.name)
-    inputs = {**program.inputs, name: item.laid_out(layout)}
+    inputs = {**program.inputs, name: item.with_layout(layout)}
     return _substitute(program, names, dict.fromkeys(names, ()), inputs=inputs)
 
 
 def dead(program: Program) -> Program:
     """Drop the stages that neither outputs nor updates need."""
     return program.with_stages([stage for stage in program.stages if stage.name in program.live])
-
-
-# --- fuse -----------------------------------------------------------------------------------------------------
-
-
-def fuse(program: Program, members: Sequence[str], kind: Literal["compute", "collective"]) -> Program:
-    """Run stages as one.
-
-    Parameters
-    ----------
-    program : Program
-    members : sequence of str
-    kind : str
-        ``compute``: one pass over memory. ``collective``: a reduce-scatter, computations on its slices and all-gathers
-        as one pipelined collective, or computations and the send of their result.
-
-    Raises
-    ------
-    NotApplicableError
-        They cannot run as one: something between them is outside, an operator has no place in such a fusion.
-    """
-    stages = [stage for stage in program.stages if stage.name in set(members)]
-    _require(len(stages) == len(set(members)) > 1, "a fusion takes two stages or more", ", ".join(members))
-    _require_unscheduled(program, members)
-    (_check_compute if kind == "compute" else _check_collective)(program, stages)
-    fusion = Fusion(f"fused_{stages[-1].name}", kind, tuple(stage.name for stage in stages))
-    result = replace(program, fusions=(*program.fusions, fusion))
-    _require(_is_acyclic(result), "something outside runs between the stages", fusion.name)
-    return result
-
-
-def _check_compute(program: Program, stages: list[Stage]) -> None:
-    """One loop over elements: all of one shape, and no stage waits for a sum over others."""
-    spaces = set()
-    for stage in stages:
-        _require(stage.op in POINTWISE | REDUCTIONS | {"slice"}, f"{stage.op} is no pass over elements", stage)
-        space = program.types[stage.reads[0] if stage.op in REDUCTIONS else stage.name]
-        if not space.is_scalar:
-            spaces.add((space.shape, space.layout, space.group))
-        summed = [name for name in stage.reads if name in {item.name for item in stages if item.op in REDUCTIONS}]
-        _require(not summed, f"{', '.join(summed)} is known after a whole pass only", stage)
-    _require(len(spaces) == 1, "the stages work on tensors of different shapes or layouts", stages[0])
-
-
-def _check_collective(program: Program, stages: list[Stage]) -> None:
-    """ReduceScatter → computations → AllGather over one group and dimension, or computations → Send."""
-    wide = [stage for stage in stages if not program.types[stage.name].is_scalar]
-    ops = [stage.op for stage in wide if stage.communicates]
-    for stage in stages:
-        is_scalar = program.types[stage.name].is_scalar
-        allowed = POINTWISE | REDUCTIONS | {"slice"} | (COMMUNICATION if not is_scalar else {"all_reduce"})
-        _require(stage.op in allowed, f"{stage.op} has no place in a collective", stage)
-        _require(is_scalar or stage.op not in ("reduce", "broadcast", "all_reduce"), f"{stage.op} is no ring", stage)
-    if "send" in ops:
-        _require(ops == ["send"], "a send is fused with computations only", stages[0])
-        _require(len(wide) > 1, "a send is fused with computations only", stages[0])
-        return
-    _require(ops.count("reduce_scatter") == 1, "a fused collective has one reduce-scatter", stages[0])
-    _require("all_gather" in ops, "a fused collective ends in an all-gather", stages[0])
-    scatter = next(stage for stage in wide if stage.op == "reduce_scatter")
-    cut = program.types[scatter.name]
-    before = [stage.name for stage in stages if scatter.name in program.reach([stage.name])]
-    _require(not before, f"{', '.join(before)} comes before the reduce-scatter", scatter)
-    for stage in stages:
-        if stage in wide or stage.op in REDUCTIONS:
-            item = program.types[stage.reads[0] if stage.op == "all_gather" or stage.op in REDUCTIONS else stage.name]
-            is_equal = (item.layout, item.group, item.shape) == (cut.layout, cut.group, cut.shape)
-            _require(is_equal, "its slices are others than those of the reduce-scatter", stage)
-
-
-def units(program: Program) -> dict[str, tuple[str, ...]]:
-    """What runs as one, by its name: members of fusions, and single stages."""
-    result: dict[str, tuple[str, ...]] = {}
-    for stage in program.stages:
-        fusion = program.fusion_of.get(stage.name)
-        result[fusion.name if fusion else stage.name] = fusion.members if fusion else (stage.name,)
-    return result
-
-
-def unit_of(program: Program, name: str) -> str:
-    """The unit that a stage belongs to."""
-    fusion = program.fusion_of.get(name)
-    return fusion.name if fusion else name
-
-
-def unit_predecessors(program: Program) -> dict[str, set[str]]:
-    """Units that must run before each unit."""
-    result: dict[str, set[str]] = {}
-    for unit, members in units(program).items():
-        before = {unit_of(program, name) for member in members for name in program.predecessors[member]}
-        result[unit] = before - {unit}
-    return result
-
-
-def _is_acyclic(program: Program) -> bool:
-    """Whether the units have an order."""
-    before = unit_predecessors(program)
-    done: set[str] = set()
-    while len(done) < len(before):
-        ready = [unit for unit, first in before.items() if unit not in done and first <= done]
-        if not ready:
-            return False
-        done.update(ready)
-    return True
-
-
-# --- overlap --------------------------------------------------------------------------------------------------
-
-
-def overlap(program: Program, items: Sequence[str], order: Literal["ring", "natural"] = "ring") -> Program:
-    """Let each unit of a chain start on the first chunks of the one before.
-
-    Parameters
-    ----------
-    program : Program
-    items : sequence of str
-        Stages and fusions, producer first. Products are made row by row, collectives chunk by chunk.
-    order : str
-        In which order a rank makes chunks; all but ``ring`` leave the ring waiting.
-
-    Raises
-    ------
-    NotApplicableError
-        They are no chain, or one of them needs all of its operand before it starts.
-    """
-    known = units(program)
-    _require(len(items) > 1 and all(item in known for item in items), "an overlap takes two units or more", items)
-    taken = {item for chain in program.overlaps for item in chain.items}
-    _require(not taken & set(items), "a unit is overlapped already", items)
-    before = unit_predecessors(program)
-    for producer, consumer in itertools.pairwise(items):
-        _require(producer in before[consumer], f"{consumer} does not read {producer}", program.name)
-    for item in items:
-        _require(is_chunked(program, known[item]), f"{item} needs all of its operand before it starts", program.name)
-    communicates = [any(program.by_name[name].communicates for name in known[item]) for item in items]
-    _require(any(communicates), "nothing of it communicates", program.name, "fuse computations instead")
-    result = replace(program, overlaps=(*program.overlaps, Overlap(tuple(items), order)))
-    chained = set(items)
-    for item in items[1:]:
-        late = [name for name in before[item] - chained if _comes_after(before, name, chained)]
-        _require(not late, f"{', '.join(late)} runs between the units", program.name)
-    return result
-
-
-def is_chunked(program: Program, members: tuple[str, ...]) -> bool:
-    """Whether a unit can start before all of its operand is there."""
-    chunked = POINTWISE | {"matmul", "reduce_scatter", "all_gather", "all_reduce", "send", "slice"}
-    wide = [name for name in members if not program.types[name].is_scalar]
-    return bool(wide) and all(program.by_name[name].op in chunked for name in wide)
-
-
-def _comes_after(before: dict[str, set[str]], name: str, chain: set[str]) -> bool:
-    """Whether a unit outside a chain needs a unit of it."""
-    waiting, seen = [name], set()
-    while waiting:
-        for item in before[waiting.pop()]:
-            if item in chain:
-                return True
-            if item not in seen:
-                seen.add(item)
-                waiting.append(item)
-    return False
