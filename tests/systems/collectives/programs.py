@@ -25,7 +25,7 @@ def random_program(seed: int, num_ranks: int = 2) -> Program:
             values.append(_pointwise(builder, rng, shape, values))
     outputs = [values[-1]]
     if rng.random() < 0.6:
-        state = builder.replicated_input("s", shape)
+        state = builder.declare_replicated("s", shape)
         old = state * 0.5 if rng.random() < 0.5 else state
         outputs.append(builder.update(state, old + values[-1], name="s_new"))
         if rng.random() < 0.5:
@@ -38,10 +38,10 @@ def random_program(seed: int, num_ranks: int = 2) -> Program:
 def _reduced(builder: Builder, rng: random.Random, shape: tuple[int, ...], index: int, values: list[Value]) -> Value:
     """An all-reduce of a local tensor, or of the partial sums of a product."""
     if len(shape) > 1 and rng.random() < 0.4:
-        left = builder.sliced_input(f"a{index}", (*shape[:-1], 9), len(shape) - 1)
-        partial = builder.apply("matmul", left, builder.sliced_input(f"b{index}", (9, shape[-1]), 0))
+        left = builder.declare_sliced(f"a{index}", (*shape[:-1], 9), len(shape) - 1)
+        partial = builder.apply("matmul", left, builder.declare_sliced(f"b{index}", (9, shape[-1]), 0))
     else:
-        partial = builder.local_input(f"g{index}", shape)
+        partial = builder.declare_local(f"g{index}", shape)
         if rng.random() < 0.3:
             partial = partial * partial
     if values and rng.random() < 0.5:
@@ -60,13 +60,13 @@ def _pointwise(builder: Builder, rng: random.Random, shape: tuple[int, ...], val
         case 2:
             return builder.dropout(value, 0.3, seed=rng.randint(0, 99))
         case 3:
-            return value - builder.replicated_input(f"r{len(builder.stages)}", shape)
+            return value - builder.declare_replicated(f"r{len(builder.stages)}", shape)
         case 4:
-            return builder.relu(value) + builder.replicated_input(f"r{len(builder.stages)}", shape[-1:])
+            return builder.relu(value) + builder.declare_replicated(f"r{len(builder.stages)}", shape[-1:])
         case 5:
             return value / (builder.norm(value) + 1.0)
         case 6:
-            other = builder.replicated_input(f"r{len(builder.stages)}", shape) * 3.0
+            other = builder.declare_replicated(f"r{len(builder.stages)}", shape) * 3.0
             return builder.select(builder.apply("greater", value, 0.1), value, other)
         case _:
             return builder.apply("maximum", value, rng.choice(values))

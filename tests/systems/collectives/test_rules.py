@@ -212,7 +212,7 @@ def test_an_update_in_slices_has_to_be_gathered():
 
 def test_reading_an_input_after_its_update_is_refused():
     builder = Builder("p", 2)
-    weights = builder.replicated_input("w", (4,))
+    weights = builder.declare_replicated("w", (4,))
     builder.update(weights, weights * 2.0, name="w_new")
 
     with pytest.raises(InputError, match="w is read after it is overwritten"):
@@ -221,7 +221,7 @@ def test_reading_an_input_after_its_update_is_refused():
 
 def test_a_replicated_bias_that_would_be_summed_k_times_is_warned_about():
     builder = Builder("p", 4)
-    partial = builder.local_input("x", (4, 3)) + builder.replicated_input("b", (3,))
+    partial = builder.declare_local("x", (4, 3)) + builder.declare_replicated("b", (3,))
 
     warnings = builder.program(builder.all_reduce(partial)).lint()
 
@@ -231,13 +231,13 @@ def test_a_replicated_bias_that_would_be_summed_k_times_is_warned_about():
 
 def test_builders_insert_slices_and_nothing_that_sends():
     builder = Builder("p", 2)
-    total = builder.sliced_input("x", (4, 6), 0) + builder.replicated_input("r", (4, 6))
+    total = builder.declare_sliced("x", (4, 6), 0) + builder.declare_replicated("r", (4, 6))
 
     program = builder.program(total)
 
     assert ["slice", "add"] == [stage.op for stage in program.stages]
     with pytest.raises(LayoutError, match="sliced along 0 and 1"):
-        builder.sliced_input("y", (4, 6), 0) + builder.sliced_input("z", (4, 6), 1)
+        builder.declare_sliced("y", (4, 6), 0) + builder.declare_sliced("z", (4, 6), 1)
 
 
 def test_an_unknown_operator_lists_those_that_are_known():

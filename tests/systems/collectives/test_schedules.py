@@ -67,7 +67,7 @@ def test_lamb_scales_by_global_norms_and_by_one_where_a_norm_is_zero():
 
 def test_a_ring_adds_a_chunk_in_the_order_in_which_it_travels():
     builder = Builder("p", 3)
-    program = builder.program(builder.all_reduce(builder.local_input("g", (3,)), name="y"))
+    program = builder.program(builder.all_reduce(builder.declare_local("g", (3,)), name="y"))
     parts = np.array([[1e8, 1.0, 3.0], [1.0, 1e8, -1e8], [-1e8, -1e8, 1e8]], dtype=np.float32)
 
     result = run_reference(program, {"g": parts})["y"][0]
@@ -81,7 +81,7 @@ def test_a_ring_adds_a_chunk_in_the_order_in_which_it_travels():
 
 def test_sums_of_half_precision_are_made_in_single_precision():
     builder = Builder("p", 4)
-    program = builder.program(builder.all_reduce(builder.local_input("g", (4,), "float16"), name="y"))
+    program = builder.program(builder.all_reduce(builder.declare_local("g", (4,), "float16"), name="y"))
     parts = np.full((4, 4), 0.0004, dtype=np.float16)
     parts[0] = 1.0
 
@@ -184,8 +184,8 @@ def test_splitting_needs_an_all_reduce():
 
 def test_an_all_gather_that_is_read_elsewhere_stays():
     builder = Builder("p", 2)
-    total = builder.all_reduce(builder.local_input("g", (4, 4)), name="s")
-    product = total @ builder.replicated_input("w", (4, 3))
+    total = builder.all_reduce(builder.declare_local("g", (4, 4)), name="s")
+    product = total @ builder.declare_replicated("w", (4, 3))
     program = split(builder.program(product, total * 2.0), "s")
 
     after = reorder(program, movable(program, "s_ag"), "s_ag")
@@ -196,9 +196,9 @@ def test_an_all_gather_that_is_read_elsewhere_stays():
 
 def test_reordering_refuses_a_path_that_leaves_the_computations():
     builder = Builder("p", 2)
-    total = builder.all_reduce(builder.local_input("g", (4, 4)), name="s")
+    total = builder.all_reduce(builder.declare_local("g", (4, 4)), name="s")
     doubled = builder.apply("mul", total, 2.0, name="a")
-    outside = doubled @ builder.replicated_input("w", (4, 4))
+    outside = doubled @ builder.declare_replicated("w", (4, 4))
     program = split(builder.program(builder.apply("add", doubled, outside, name="b")), "s")
 
     with pytest.raises(NotApplicableError, match="leaves them"):
@@ -208,14 +208,14 @@ def test_reordering_refuses_a_path_that_leaves_the_computations():
 
 def test_reordering_refuses_local_operands_and_flat_slices_of_a_bias():
     builder = Builder("p", 3)
-    total = builder.all_reduce(builder.local_input("g", (2, 4)), name="s")
-    program = split(builder.program(builder.apply("add", total, builder.replicated_input("b", (4,)), name="y")), "s")
+    total = builder.all_reduce(builder.declare_local("g", (2, 4)), name="s")
+    program = split(builder.program(builder.apply("add", total, builder.declare_replicated("b", (4,)), name="y")), "s")
 
     with pytest.raises(NotApplicableError, match="no flat slice"):
         reorder(program, ["y"], "s_ag")
     builder = Builder("q", 2)
-    total = builder.all_reduce(builder.local_input("g", (4,)), name="s")
-    program = split(builder.program(builder.apply("mul", total, builder.local_input("h", (4,)), name="y")), "s")
+    total = builder.all_reduce(builder.declare_local("g", (4,)), name="s")
+    program = split(builder.program(builder.apply("mul", total, builder.declare_local("h", (4,)), name="y")), "s")
     with pytest.raises(NotApplicableError, match="h is local"):
         reorder(program, ["y"], "s_ag")
 
@@ -250,7 +250,7 @@ def test_norms_of_slices_are_summed_over_ranks_by_a_visible_stage():
 
 def test_stages_that_nothing_needs_are_dropped():
     builder = Builder("p", 2)
-    kept = builder.all_reduce(builder.local_input("g", (4,)), name="s")
+    kept = builder.all_reduce(builder.declare_local("g", (4,)), name="s")
     builder.apply("mul", kept, 3.0, name="unused")
 
     assert ["s"] == [stage.name for stage in dead(builder.program(kept)).stages]
@@ -262,8 +262,8 @@ def test_a_fusion_around_an_outside_stage_is_refused():
     with pytest.raises(NotApplicableError, match="no pass over elements"):
         fuse(program, ["product", "t3"], "compute")
     builder = Builder("p", 2)
-    first = builder.apply("mul", builder.replicated_input("x", (4, 4)), 2.0, name="a")
-    outside = first @ builder.replicated_input("w", (4, 4))
+    first = builder.apply("mul", builder.declare_replicated("x", (4, 4)), 2.0, name="a")
+    outside = first @ builder.declare_replicated("w", (4, 4))
     program = builder.program(builder.apply("add", first, outside, name="b"))
     with pytest.raises(NotApplicableError, match="runs between the stages"):
         fuse(program, ["a", "b"], "compute")
@@ -271,7 +271,7 @@ def test_a_fusion_around_an_outside_stage_is_refused():
 
 def test_two_fusions_that_need_each_other_are_refused():
     builder = Builder("p", 2)
-    x, y = builder.replicated_input("x", (4,)), builder.replicated_input("y", (4,))
+    x, y = builder.declare_replicated("x", (4,)), builder.declare_replicated("y", (4,))
     a, b = builder.apply("mul", x, 2.0, name="a"), builder.apply("mul", y, 2.0, name="b")
     c, d = builder.apply("add", a, 1.0, name="c"), builder.apply("add", b, 1.0, name="d")
     program = fuse(builder.program(c, d), ["a", "d"], "compute")
@@ -331,11 +331,11 @@ def test_no_schedule_is_listed_twice_and_names_do_not_count():
 
     assert len(set(forms)) == len(forms)
     builder = Builder("p", 2)
-    g, w = builder.local_input("g", (8,)), builder.replicated_input("w", (8,))
+    g, w = builder.declare_local("g", (8,)), builder.declare_replicated("w", (8,))
     total = builder.all_reduce(g)
     first = builder.program(total * w)
     builder = Builder("p", 2)
-    w, g = builder.replicated_input("w", (8,)), builder.local_input("g", (8,))
+    w, g = builder.declare_replicated("w", (8,)), builder.declare_local("g", (8,))
     second = builder.program(w * builder.all_reduce(g, name="other"))
     assert canonical_form(first) == canonical_form(second)
     assert canonical_form(first) != canonical_form(split(first, "t1"))

@@ -70,8 +70,8 @@ class Builder:
     Examples
     --------
     >>> builder = Builder("mean", 4)
-    >>> gradient = builder.local_input("g", (8,))
-    >>> weights = builder.replicated_input("w", (8,))
+    >>> gradient = builder.declare_local("g", (8,))
+    >>> weights = builder.declare_replicated("w", (8,))
     >>> _ = builder.update(weights, weights - 0.25 * builder.all_reduce(gradient))
     >>> print(builder.program())
     program mean on a group of 4 ranks
@@ -103,15 +103,17 @@ class Builder:
         self.inputs[name] = self.types[name] = TensorType(tuple(shape), layout, dtype, group)
         return Value(self, name)
 
-    def replicated_input(self, name: str, shape: Sequence[int], dtype: str = "float32", group: int = 0) -> Value:
+    def declare_replicated(self, name: str, shape: Sequence[int], dtype: str = "float32", group: int = 0) -> Value:
         """Declare an input that every rank has."""
         return self.tensor(name, shape, REPLICATED, dtype, group)
 
-    def local_input(self, name: str, shape: Sequence[int], dtype: str = "float32", group: int = 0) -> Value:
+    def declare_local(self, name: str, shape: Sequence[int], dtype: str = "float32", group: int = 0) -> Value:
         """Declare an input of unrelated values, such as partial sums."""
         return self.tensor(name, shape, LOCAL, dtype, group)
 
-    def sliced_input(self, name: str, shape: Sequence[int], dim: int, dtype: str = "float32", group: int = 0) -> Value:
+    def declare_sliced(
+        self, name: str, shape: Sequence[int], dim: int, dtype: str = "float32", group: int = 0
+    ) -> Value:
         """Declare an input of which each rank has a block."""
         return self.tensor(name, shape, slice_layout(dim), dtype, group)
 

@@ -25,6 +25,7 @@ __all__ = ["fuse", "is_chunked", "overlap", "require", "require_unscheduled", "u
 
 
 def require(condition: object, reason: str, where: object, fix: str = "") -> None:
+    """Refuse a transformation whose condition does not hold."""
     if not condition:
         raise NotApplicableError(reason, where=str(where), fix=fix or "leave this transformation out")
 

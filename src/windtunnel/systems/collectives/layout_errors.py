@@ -59,6 +59,7 @@ class Call:
 
     @property
     def num_ranks(self) -> int:
+        """Ranks of the group that holds the operands."""
         return self.group_sizes[self.tensors[0].group]
 
     def error(self, what: str, fix: str) -> LayoutError:

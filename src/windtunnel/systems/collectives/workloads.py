@@ -25,9 +25,9 @@ __all__ = ["WORKLOADS", "adam", "lamb", "pipeline", "sgd", "tensor_parallel", "w
 def sgd(num_ranks: int = 2, num_parameters: int = 1 << 20, momentum: float = 0.9, dtype: str = "float32") -> Program:
     """SGD with momentum on the mean gradient of all ranks."""
     builder = Builder("sgd", num_ranks)
-    gradient = builder.local_input("g", (num_parameters,), dtype)
-    weights, velocity = (builder.replicated_input(name, (num_parameters,), dtype) for name in ("w", "u"))
-    rate = builder.replicated_input("lr", (), dtype)
+    gradient = builder.declare_local("g", (num_parameters,), dtype)
+    weights, velocity = (builder.declare_replicated(name, (num_parameters,), dtype) for name in ("w", "u"))
+    rate = builder.declare_replicated("lr", (), dtype)
     mean = builder.all_reduce(gradient, name="g_sum") * (1 / num_ranks)
     new_velocity = builder.update(velocity, momentum * velocity + mean, name="u_new")
     return builder.program(builder.update(weights, weights - rate * new_velocity, name="w_new"))
@@ -38,9 +38,9 @@ def _moments(builder: Builder, num_ranks: int, num_parameters: int, dtype: str) 
 
     The scalars ``c1`` and ``c2`` are 1 / (1 - beta^t), which the host computes in each step.
     """
-    gradient = builder.local_input("g", (num_parameters,), dtype)
-    weights, first, second = (builder.replicated_input(name, (num_parameters,), dtype) for name in ("w", "m", "v"))
-    c1, c2 = (builder.replicated_input(name, (), dtype) for name in ("c1", "c2"))
+    gradient = builder.declare_local("g", (num_parameters,), dtype)
+    weights, first, second = (builder.declare_replicated(name, (num_parameters,), dtype) for name in ("w", "m", "v"))
+    c1, c2 = (builder.declare_replicated(name, (), dtype) for name in ("c1", "c2"))
     mean = builder.all_reduce(gradient, name="g_sum") * (1 / num_ranks)
     new_first = builder.update(first, 0.9 * first + 0.1 * mean, name="m_new")
     new_second = builder.update(second, 0.999 * second + 0.001 * (mean * mean), name="v_new")
@@ -51,7 +51,7 @@ def _moments(builder: Builder, num_ranks: int, num_parameters: int, dtype: str) 
 def adam(num_ranks: int = 2, num_parameters: int = 1 << 20, dtype: str = "float32") -> Program:
     """Adam on the mean gradient of all ranks."""
     builder = Builder("adam", num_ranks)
-    rate = builder.replicated_input("lr", (), dtype)
+    rate = builder.declare_replicated("lr", (), dtype)
     weights, _, _, quotient = _moments(builder, num_ranks, num_parameters, dtype)
     return builder.program(builder.update(weights, weights - rate * quotient, name="w_new"))
 
@@ -59,7 +59,7 @@ def adam(num_ranks: int = 2, num_parameters: int = 1 << 20, dtype: str = "float3
 def lamb(num_ranks: int = 2, num_parameters: int = 1 << 20, decay: float = 0.01, dtype: str = "float32") -> Program:
     """LAMB of one layer: Adam's step times the norm of the weights over the norm of the step (1 where one is 0)."""
     builder = Builder("lamb", num_ranks)
-    rate = builder.replicated_input("lr", (), dtype)
+    rate = builder.declare_replicated("lr", (), dtype)
     weights, _, _, quotient = _moments(builder, num_ranks, num_parameters, dtype)
     step = quotient + decay * weights
     weight_norm, step_norm = builder.norm(weights), builder.norm(step)
@@ -83,11 +83,11 @@ def tensor_parallel(
     """
     builder = Builder("tensor_parallel", num_ranks)
     rows, inner = batch * sequence, hidden * expansion
-    activations = builder.sliced_input("x", (rows, inner), 1, dtype)
-    weights = builder.sliced_input("w", (inner, hidden), 0, dtype)
+    activations = builder.declare_sliced("x", (rows, inner), 1, dtype)
+    weights = builder.declare_sliced("w", (inner, hidden), 0, dtype)
     bias, residual = (
-        builder.replicated_input("b", (hidden,), dtype),
-        builder.replicated_input("r", (rows, hidden), dtype),
+        builder.declare_replicated("b", (hidden,), dtype),
+        builder.declare_replicated("r", (rows, hidden), dtype),
     )
     total = builder.all_reduce(builder.apply("matmul", activations, weights, name="product"), name="total")
     return builder.program(builder.dropout(total + bias, probability, seed=7) + residual)
@@ -100,10 +100,10 @@ def pipeline(
     """The boundary of two pipeline stages of tensor-parallel layers: all-reduce, dropout and residual, send."""
     builder = Builder("pipeline", num_ranks, num_ranks)
     rows = batch * sequence
-    partial = builder.local_input("x", (rows, hidden), dtype)
+    partial = builder.declare_local("x", (rows, hidden), dtype)
     bias, residual = (
-        builder.replicated_input("b", (hidden,), dtype),
-        builder.replicated_input("r", (rows, hidden), dtype),
+        builder.declare_replicated("b", (hidden,), dtype),
+        builder.declare_replicated("r", (rows, hidden), dtype),
     )
     total = builder.all_reduce(partial, name="total")
     return builder.program(builder.send(builder.dropout(total + bias, probability, seed=7) + residual, name="sent"))
