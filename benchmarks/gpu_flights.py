@@ -30,6 +30,7 @@ WORKLOADS = {
     "block-circulant": ("mlp", {"batch_size": 8, "width": 128, "depth": 2}),
     "structured-dropout": ("lstm", {"batch_size": 4}),
     "sparse-embedding-gradients": ("recommender", {"batch_size": 16}),
+    "chunked-loss": ("transformer", {"batch_size": 2, "length": 16, "width": 32, "depth": 2, "vocabulary": 100}),
     "activation-checkpointing": ("transformer", {"batch_size": 2, "length": 16, "width": 32, "depth": 2}),
 }
 REQUESTS = {

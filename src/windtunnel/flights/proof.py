@@ -37,6 +37,7 @@ Claim = Callable[[Counts, Counts, Mapping[str, Any]], str]
 Flight = TypeVar("Flight", bound=Callable[..., Any])
 DISTRIBUTED = "distributed models"  # where a flight keeps what it wrapped
 _COPIES = ("_to_copy", "copy_")
+_LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
 _MIN_SHARE = 0.5  # of what was promised: sizes are rounded, and some inputs do not depend on the batch
 
 
@@ -144,6 +145,7 @@ def _operators(counts: Counter[str]) -> Any:
             counts["TF32 products"] += _rounds_inputs(name, seen)
             counts["copies from pinned memory"] += name in _COPIES and any(item.is_pinned() for item in seen)
             counts["averaged messages"] += name == "allreduce_"
+            counts["losses"] += name in _LOSSES
             return result
 
     return Operators()

@@ -4,8 +4,8 @@ In: what a what-if needs to know (``Need``: operators in a new form, an update w
 between processes, a peak of memory). Out: prices, each looked up in the profile database first and measured here
 otherwise. Needs are plain values: to state one runs nothing.
 
-Internal modules: ``arguments``, ``gloo_worker``, ``inputs``, ``interpreter``, ``lengths``, ``resize``, ``segments``,
-``stopwatch``.
+Internal modules: ``arguments``, ``chunked_loss``, ``gloo_worker``, ``inputs``, ``interpreter``, ``lengths``,
+``resize``, ``segments``, ``stopwatch``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from windtunnel.cost.rerun.sending import SENDERS, in_order, thin_factors
 if TYPE_CHECKING:
     from windtunnel.cost.rerun.arguments import DTYPES as DTYPES
     from windtunnel.cost.rerun.arguments import fill as fill
+    from windtunnel.cost.rerun.chunked_loss import cross_entropy_in_chunks as cross_entropy_in_chunks
     from windtunnel.cost.rerun.rectified_norm import RectifiedNorm as RectifiedNorm
 
 __all__ = [
@@ -66,7 +67,12 @@ __all__ = [
 ]
 
 # these need torch, and are imported when they are asked for
-_LAZY = {"DTYPES": "arguments", "fill": "arguments", "RectifiedNorm": "rectified_norm"}
+_LAZY = {
+    "DTYPES": "arguments",
+    "fill": "arguments",
+    "RectifiedNorm": "rectified_norm",
+    "cross_entropy_in_chunks": "chunked_loss",
+}
 
 
 def __getattr__(name: str) -> Any:

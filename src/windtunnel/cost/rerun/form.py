@@ -45,6 +45,9 @@ class Form:
         Whether the captured program's own checkpoints are left out.
     sparse : tuple of int
         Calls of embeddings whose tables get gradients of the rows that were read only.
+    chunked : tuple of (int, int, int)
+        Ranges of calls, [first, last), from a linear layer to the cross-entropy of its results, which run in so many
+        chunks of rows.
 
     Examples
     --------
@@ -66,6 +69,7 @@ class Form:
     compiled: tuple[tuple[int, int], ...] = ()
     keeps_activations: bool = False
     sparse: tuple[int, ...] = ()
+    chunked: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
@@ -116,7 +120,7 @@ def require_uncompiled(compiled: Sequence[tuple[int, int]], form: Form) -> None:
         raise InEffectError("this runs as compiled code", where=f"{len(within)} calls")
     changed = {index for first, last in form.checkpointed for index in range(first, last)}
     changed |= {index for norm in form.rectified for index in norm[:2]} | {index for index, _, _ in form.replaced}
-    changed |= set(form.sparse)
+    changed |= set(form.sparse) | {index for first, last, _ in form.chunked for index in range(first, last)}
     if within & changed:
         raise NotApplicableError(
             "what this changes is compiled as a whole: what the compiler would make of the change is not known",

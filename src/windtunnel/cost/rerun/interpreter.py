@@ -146,13 +146,13 @@ class Interpreter:
         form = self.form
         recomputed = form.ranges_to_recompute(self.program.recomputed)
         compiled = (*form.compiled, *(self.program.compiled if is_compiled else ()))
-        ranges = (*recomputed, *compiled)
+        ranges = (*recomputed, *compiled, *((first, last) for first, last, _ in form.chunked))
         stand_ins = {
             index: self._make_outputs(self._prepared[index])
             for index in self.opaque
             if any(first <= index < last for first, last in ranges)
         }
-        self._segments = build_segments(self._prepared, recomputed, compiled, stand_ins)
+        self._segments = build_segments(self._prepared, recomputed, compiled, form.chunked, stand_ins)
         self._inside = {
             index for segment in self._segments.values() for index in range(segment.first + 1, segment.last)
         }

@@ -124,7 +124,8 @@ def group_calls(program: Program, *forms: Form) -> NDArray[np.int64]:
     """Calls with one ratio share a group: equal calls, and calls that run as one; int [C], -1 for marks."""
     numbers: dict[Any, int] = {}
     runs = [pair for form in forms for pair in (*form.ranges_to_recompute(program.recomputed), *form.compiled)]
-    ranges = [*program.compiled, *runs]
+    chunked = [(first, last) for form in forms for first, last, _ in form.chunked]
+    ranges = [*program.compiled, *runs, *chunked]
     groups = []
     for index, call in enumerate(program.calls):
         key: Any = next(((first, last) for first, last in ranges if first <= index < last), None)

@@ -1,4 +1,4 @@
-"""Parts of a program as functions of their own: what a compiler or a checkpoint sees.
+"""Parts of a program as functions of their own: what a compiler or a checkpoint sees, and losses in chunks.
 
 In: prepared calls of a range. Out: ``Segment``: a ``torch.fx`` module over the tensors that enter, giving those that
 leave. Not here: when it runs (``interpreter``).
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from windtunnel.cost.rerun.arguments import Prepared, Slot
+from windtunnel.cost.rerun.chunked_loss import cross_entropy_in_chunks
 from windtunnel.errors import PriceError
 
 __all__ = ["Segment", "build_segments"]
@@ -40,6 +41,7 @@ def build_segments(
     rows: list[Prepared],
     checkpointed: tuple[tuple[int, int], ...],
     compiled: tuple[tuple[int, int], ...],
+    chunked: tuple[tuple[int, int, int], ...],
     stand_ins: Mapping[int, Sequence[torch.Tensor]],
 ) -> dict[int, Segment]:
     """Segments by the call that they begin with; ``stand_ins`` are results of calls that are not to be run.
@@ -54,7 +56,50 @@ def build_segments(
         result[first] = _segment(rows, first, last, _wrap_in_checkpoint, stand_ins)
     for first, last in compiled:
         result[first] = _segment(rows, first, last, _compile_function, stand_ins)
+    for first, last, num_chunks in chunked:
+        changed = _in_chunks(rows[first:last], num_chunks)
+        if any(first <= index < last for index in stand_ins):
+            raise PriceError("a part of the loss cannot be run again")
+        segment = _segment(
+            [*rows[:first], *changed, *rows[last:]], first, first + len(changed), lambda function, _: function, {}
+        )
+        result[first] = replace(segment, last=last)
     return result
+
+
+def _in_chunks(rows: Sequence[Prepared], num_chunks: int) -> list[Prepared]:
+    """The calls of a loss without those that make its logits, and the loss in chunks in their place."""
+    layer, loss = rows[0], rows[-1]
+    logits = {slot.version for slot in layer.outputs}
+    on_path = [layer]
+    for row in rows[1:-1]:  # views and copies of the logits
+        if logits & {slot.version for slot in row.inputs}:
+            on_path.append(row)
+            logits |= {slot.version for slot in row.outputs}
+    num_rows = loss.inputs[1].spec.num_elements
+    _, labels, _, reduction, ignore_index, label_smoothing = loss.positional
+    settings = {
+        "num_chunks": num_chunks,
+        "reduction": ("none", "mean", "sum")[reduction],
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+    }
+    bias = layer.positional[2] if len(layer.positional) > 2 else None
+    chunked = replace(
+        loss,
+        function=_loss_in_chunks,
+        positional=[*layer.positional[:2], bias, labels, num_rows],
+        keywords=settings,
+        inputs=[*layer.inputs, *loss.inputs[1:]],
+        dies=tuple({version for row in (*on_path, loss) for version in row.dies} - logits),
+    )
+    return [row for row in rows[:-1] if not any(row is other for other in on_path)] + [chunked]
+
+
+def _loss_in_chunks(rows: Any, weight: Any, bias: Any, labels: Any, num_rows: int, **settings: Any) -> Any:
+    # a loss of the next token leaves out the last row of each sequence: so many rows as there are labels
+    selected = rows.reshape(-1, rows.shape[-1])[:num_rows]
+    return cross_entropy_in_chunks(selected, weight, bias, labels.flatten(), **settings)
 
 
 def _wrap_in_checkpoint(function: Callable[..., Any], num_held: int) -> Callable[..., Any]:
