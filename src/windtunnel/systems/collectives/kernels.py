@@ -110,6 +110,9 @@ class Kernel:
         if compiled and self.is_compilable:
             self.function(first, base, *arrays)
             return
+        if not self.stages:
+            _execute(self.name, self.source)(first, base, *arrays)
+            return
         sizes = [array.size for item, array in zip(self.arguments, arrays, strict=True) if item.role == "range"]
         size = sizes[0] if sizes else 1
         for start in range(0, size, _TILE):
@@ -165,13 +168,21 @@ def _drop(stage: Stage, values: Array, where: Array) -> Array:
 
 
 @functools.lru_cache(maxsize=512)
+def _execute(name: str, source: str) -> Callable[..., None]:
+    """The function of a source, not compiled."""
+    scope: dict[str, Any] = {item: getattr(np, item) for item in ("float16", "float32", "float64")}
+    scope.update(np=np, stays=stays)
+    exec(compile(source, f"<kernel {name}>", "exec"), scope)  # noqa: S102 - made by kernel_source
+    function: Callable[..., None] = scope[name]
+    return function
+
+
+@functools.lru_cache(maxsize=512)
 def _compile(name: str, source: str, dtypes: tuple[str, ...]) -> Callable[..., None]:
     from numba import njit, types
 
-    scope: dict[str, Any] = {"np": np, "stays": stays, "float32": np.float32, "float64": np.float64}
-    exec(compile(source, f"<kernel {name}>", "exec"), scope)  # noqa: S102 - made by kernel_source
     arrays = [getattr(types, dtype)[::1] for dtype in dtypes]
     signature = types.void(types.int64, types.int64, *arrays)
     # no fastmath: sums keep their order, products and sums are rounded one by one
-    result: Callable[..., None] = njit(signature, nogil=True, error_model="numpy")(scope[name])
+    result: Callable[..., None] = njit(signature, nogil=True, error_model="numpy")(_execute(name, source))
     return result
