@@ -13,7 +13,7 @@ Jangda et al., ASPLOS 2022, sections 4.3 and 4.4. The published check for cycles
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -21,7 +21,7 @@ from windtunnel.errors import NotApplicableError
 from windtunnel.systems.collectives.program import Fusion, Overlap, Program, Stage
 from windtunnel.systems.collectives.rules import COMMUNICATION, POINTWISE, REDUCTIONS
 
-__all__ = ["fuse", "is_chunked", "overlap", "require", "require_unscheduled", "unit_predecessors", "units"]
+__all__ = ["fuse", "in_order", "is_chunked", "overlap", "require", "require_unscheduled", "unit_predecessors", "units"]
 
 
 def require(condition: object, reason: str, where: object, fix: str = "") -> None:
@@ -126,6 +126,17 @@ def unit_predecessors(program: Program) -> dict[str, set[str]]:
     for unit, members in units(program).items():
         before = {unit_of(program, name) for member in members for name in program.predecessors[member]}
         result[unit] = before - {unit}
+    return result
+
+
+def in_order(items: Iterable[str], before: Mapping[str, set[str]]) -> list[str]:
+    """Items after all that must come before them, otherwise as they come."""
+    result: list[str] = []
+    left = list(items)
+    while left:
+        item = next(item for item in left if not (before[item] - {item}) & set(left))
+        left.remove(item)
+        result.append(item)
     return result
 
 

@@ -1,7 +1,7 @@
 """What each rank does: lists of instructions on buffers, one for each of its threads.
 
-In: instructions, written by ``lower``. Out: a ``Plan`` that an executor runs, a simulator prices, and ``interpret`` runs
-in one process. Not here: where values lie, how data travels.
+In: instructions, written by ``lower``. Out: a ``Plan`` that an executor runs, a simulator prices, and ``interpret``
+runs in one process. Not here: where values lie, how data travels.
 
 Sends return when their data may be overwritten. Between two ranks messages arrive in the order in which they were sent;
 tags only prove that both sides mean the same message.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from windtunnel.systems.collectives.plan import Copy, Instruction, Receive, ReceiveReduce, Send, View
 
-__all__ = ["Hop", "RingPlace", "broadcast", "gather_hops", "merge_hops", "reduce_hops", "to_root"]
+__all__ = ["Hop", "RingPlace", "broadcast", "flatten_hops", "gather_hops", "merge_hops", "reduce_hops", "to_root"]
 
 Chunks = Callable[[int], View]
 
@@ -139,3 +139,8 @@ def merge_hops(*streams: Iterable[Hop]) -> list[Hop]:
             Hop([item for hop in present for item in hop.sends], [item for hop in present for item in hop.rest])
         )
     return merged
+
+
+def flatten_hops(hops: Iterable[Hop]) -> list[Instruction]:
+    """Instructions of hops, in order."""
+    return [item for hop in hops for item in (*hop.sends, *hop.rest)]

@@ -7,26 +7,25 @@ gathered while the next one is on its way; a producer makes pieces on a thread o
     thread communication       reduce 0 ─ kernel 0 ─ gather 0
                                           reduce 1 ─ kernel 1 ─ gather 1        hops of two pieces alternate
 
-A sum over elements ends a phase: all pieces are reduced and added up, ranks exchange one element, and the next phase goes
-over the pieces again.
+A sum over elements ends a phase: all pieces are reduced and added up, ranks exchange one element, and the next phase
+goes over the pieces again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from windtunnel.systems.collectives.grouping import in_order
 from windtunnel.systems.collectives.kernels import storage_dtype
 from windtunnel.systems.collectives.layouts import TensorType, ring_dim
+from windtunnel.systems.collectives.loops import Loop
 from windtunnel.systems.collectives.memory import Pieces, is_contiguous
 from windtunnel.systems.collectives.plan import Instruction, Signal, View, Wait
 from windtunnel.systems.collectives.program import Program, Stage
-from windtunnel.systems.collectives.rings import Hop, gather_hops, merge_hops, reduce_hops
+from windtunnel.systems.collectives.ranks import RankLowering
+from windtunnel.systems.collectives.rings import Hop, flatten_hops, gather_hops, merge_hops, reduce_hops
 from windtunnel.systems.collectives.rules import REDUCTIONS
-
-if TYPE_CHECKING:
-    from windtunnel.systems.collectives.lower import Loop, Lowering
 
 __all__ = ["Stream"]
 
@@ -55,14 +54,14 @@ class Stream:
 
     Parameters
     ----------
-    lowering : Lowering
+    lowering : RankLowering
     unit_members : sequence of sequences of str
         Producer first.
     order : str
         In which order producers make pieces.
     """
 
-    def __init__(self, lowering: Lowering, unit_members: Sequence[Sequence[str]], order: str) -> None:
+    def __init__(self, lowering: RankLowering, unit_members: Sequence[Sequence[str]], order: str) -> None:
         self.lowering, self.program, self.order = lowering, lowering.program, order
         units = [
             [stage for name in members if (stage := self.program.by_name[name]).op != "slice" and name in
@@ -129,9 +128,9 @@ class Stream:
 
     def _produce(self, producers: Sequence[Stage]) -> list[Instruction]:
         """Pieces of what is reduced afterwards, each with a signal."""
-        from windtunnel.systems.collectives.lower import Loop
-
-        loops = {stage.name: Loop(self.lowering, [stage]) for stage in producers if stage.op != "matmul"}
+        loops = {
+            stage.name: Loop(self.program, self.lowering.memory, [stage]) for stage in producers if stage.op != "matmul"
+        }
         items: list[Instruction] = []
         for key in self.pieces.all(self.lowering.rank, self.order):
             first, size = self.pieces.range(*key)
@@ -165,7 +164,7 @@ class Stream:
             hops += merge_hops(self._hops(steps[cut:], piece), following)
         return [
             *(item for loop in loops for item in loop.clear()),
-            *(item for hop in hops for item in (*hop.sends, *hop.rest)),
+            *flatten_hops(hops),
             *(item for loop in loops for item in loop.total()),
         ]
 
@@ -173,8 +172,6 @@ class Stream:
 
     def _phases(self) -> dict[int, list[_Step]]:
         """Steps by phase, in order: even ones go over pieces, odd ones are between them."""
-        from windtunnel.systems.collectives.lower import Loop, in_order
-
         levels = self._levels()
         groups: dict[str, list[Stage]] = {}
         for index, unit in enumerate(self.units):
@@ -197,7 +194,7 @@ class Stream:
                 kinds = {"reduce_scatter": ["reduce"], "all_gather": ["gather"], "all_reduce": ["reduce", "gather"]}
                 steps += [_Step(kind, stages) for kind in kinds.get(stages[0].op, ["send"])]
             elif self.program.types[stages[0].name].group == self.lowering.group:
-                steps.append(_Step("kernel", stages, Loop(self.lowering, stages)))
+                steps.append(_Step("kernel", stages, Loop(self.program, self.lowering.memory, stages)))
         return result
 
     def _levels(self) -> dict[str, int]:
