@@ -40,7 +40,7 @@ def lower(program: Program, num_pieces: int = 0) -> Plan:
     --------
     >>> from windtunnel.systems.collectives.workloads import sgd
     >>> plan = lower(sgd(num_ranks=2, num_parameters=8))
-    >>> [rank.sent_bytes() for rank in plan.ranks]
+    >>> [rank.traffic_bytes() for rank in plan.ranks]
     [32, 32]
     """
     chain_of = {item: chain for chain in program.overlaps for item in chain.items}

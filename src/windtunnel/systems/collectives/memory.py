@@ -132,8 +132,8 @@ class Memory:
         source = str(stage.operands[0])
         if stage.op == "slice" and is_contiguous(item.layout.dim) and self._outlives(source, value):
             return self.block_of(self.view(source), program.types[source], item.layout.dim)
-        if stage.op == "all_gather" and self._updated_by(source) and self._first_gather(source) == value:
-            return self.view(self._updated_by(source))
+        if stage.op == "all_gather" and self._target_of(source) and self._first_gather(source) == value:
+            return self.view(self._target_of(source))
         if value in self.gather_of:
             gather = self.gather_of[value]
             return self.block_of(self.view(gather), program.types[gather], item.layout.dim)
@@ -145,7 +145,7 @@ class Memory:
         movable = stage is not None and stage.op not in ("slice", "update", "all_gather", "send", "broadcast")
         return movable and is_contiguous(self.program.types[source].layout.dim)
 
-    def _updated_by(self, value: str) -> str:
+    def _target_of(self, value: str) -> str:
         """The replicated input that a sliced update writes a block of; "" where it is no such update."""
         stage = self.program.by_name.get(value)
         if stage is None or stage.op != "update":

@@ -224,7 +224,7 @@ class RankPlan:
         """Bytes that inputs of these names take between steps."""
         return sum(self.buffers[name].size_bytes for name in names)
 
-    def sent_bytes(self) -> int:
+    def traffic_bytes(self) -> int:
         """Bytes that it sends in a step."""
         items = [item for items in self.threads.values() for item in items if isinstance(item, Send)]
         return sum(item.source.size * np.dtype(self.buffers[item.source.buffer].dtype).itemsize for item in items)

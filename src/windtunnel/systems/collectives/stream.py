@@ -93,9 +93,9 @@ class Stream:
             for stage in (*producers, *stages)
             if not program.types[stage.reads[0] if stage.op in REDUCTIONS else stage.name].is_scalar
         ]
-        made = {stage.name for stage in producers}
+        producer_names = {stage.name for stage in producers}
         reads_late = any(
-            name in made and stage.op not in ("reduce_scatter", "all_reduce")
+            name in producer_names and stage.op not in ("reduce_scatter", "all_reduce")
             for stage in stages
             for name in stage.reads
         )
