@@ -12,14 +12,18 @@ Jangda et al., ASPLOS 2022, section 6. Adam has its bias correction and epsilon 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+from windtunnel import registry
 from windtunnel.errors import InputError
+from windtunnel.sources.job_file import call_user_function, is_job_file
 from windtunnel.systems.collectives.build import Builder, Value
 from windtunnel.systems.collectives.program import Program
+from windtunnel.whatifs.parameter_values import parse_value
 
-__all__ = ["WORKLOADS", "adam", "lamb", "pipeline", "sgd", "tensor_parallel", "workload"]
+__all__ = ["WORKLOADS", "adam", "lamb", "pipeline", "read_program", "sgd", "tensor_parallel", "workload"]
 
 
 def sgd(num_ranks: int = 2, num_parameters: int = 1 << 20, momentum: float = 0.9, dtype: str = "float32") -> Program:
@@ -127,9 +131,37 @@ def workload(name: str, **sizes: Any) -> Program:
     InputError
         There is none of that name, or it has no such size.
     """
+    maker = _maker(name)
+    known = inspect.signature(maker).parameters
+    unknown = [key for key in sizes if key not in known]
+    if unknown:
+        raise InputError(f"{name} has no parameter {unknown[0]!r}", fix=registry.did_you_mean(unknown[0], known))
+    return maker(**sizes)
+
+
+def read_program(text: str) -> Program:
+    """The program that a command line names: ``adam:num_ranks=4`` or ``my_programs.py:function``.
+
+    Raises
+    ------
+    InputError
+        There is no such program, a parameter is not known, or the function fails.
+    """
+    if is_job_file(text):
+        return call_user_function(text, Program)
+    name, _, given = text.partition(":")
+    known = inspect.signature(_maker(name.strip())).parameters
+    sizes = {}
+    for piece in filter(None, (piece.strip() for piece in given.split(","))):
+        key, sign, value = (part.strip() for part in piece.partition("="))
+        if not sign:
+            raise InputError(f"{piece!r} gives no value", where=text, fix="write parameters as key=value,key=value")
+        sizes[key] = parse_value(key, known[key], value, text) if key in known else value
+    return workload(name.strip(), **sizes)
+
+
+def _maker(name: str) -> Callable[..., Program]:
     if name not in WORKLOADS:
-        raise InputError(f"there is no program {name!r}", fix=f"known: {', '.join(WORKLOADS)}")
-    try:
-        return WORKLOADS[name](**sizes)
-    except TypeError as error:
-        raise InputError(f"program {name} has no such size: {error}", fix="see windtunnel collectives show") from None
+        fix = registry.did_you_mean(name, WORKLOADS) or f"known: {', '.join(WORKLOADS)}"
+        raise InputError(f"there is no program {name!r}", fix=f"{fix}; or give file.py:function")
+    return WORKLOADS[name]
