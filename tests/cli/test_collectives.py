@@ -1,0 +1,81 @@
+"""``windtunnel collectives``: what a user sees of programs and schedules."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import windtunnel
+
+OWN_PROGRAM = """
+from windtunnel.systems.collectives.build import Builder
+
+def mean():
+    builder = Builder("mean", 2)
+    weights, gradient = builder.declare_replicated("w", (8,)), builder.declare_local("g", (8,))
+    return builder.program(builder.update(weights, weights - 0.5 * builder.all_reduce(gradient)))
+
+def wrong():
+    builder = Builder("wrong", 2)
+    return builder.program(builder.all_reduce(builder.declare_replicated("g", (8,))))
+"""
+
+
+@pytest.fixture
+def own_program(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_PROGRAM, encoding="utf-8")
+    return path
+
+
+def test_show_lists_the_schedules_with_their_states():
+    outcome = windtunnel("collectives", "show", "adam:num_ranks=4,num_parameters=1024", "--json")
+
+    document = json.loads(outcome.stdout)
+    assert 0 == outcome.code
+    sizes = {(item["label"], item["state_bytes"]) for item in document["schedules"]}
+    assert ("AR - C", 3 * 4096) in sizes
+    assert ("fuse(RS-C-AG)", 4096 + 2 * 1024) in sizes
+
+
+def test_show_proves_a_schedule_and_prints_what_rank_0_runs():
+    outcome = windtunnel(
+        "collectives", "show", "tensor-parallel", "--schedule", "overlap(mm, fuse(rs-c-ag))", "--source"
+    )
+
+    assert 0 == outcome.code
+    assert "overlap (ring order): product -> fused_t5_ag" in outcome.stdout
+    assert "computes the same on 2, 3 and 4 ranks" in outcome.stdout
+    assert "# rank 0, communication thread" in outcome.stdout
+    assert "def " in outcome.stdout
+
+
+def test_a_program_of_the_user_is_shown(own_program):
+    outcome = windtunnel("collectives", "show", f"{own_program}:mean", "--json")
+
+    assert 0 == outcome.code
+    assert "mean" == json.loads(outcome.stdout)["program"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["adm"], ["no program 'adm'", "did you mean adam"]),
+        (["adam:ranks=4"], ["no parameter 'ranks'", "num_ranks"]),
+        (["adam", "--schedule", "RS - C"], ["no schedule 'RS - C'", "did you mean"]),
+        (["adam:num_ranks=0"], ["num_ranks cannot be '0'", "give 1 to"]),
+    ],
+)
+def test_what_is_not_there_is_named_with_the_nearest(arguments, texts):
+    outcome = windtunnel("collectives", "show", *arguments)
+
+    assert 2 == outcome.code
+    assert all(text in outcome.stderr for text in texts)
+
+
+def test_a_program_with_wrong_layouts_names_the_repair(own_program):
+    outcome = windtunnel("collectives", "show", f"{own_program}:wrong")
+
+    assert 2 == outcome.code
+    assert "multiplies it by 2" in outcome.stderr
+    assert "remove" in outcome.stderr
