@@ -103,6 +103,7 @@ BARS = (
     "overlap",
     "dlion",
     "skewscout",
+    "coconet_published",
     "flower_side_by_side",
     "virtual_true",
     "systolic_exact",

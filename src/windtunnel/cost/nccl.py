@@ -62,7 +62,7 @@ class NcclRelease:
     tree_corrections: tuple[tuple[float, ...], ...]
     planned_ratios: Mapping[str, float]
 
-    def planned_bytes_per_s(self, link: Link) -> float:
+    def rate_of(self, link: Link) -> float:
         """The rate that the library plans with for a link."""
         return link.bandwidth_bytes_per_s * self.planned_ratios.get(link.name, 1.0)
 
@@ -150,10 +150,10 @@ def bus_bytes_per_s(topology: Topology, release: NcclRelease = NCCL_V100) -> flo
     96
     """
     per_node, num_nodes = _shape(topology)
-    inner = release.planned_bytes_per_s(topology.links[0]) / topology.sharers[0]
+    inner = release.rate_of(topology.links[0]) / topology.sharers[0]
     if num_nodes == 1:
         return inner
-    outer = release.planned_bytes_per_s(topology.links[1]) * max(per_node / topology.sharers[1], 1)
+    outer = release.rate_of(topology.links[1]) * max(per_node / topology.sharers[1], 1)
     return outer if per_node == 1 else min(inner, outer)
 
 
@@ -258,6 +258,6 @@ def nccl_p2p_ns(size_bytes: float, topology: Topology, release: NcclRelease = NC
     per_node, num_nodes = _shape(topology)
     wire = _wire(topology.links[0]) if num_nodes == 1 else "network"
     latency_us = release.base_us["ring"][2] + release.hop_us["ring", wire][2]
-    inner = release.planned_bytes_per_s(topology.links[0]) / topology.sharers[0]
-    outer = release.planned_bytes_per_s(topology.links[-1]) / min(topology.sharers[-1], per_node)
+    inner = release.rate_of(topology.links[0]) / topology.sharers[0]
+    outer = release.rate_of(topology.links[-1]) / min(topology.sharers[-1], per_node)
     return round(latency_us * _US + 1e9 * size_bytes / (inner if num_nodes == 1 else outer))
