@@ -247,9 +247,9 @@ class _Writer:
 
     def _add_sum(self, stage: Stage) -> None:
         """A sum over the elements of the range, added to what earlier ranges had."""
-        self.arguments[stage.name] = Argument(stage.name, self._symbol("memory", stage.name), "sum", "float64")
-        array, total = self._symbol("memory", stage.name), self._symbol("total", stage.name, "_sum")
         variable = f"float64({self._variable(stage.operands[0], self._dtype(stage.name))})"
+        array, total = self._symbol("memory", stage.name), self._symbol("total", stage.name, "_sum")
+        self.arguments[stage.name] = Argument(stage.name, array, "sum", "float64")
         term = f"{variable} * {variable}" if stage.op == "sum_squares" else variable
         is_wide = not self.program.types[stage.reads[0]].is_scalar
         self.once.append(f"{total} = {array}[0]")
