@@ -7,7 +7,7 @@ deadlock. Not here: time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from windtunnel.systems.collectives.plan import (
 from windtunnel.systems.collectives.program import Program
 from windtunnel.systems.collectives.reference import distribute
 
-__all__ = ["compute", "fill_buffers", "interpret"]
+__all__ = ["Buffers", "collect", "compute", "fill_buffers", "interpret"]
 
 Array = NDArray[Any]
 Buffers = dict[str, Array]
@@ -105,7 +105,7 @@ def interpret(
                 if position[i] < len(items)
             ]
             raise GraphError("all threads of the plan wait", where="; ".join(stuck), fix="report this schedule")
-    return _collect(plan, program, memory)
+    return collect(plan, program, memory)
 
 
 def _advance(
@@ -143,7 +143,8 @@ def _advance(
     return True
 
 
-def _collect(plan: Plan, program: Program, memory: list[Buffers]) -> dict[str, list[Array]]:
+def collect(plan: Plan, program: Program, memory: Sequence[Buffers]) -> dict[str, list[Array]]:
+    """What each rank of a value's group stores of it, for inputs and outputs, from the buffers of all ranks."""
     result: dict[str, list[Array]] = {}
     for name in dict.fromkeys([*program.inputs, *program.outputs]):
         item = program.types[name]

@@ -9,6 +9,11 @@ Sums are added element by element in float64, so that a tensor that is worked on
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.measure.database import default_database_path
 from windtunnel.systems.collectives.dropout import keep_mask, stays
 from windtunnel.systems.collectives.program import Stage
 from windtunnel.systems.collectives.reference import apply_pointwise
@@ -184,5 +190,29 @@ def _compile(name: str, source: str, dtypes: tuple[str, ...]) -> Callable[..., N
     arrays = [getattr(types, dtype)[::1] for dtype in dtypes]
     signature = types.void(types.int64, types.int64, *arrays)
     # no fastmath: sums keep their order, products and sums are rounded one by one
-    result: Callable[..., None] = njit(signature, nogil=True, error_model="numpy")(_execute(name, source))
+    compiler = njit(signature, nogil=True, error_model="numpy", cache=True)
+    result: Callable[..., None] = compiler(_import_from_file(name, source))
     return result
+
+
+def _import_from_file(name: str, source: str) -> Callable[..., None]:
+    """The function of a source in a file of its own: what was compiled of it is kept for other processes."""
+    text = (
+        f"import numpy as np\nfrom numpy import float16, float32, float64\n\nfrom {stays.__module__} import stays\n\n\n"
+    )
+    text += source
+    digest = hashlib.sha256(f"{text}{inspect.getsource(stays.py_func)}".encode()).hexdigest()[:16]
+    path = default_database_path().parent / "kernels" / f"windtunnel_{name}_{digest}.py"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # what the compiler keeps names the module
+    spec.loader.exec_module(module)
+    function: Callable[..., None] = getattr(module, name)
+    return function

@@ -1,0 +1,258 @@
+"""Run plans for real: a process for each rank, two threads in each, several plans in turn.
+
+In: plans, contents of their buffers. Out: contents afterwards, times of interleaved rounds, begin and end of each
+instruction. Not here: what a process does (``worker``), how messages travel (``measure.channels``), prices
+(``simulated``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.base.progress import Progress
+from windtunnel.errors import FlightError, InputError, NotApplicableError
+from windtunnel.hardware import Link
+from windtunnel.measure.channels import TRANSPORTS, Start, file_bytes, make_file
+from windtunnel.measure.rounds import rounds as count_rounds
+from windtunnel.measure.workers import WorkerError, Workers
+from windtunnel.systems.collectives.interpret import Buffers, collect, fill_buffers
+from windtunnel.systems.collectives.plan import Plan
+from windtunnel.systems.collectives.program import Program
+from windtunnel.systems.collectives.validation import describe_waits, validate, view_bytes
+
+__all__ = ["Executor", "Span"]
+
+Array = NDArray[Any]
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a rank was in an instruction, from the beginning of the round."""
+
+    rank: int
+    thread: str
+    index: int
+    start_ns: int
+    end_ns: int
+
+
+class Executor:
+    """Processes that run plans. Use as a context manager.
+
+    Parameters
+    ----------
+    num_ranks : int
+    transport : str
+        ``shared_memory``, or ``gloo``.
+    link : Link, optional
+        Emulate one between any two ranks, in each direction; by default messages go as fast as this host's memory.
+    patience_s : float
+        A round that takes longer is given up.
+
+    Raises
+    ------
+    InputError
+        There is no such transport.
+    NotApplicableError
+        It cannot be used on this host.
+
+    Examples
+    --------
+    >>> from windtunnel.systems.collectives.lower import lower
+    >>> from windtunnel.systems.collectives.workloads import sgd
+    >>> plan = lower(sgd(num_ranks=2, num_parameters=1 << 16))
+    >>> with Executor(num_ranks=2) as executor:                                               # doctest: +SKIP
+    ...     executor.time([executor.load(plan)], rounds=5).shape
+    (5, 1, 2)
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        transport: str = "shared_memory",
+        link: Link | None = None,
+        *,
+        patience_s: float = 120.0,
+    ) -> None:
+        if transport == "nccl":
+            raise NotApplicableError(
+                "plans over NCCL need a GPU for each rank and are not supported", fix=f"use {' or '.join(TRANSPORTS)}"
+            )
+        if transport not in TRANSPORTS:
+            raise InputError(f"there is no transport {transport!r}", fix=f"use {' or '.join(TRANSPORTS)}")
+        self.num_ranks, self.transport, self.link, self.patience_s = num_ranks, transport, link, patience_s
+        self.plans: list[Plan] = []
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Executor:
+        with self._stack:
+            memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a folder of ours within it
+            folder = tempfile.TemporaryDirectory(prefix="windtunnel-plans-", dir=memory)
+            self._folder = Path(self._stack.enter_context(folder))
+            control = self._folder / "control"
+            make_file(control, Start.size_bytes(self.num_ranks))
+            self._start = Start(control, self.num_ranks)
+            self._workers = self._stack.enter_context(
+                Workers(
+                    "windtunnel.systems.collectives.worker",
+                    (self.transport, self.link, str(control)),
+                    num_ranks=self.num_ranks,
+                    title="plan",
+                    environment=_ONE_THREAD,
+                )
+            )
+            for rank in range(self.num_ranks):
+                self._workers.receive(rank)
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def load(self, plan: Plan) -> int:
+        """Prepare a plan, and return its number; kernels are compiled now, rank by rank.
+
+        Raises
+        ------
+        InputError
+            It cannot be run to its end, or has another number of ranks.
+        """
+        if len(plan.ranks) != self.num_ranks:
+            fix = f"start {len(plan.ranks)} processes"
+            raise InputError(f"{plan.name} has {len(plan.ranks)} ranks, not {self.num_ranks}", fix=fix)
+        messages = validate(plan)
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for edge, sends in messages.sends.items():
+            for source, thread, index in sends:
+                item: Any = plan.ranks[source].threads[thread][index]
+                sizes.setdefault(edge, []).append(view_bytes(plan.ranks[source], item.source))
+        path = self._folder / f"plan{len(self.plans)}"
+        make_file(path, file_bytes(sizes) if self.transport == "shared_memory" else 0)
+        numbers = messages.numbers()
+        for rank in range(self.num_ranks):
+            local = {(thread, index): number for (owner, thread, index), number in numbers.items() if owner == rank}
+            self._ask(rank, "load", plan.ranks[rank], local, sizes, str(path))
+        path.unlink()  # the processes keep what they have mapped
+        self.plans.append(plan)
+        return len(self.plans) - 1
+
+    def fill(self, number: int, memory: Sequence[Buffers]) -> None:
+        """Set what buffers of each rank contain at the beginning of every round; others keep what they have."""
+        for rank, buffers in enumerate(memory):
+            self._ask(rank, "fill", number, dict(buffers))
+
+    def run(self, number: int, memory: Sequence[Buffers] = ()) -> list[Buffers]:
+        """Fill buffers, run a plan once, and return all buffers of each rank.
+
+        Raises
+        ------
+        FlightError
+            It did not end in time; says in which instruction each thread is.
+        """
+        if memory:
+            self.fill(number, memory)
+        self._round(number)
+        return [
+            self._ask(rank, "read", number, list(item.buffers)) for rank, item in enumerate(self.plans[number].ranks)
+        ]
+
+    def run_program(self, number: int, program: Program, inputs: Mapping[str, Array]) -> dict[str, list[Array]]:
+        """Run the plan of a program on full arrays; the values that ``interpret`` gives for it."""
+        plan = self.plans[number]
+        memory = [fill_buffers(rank, program, inputs) for rank in plan.ranks]
+        return collect(plan, program, self.run(number, memory))
+
+    def time(
+        self,
+        numbers: Sequence[int],
+        rounds: int = 15,
+        *,
+        warmup: int = 2,
+        budget_s: float = float("inf"),
+        progress: Progress | None = None,
+    ) -> NDArray[np.int64]:
+        """Wall-clock times of plans that take turns, which one is first changes.
+
+        Parameters
+        ----------
+        numbers : sequence of int
+        rounds : int
+            In each of which all plans run once.
+        warmup : int
+            Rounds before, which do not count.
+        budget_s : float
+            No round begins later, except for the first three.
+        progress : callable, optional
+
+        Returns
+        -------
+        int64 [rounds, plans, ranks]
+            A plan took the largest time of its ranks.
+
+        Raises
+        ------
+        FlightError
+            A round did not end in time.
+        """
+        samples = []
+        for turn in count_rounds(min(3, rounds), rounds, budget_s, warmup=warmup, progress=progress):
+            row = np.zeros((len(numbers), self.num_ranks), dtype=np.int64)
+            for i in np.roll(np.arange(len(numbers)), turn).tolist():
+                row[i] = [elapsed_ns for elapsed_ns, _ in self._round(numbers[i])]
+            if turn >= 0:
+                samples.append(row)
+        return np.stack(samples)
+
+    def timeline(self, number: int) -> list[Span]:
+        """Run a plan once, and note when each thread was in each instruction."""
+        answers = self._round(number, record=True)
+        names = [list(rank.threads) for rank in self.plans[number].ranks]
+        return [
+            Span(rank, names[rank][thread], index, start_ns, end_ns)
+            for rank, (_, threads) in enumerate(answers)
+            for thread, stamps in enumerate(threads)
+            for index, (start_ns, end_ns) in enumerate(stamps)
+        ]
+
+    def ask_all(self, order: str, *arguments: Any) -> list[Any]:
+        """Let all ranks do the same, at the same time; their answers, if they come in time."""
+        for rank in range(self.num_ranks):
+            self._workers.send((order, *arguments), rank)
+        return [self._workers.receive(rank, self.patience_s) for rank in range(self.num_ranks)]
+
+    def _ask(self, rank: int, *order: Any) -> Any:
+        self._workers.send(order, rank)
+        return self._workers.receive(rank)
+
+    def _round(self, number: int, *, record: bool = False) -> list[Any]:
+        for rank in range(self.num_ranks):  # a thread that has not begun is at its first instruction
+            for thread in range(2):
+                self._start.words[self._start.progress_word(thread, rank)] = 0
+        try:
+            return self.ask_all("round", number, record)
+        except WorkerError as error:
+            if any(code is not None for code in self._workers.exit_codes()):
+                raise
+            raise FlightError(
+                f"{self.plans[number].name} did not end in {self.patience_s:g} s",
+                where=describe_waits(self.plans[number], self._positions(number)) or "behind the last instruction",
+                fix="one of these instructions does not end, or the time limit is too short",
+                log_tail=error.log_tail,
+            ) from error
+
+    def _positions(self, number: int) -> dict[tuple[int, str], int]:
+        """The instruction that each thread is in."""
+        return {
+            (rank, thread): int(self._start.words[self._start.progress_word(i, rank)])
+            for rank, plan in enumerate(self.plans[number].ranks)
+            for i, thread in enumerate(plan.threads)
+        }

@@ -1,0 +1,168 @@
+"""One process of an executor: a rank that runs plans with a thread for each list of instructions.
+
+In: plans, contents of buffers, requests to run. Out: times and contents. Every instruction becomes a function without
+arguments when a plan is loaded, so that a round only calls them. Not here: who starts this (``executor``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.channels import TRANSPORTS, Channels, Start
+from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.workers import Place
+from windtunnel.systems.collectives.interpret import Buffers, compute
+from windtunnel.systems.collectives.plan import (
+    Call,
+    Instruction,
+    RankPlan,
+    Receive,
+    ReceiveReduce,
+    Send,
+    Signal,
+    Wait,
+)
+
+Action = Callable[[], object]
+_REDUCTIONS: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum}
+
+
+class LoadedPlan:
+    """A plan of one rank with its buffers, as functions."""
+
+    def __init__(self, plan: RankPlan, numbers: Mapping[tuple[str, int], int], channels: Channels) -> None:
+        self.plan, self.channels = plan, channels
+        self.buffers: Buffers = {name: np.zeros(item.size, item.dtype) for name, item in plan.buffers.items()}
+        self.inputs: Buffers = {}
+        self.events: dict[int, threading.Event] = {}
+        for item in (item for items in plan.threads.values() for item in items):
+            if isinstance(item, Signal):
+                self.events[item.event] = threading.Event()
+        self.actions = [
+            [self._action(item, numbers.get((thread, index), 0)) for index, item in enumerate(items)]
+            for thread, items in plan.threads.items()
+        ]
+
+    def _action(self, item: Instruction, number: int) -> Action:
+        if isinstance(item, Signal):
+            return self.events[item.event].set
+        if isinstance(item, Wait):
+            return self.events.setdefault(item.event, threading.Event()).wait
+        if isinstance(item, Send):
+            return self.channels.sender(item.peer, number, item.source.of(self.buffers))
+        if isinstance(item, Receive | ReceiveReduce):
+            target = item.target.of(self.buffers)
+            receive = self.channels.receiver(item.peer, number, target)
+            if isinstance(item, Receive):
+                return lambda: np.copyto(target, receive())
+            own, reduce = item.own.of(self.buffers), _REDUCTIONS[item.reduction]
+            return lambda: reduce(receive(), own, out=target)
+        if isinstance(item, Call):
+            if item.kernel.is_compilable:
+                arrays = [view.of(self.buffers) for view in item.arguments]
+                return functools.partial(item.kernel.function, item.first, item.base, *arrays)
+            return functools.partial(
+                item.kernel, [view.of(self.buffers) for view in item.arguments], item.first, item.base
+            )
+        return functools.partial(compute, item, self.buffers)
+
+    def reset(self) -> None:
+        """Put everything as it was before the round."""
+        for event in self.events.values():
+            event.clear()
+        for name, content in self.inputs.items():
+            self.buffers[name][: content.size] = content
+        self.channels.begin_round()
+
+
+class Rank:
+    """What a rank answers to its executor."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.transport, self.link, control = place.config
+        self.start = Start(Path(control), place.num_ranks, place.rank)
+        self.loaded: list[LoadedPlan] = []
+        self.pool = ThreadPoolExecutor(1)
+
+    def load(self, plan: RankPlan, numbers: Mapping[tuple[str, int], int], sizes: Any, path: str) -> None:
+        """Prepare a plan."""
+        channels = TRANSPORTS[self.transport](self.place.rank, sizes, Path(path), self.link)
+        self.loaded.append(LoadedPlan(plan, numbers, channels))
+
+    def fill(self, index: int, inputs: Buffers) -> None:
+        """Contents that buffers have at the beginning of each round."""
+        self.loaded[index].inputs = {name: np.ascontiguousarray(array).reshape(-1) for name, array in inputs.items()}
+
+    def read(self, index: int, names: list[str]) -> Buffers:
+        """Contents of buffers."""
+        return {name: self.loaded[index].buffers[name] for name in names}
+
+    def round(self, index: int, record: bool) -> tuple[int, list[list[tuple[int, int]]]]:
+        """Run a plan once, in step with the other ranks: its time, and begin and end of instructions if asked for."""
+        loaded = self.loaded[index]
+        loaded.reset()
+        start_ns = self.start.meet()
+        stamps: list[list[tuple[int, int]]] = [[] for _ in loaded.actions]
+
+        def run_all() -> None:
+            for future in futures:
+                future.result()
+
+        threads = [functools.partial(self._run, index, i, start_ns, stamps[i], record) for i in range(len(stamps))]
+        futures = [self.pool.submit(thread) for thread in threads[1:]]
+        self.start.wait_until(start_ns)
+
+        def run() -> None:
+            threads[0]()
+            run_all()
+
+        return elapsed_ns(run), stamps
+
+    def _run(self, index: int, thread: int, start_ns: int, stamps: list[tuple[int, int]], record: bool) -> None:
+        """Run one thread of a plan; an error ends the process, as the other thread could wait for ever."""
+        words, word = self.start.words, self.start.progress_word(thread)
+        self.start.wait_until(start_ns)
+        try:
+            for number, action in enumerate(self.loaded[index].actions[thread]):
+                words[word] = number
+                if record:
+                    before_ns = time.monotonic_ns()
+                    action()
+                    stamps.append((before_ns - start_ns, time.monotonic_ns() - start_ns))
+                else:
+                    action()
+            words[word] = len(self.loaded[index].actions[thread])
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+
+def main(place: Place) -> None:
+    """Do what the executor asks for until it closes the line."""
+    hold_heap()
+    transport = place.config[0]
+    if transport == "gloo":
+        import torch
+
+        torch.set_num_threads(1)
+        place.join()
+    rank = Rank(place)
+    place.tell(None)
+    while True:
+        try:
+            order, *arguments = place.order()
+        except EOFError:
+            return
+        place.tell(getattr(rank, order)(*arguments))
