@@ -104,6 +104,7 @@ BARS = (
     "dlion",
     "skewscout",
     "coconet_published",
+    "coconet_scale",
     "flower_side_by_side",
     "virtual_true",
     "systolic_exact",

@@ -45,10 +45,12 @@ def test_the_bus_is_six_links_of_a_device_or_all_ports_of_a_node():
         ("reduce_scatter", "ring", "LL128", 41.1 + 10.3022),
         # 8.4 + 15 · 5.7 + 1 MB / (126 · 16 / 15 = 134.4 GB/s)
         ("all_gather", "ring", "Simple", 93.9 + 7.4405),
-        # 3.6 + 0.4 + 1 MB / 31.5 GB/s: one hop, since the chunks flow through
-        ("broadcast", "ring", "LL", 4.0 + 31.7460),
-        # 3.6 + 2.5 + 1 MB / 72 GB/s
-        ("reduce", "ring", "LL128", 6.1 + 13.8889),
+        # 3.6 + 16 · 0.4 + 1 MB / 31.5 GB/s
+        ("broadcast", "ring", "LL", 10.0 + 31.7460),
+        # 3.6 + 16 · 2.5 + 1 MB / 72 GB/s
+        ("reduce", "ring", "LL128", 43.6 + 13.8889),
+        # 8.4 + 16 · 28 + 1 MB / 126 GB/s: chunks hop as on trees
+        ("broadcast", "ring", "Simple", 456.4 + 7.9365),
     ],
 )
 def test_a_megabyte_on_one_node(op, algorithm, protocol, expected_us):
@@ -96,6 +98,15 @@ def test_the_choice_is_the_least_and_no_faster_than_the_bus(op, size_bytes, topo
     passes = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(op)
     sent = size_bytes if passes is None else passes * size_bytes * (num_ranks - 1) / num_ranks
     assert least.sending_ns >= 1e9 * sent / bus_bytes_per_s(topology) - 2
+
+
+@given(st.integers(1, 2**32), st.sampled_from([NODE, CLUSTER]))
+def test_two_collectives_in_place_of_an_all_reduce_never_help(size_bytes, topology):
+    def total(*ops):
+        return sum(nccl_price(op, size_bytes, topology).duration_ns for op in ops)
+
+    assert total("all_reduce") <= total("reduce_scatter", "all_gather") + 2
+    assert total("all_reduce") <= total("reduce", "broadcast") + 2
 
 
 def test_a_message_shares_the_ports_of_its_node():

@@ -7,9 +7,13 @@ else runs on the device meanwhile (``interference``).
 The time of an algorithm a with a protocol p, k ranks on m nodes, S bytes:
 
     time      = latency + S / (bus · ratio)        ratio = k / steps of a ring, 1/2 of a tree
-    ring      latency = base[a, p] + steps · hop[p]    steps = 2(k-1) all-reduce, k-1 reduce-scatter and all-gather
+    ring      latency = base[a, p] + steps · hop[p]    steps = 2(k-1) all-reduce, k-1 reduce-scatter and all-gather,
+                                                       k broadcast and reduce
     tree      latency = base[a, p] + 2 · ((k/m - 1) · inner hop[p] + ⌊log₂ m⌋ · network hop[p])
     bus       what all ports of a node carry together, less what the protocol spends on flags, at most its cap
+
+Where all channels of a ring are equal the library leaves out what a broadcast's and a reduction's first chunk takes
+around the ring; here it always counts.
 
 References
 ----------
@@ -209,11 +213,13 @@ def _price(
     else:
         bus *= release.ratios["ring"][index]
         bus = min(bus, release.ring_caps_gb_per_s[op] * _GB) if protocol == "LL128" else bus
-        hop_us = release.hop_us["ring", inner_wire if num_nodes == 1 else "network"][index]
-        # a broadcast and a reduction flow through one ring: the first chunk's way hides behind the others
+        # a hop of Simple passes on chunks, which the table of trees counts and that of rings does not
+        hops = "tree" if op in ("broadcast", "reduce") and protocol == "Simple" else "ring"
+        hop_us = release.hop_us[hops, inner_wire if num_nodes == 1 else "network"][index]
+        # all of a broadcast and of a reduction goes around the ring, chunk after chunk
         steps = {"all_reduce": 2 * (num_ranks - 1), "broadcast": num_ranks, "reduce": num_ranks}.get(op, num_ranks - 1)
         rate = bus * num_ranks / steps
-        latency_us = base_us + (1 if op in ("broadcast", "reduce") else steps) * hop_us
+        latency_us = base_us + steps * hop_us
     latency_ns = round(latency_us * _US)
     return NcclPrice(algorithm, protocol, latency_ns, round(latency_us * _US + 1e9 * size_bytes / rate))
 
