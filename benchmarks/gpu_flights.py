@@ -27,6 +27,7 @@ WORKLOADS = {
     "group-norm": CNN,
     "reconstructed-batchnorm": CNN,
     "loader-workers": CNN,
+    "prefetch": CNN,
     "block-circulant": ("mlp", {"batch_size": 8, "width": 128, "depth": 2}),
     "structured-dropout": ("lstm", {"batch_size": 4}),
     "sparse-embedding-gradients": ("recommender", {"batch_size": 16}),
@@ -41,11 +42,12 @@ REQUESTS = {
     "fp16-gradients": "data-parallel:num_ranks=2+fp16-gradients",
     "gradient-buckets": "data-parallel:num_ranks=2+gradient-buckets",
 }
+MODES = ("compile:mode=reduce-overhead",)  # forms of flights that need more of a device
 
 
 def outcome(name: str) -> str:
     """``flown``, why not, or ``crashed: ...``."""
-    workload, parameters = WORKLOADS.get(name, MLP)
+    workload, parameters = WORKLOADS.get(name.partition(":")[0], MLP)
     try:
         fly(WorkloadName(workload, parameters), REQUESTS.get(name, name), rule=RULE, time_limit_s=TIME_LIMIT_S)
     except WindtunnelError as error:
@@ -63,7 +65,7 @@ def main() -> None:
         torch.set_default_device("cuda")
         device = torch.cuda.get_device_name()
     outcomes = {}
-    for name in sorted(registry.all("flight")):
+    for name in [*sorted(registry.all("flight")), *MODES]:
         outcomes[name] = outcome(name)
         print(name, outcomes[name], file=sys.stderr, flush=True)
     crashed = [name for name, text in outcomes.items() if text.startswith("crashed")]

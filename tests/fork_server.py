@@ -156,8 +156,10 @@ def _start_server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     # no threads as libraries load: those of OpenMP, OpenBLAS, and jemalloc in pyarrow
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     environment |= {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    # the package that is tested, which need not be the one that is installed
     start = (
-        f"import sys; sys.path.append({str(_ROOT)!r}); from tests.fork_server import serve; serve({theirs.fileno()})"
+        f"import sys; sys.path.insert(0, {str(_SOURCE)!r}); sys.path.append({str(_ROOT)!r}); "
+        f"from tests.fork_server import serve; serve({theirs.fileno()})"
     )
     with theirs:
         process = subprocess.Popen(

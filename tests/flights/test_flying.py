@@ -136,8 +136,8 @@ def test_what_cannot_be_flown_is_refused_before_anything_runs(tmp_path):
     def never():
         raise AssertionError("it ran")
 
-    with pytest.raises(FlightError, match="cuda-graphs can be predicted, but not flown"):
-        verify(never, "cuda-graphs", ledger=tmp_path / "receipts.db")
+    with pytest.raises(FlightError, match="vdnn can be predicted, but not flown"):
+        verify(never, "vdnn", ledger=tmp_path / "receipts.db")
     with pytest.raises(FlightError, match="needs processes of its own"):
         fly(never, "data-parallel")
     with pytest.raises(FlightError, match="changes how the program is built"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.whatifs.prices import published
 from tests.whatifs.steps import Layer, cpu_step
-from windtunnel.errors import InEffectError, NotApplicableError
+from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.simulate import replay
 from windtunnel.sources.kineto.reader import load_kineto
@@ -173,3 +173,30 @@ def test_a_recorded_step_with_attention_by_hand_gains_what_was_measured():
 
     assert 1.06 < answer.speedup < 1.22
     assert 6 * 3 * 2 == answer.graph.select(name="fused attention").sum()  # layers, iterations, passes
+
+
+def test_compiled_code_in_graphs_is_launched_once_for_each_pass():
+    """Kernels of 500, 80 and 500 in forward, 900 in backward; the update stays as it is."""
+    chain = [("aten::add", "elementwise_kernel", 60), ("aten::gelu", "elementwise_kernel", 80)]
+    kernels = [("aten::mm", "sgemm", 500), *chain, ("aten::mm", "sgemm", 500)]
+    late = [("aten::mm", "sgemm", 500), ("aten::mm", "sgemm", 400), ("aten::mul", "elementwise_kernel", 30)]
+    graph = launched(*kernels, *late)
+    phases = np.array([Phase.FORWARD] * 4 + [Phase.BACKWARD] * 2 + [Phase.UPDATE], dtype=np.int8)
+    graph = graph.with_columns(phase=np.repeat(phases, 3))
+    changed = published(compile_model(graph, mode="reduce-overhead"))
+    host = changed.select(kind=Kind.HOST)
+
+    assert [500, 80, 500, 500, 400, 30] == [duration for _, duration in kernels_of(changed)]
+    assert [40_000, 40_000, DISPATCH_NS, CALL_NS] == changed.duration_ns[host].tolist()
+    assert 2 == changed.select(name="launch graph").sum()
+
+
+def test_code_that_is_compiled_already_gains_the_launches():
+    compiled = launched(("", "triton_poi_fused_add_0", 10), ("aten::mm", "sgemm", 10))
+    changed = published(compile_model(compiled, mode="reduce-overhead"))
+
+    assert 1 == changed.select(kind=Kind.HOST).sum()
+    with pytest.raises(NotApplicableError, match="no launches that CUDA graphs could save"):
+        published(compile_model(cpu_step([Layer("a")]), mode="reduce-overhead"))
+    with pytest.raises(InputError, match="no mode 'fast'"):
+        compile_model(compiled, mode="fast")

@@ -1,19 +1,23 @@
-"""How data are loaded (flights of "loader-workers" and "batch-size").
+"""How data are loaded (flights of "loader-workers", "prefetch" and "batch-size").
 
-In: a live program before it makes its ``DataLoader``. Out: loaders with another number of workers, or another batch
-size.
+In: a live program before it makes its ``DataLoader``. Out: loaders with another number of workers, with a thread that
+loads ahead, or another batch size.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError, InputError
-from windtunnel.flights.proof import becomes, proven_by, scales
-from windtunnel.sources.torch.live import LiveProgram, apart, at_start
+from windtunnel.flights.proof import BATCHES_AHEAD, LOADING_THREAD, becomes, proven_by, rises, scales
+from windtunnel.sources.torch.live import LiveProgram, apart, at_start, swap
+
+_PATIENCE_S = 0.1  # until a thread looks whether its batches are still wanted
 
 
 @registry.flight("loader-workers", source="PyTorch DataLoader")
@@ -35,6 +39,64 @@ def loader_workers(program: LiveProgram, *, num_workers: int = 2, prefetch_facto
 
     with program.each_loader(change):
         yield
+
+
+@registry.flight("prefetch", source="Murray et al., tf.data, VLDB 2021")
+@proven_by(rises("loading threads"))
+@apart
+@contextmanager
+def prefetch(program: LiveProgram, *, num_batches: int = 2) -> Iterator[None]:
+    """Load the next batches in one thread, as the program would load them itself."""
+    if num_batches < 1:
+        raise InputError(f"{num_batches} batches ahead are none", fix="use 1 or more")
+    from torch.utils.data import DataLoader
+
+    iterate = DataLoader.__iter__
+
+    def load_ahead(loader: Any) -> Any:
+        batches = iterate(loader)
+        return batches if loader.num_workers else _load_in_thread(batches, num_batches)
+
+    restore = swap(DataLoader, "__iter__", load_ahead)
+    program.kept[BATCHES_AHEAD] = num_batches
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _load_in_thread(batches: Iterator[Any], num_batches: int) -> Iterator[Any]:
+    """The same batches, of which a thread keeps so many ready; it ends with the iterator."""
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(num_batches)
+    is_over = threading.Event()
+
+    def hand_over(kind: str, value: Any = None) -> None:
+        while not is_over.is_set():
+            with suppress(queue.Full):
+                ready.put((kind, value), timeout=_PATIENCE_S)
+                return
+
+    def load() -> None:
+        try:
+            for batch in batches:
+                hand_over("batch", batch)
+                if is_over.is_set():
+                    return
+            hand_over("end")
+        except BaseException as error:  # raised again where the batch is taken
+            hand_over("error", error)
+
+    threading.Thread(target=load, name=LOADING_THREAD, daemon=True).start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "error":
+                raise value
+            if kind == "end":
+                return
+            yield value
+    finally:
+        is_over.set()
 
 
 @registry.flight("batch-size", source="Goyal et al., 2017")

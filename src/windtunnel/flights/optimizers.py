@@ -19,6 +19,8 @@ from windtunnel.sources.torch.live import LiveProgram, Undo, together
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["place_step_counts"]
+
 
 @registry.flight("fused-optimizer", source="Daydream, ATC 2020, FusedAdam")
 @proven_by(rises("fused updates"))
@@ -59,17 +61,17 @@ def _choose(optimizer: torch.optim.Optimizer, flag: str, other: str) -> Undo:
     before = [{name: group.get(name) for name in (flag, other)} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group.update({flag: True, other: False})
-    _place_step_counts(optimizer)
+    place_step_counts(optimizer)
 
     def restore() -> None:
         for group, values in zip(optimizer.param_groups, before, strict=True):
             group.update(values)
-        _place_step_counts(optimizer)
+        place_step_counts(optimizer)
 
     return restore
 
 
-def _place_step_counts(optimizer: torch.optim.Optimizer) -> None:
+def place_step_counts(optimizer: torch.optim.Optimizer) -> None:
     """Move the step counts that exist to where this implementation keeps those that it creates.
 
     Fused and capturable updates keep them on the device of their parameters and fail on others; all others keep them

@@ -20,7 +20,7 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights.losses import LossWatch
 from windtunnel.flights.paused_processes import LaneConfig
-from windtunnel.flights.proof import Witness
+from windtunnel.flights.proof import BATCHES_AHEAD, Witness
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.devices import IterationClock
 from windtunnel.measure.workers import Place
@@ -127,7 +127,7 @@ def _run_script(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None
         if hooks.num_boundaries == 2:  # one whole iteration has shown every model
             program.add(hooks.models, hooks.optimizers)
         if hooks.num_boundaries >= _BOUNDARIES_BEFORE_READY:
-            settling = _num_settling(hooks.loaders)
+            settling = _num_settling(hooks.loaders, program)
             timer.boundary(is_regular=is_regular, num_settling=settling, loaders=hooks.loaders)
 
     hooks = StepHooks(on_boundary=at_boundary, on_loader=program.loader_arguments, on_step=program.step)
@@ -138,10 +138,10 @@ def _run_script(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None
         run_as_main(script, config.argv)
 
 
-def _num_settling(loaders: list[Any]) -> int:
-    """Batches that workers have ready are used up before anything is measured."""
+def _num_settling(loaders: list[Any], program: LiveProgram) -> int:
+    """Batches that workers or a thread have ready are used up before anything is measured."""
     ready = [loader.num_workers * (loader.prefetch_factor or 0) for loader in loaders]
-    return 1 + max(ready, default=0)
+    return 1 + max(*ready, int(program.kept.get(BATCHES_AHEAD, 0)), 0)
 
 
 def _run_workload(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None:
@@ -149,7 +149,7 @@ def _run_workload(config: LaneConfig, program: LiveProgram, timer: _Timer) -> No
         built = build_workload(config.workload, config.workload_parameters, program)
     discover(built.step, program)
     loaders = [built.loader] if built.loader is not None else []
-    num_settling = _num_settling(loaders)
+    num_settling = _num_settling(loaders, program)
     while True:
         built.step()
         timer.boundary(num_settling=num_settling, loaders=loaders)

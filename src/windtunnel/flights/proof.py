@@ -10,16 +10,19 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from windtunnel.graph.flops import PRODUCT_OPERANDS
-from windtunnel.sources.torch.live import LiveProgram
+from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
 __all__ = [
+    "BATCHES_AHEAD",
     "DISTRIBUTED",
+    "LOADING_THREAD",
     "Claim",
     "Counts",
     "Witness",
@@ -35,6 +38,8 @@ __all__ = [
 Counts = Mapping[str, float]
 Claim = Callable[[Counts, Counts, Mapping[str, Any]], str]
 Flight = TypeVar("Flight", bound=Callable[..., Any])
+LOADING_THREAD = "loads batches ahead"  # name of a thread that a flight starts
+BATCHES_AHEAD = "batches loaded ahead"  # where a flight keeps how many a thread has ready
 DISTRIBUTED = "distributed models"  # where a flight keeps what it wrapped
 _COPIES = ("_to_copy", "copy_")
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
@@ -66,6 +71,7 @@ class Witness:
             handle = model.register_forward_pre_hook(self._see_inputs, with_kwargs=True)
             self._stack.callback(handle.remove)
         self._stack.callback(register_optimizer_step_post_hook(self._see_update).remove)
+        self._stack.callback(_count_replays(self._found))
         if self._sees_operators:
             self._stack.enter_context(_operators(self._found))
 
@@ -105,6 +111,7 @@ class Witness:
         return {
             "threads": torch.get_num_threads(),
             "collector": float(gc.isenabled()),
+            "loading threads": float(sum(thread.name == LOADING_THREAD for thread in threading.enumerate())),
             # of each loader: one for training and one for testing have as many
             "workers": max((int(loader.num_workers) for loader in self._loaders), default=0),
             "compiled graphs": float(graphs),
@@ -113,6 +120,18 @@ class Witness:
             "models averaged in half precision": float(sum("fp16" in hook for hook in hooks)),
             "models averaged by factors": float(sum("powersgd" in hook for hook in hooks)),
         }
+
+
+def _count_replays(counts: Counter[str]) -> Undo:
+    import torch
+
+    replay = torch.cuda.CUDAGraph.replay
+
+    def count(graph: Any) -> None:
+        counts["replayed graphs"] += 1
+        replay(graph)
+
+    return swap(torch.cuda.CUDAGraph, "replay", count)
 
 
 def _tensors(value: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from windtunnel.whatifs.host_waits import find_waiting_tasks
 from windtunnel.whatifs.insert_tasks import is_launching, is_on_host
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 
-__all__ = ["cuda_graphs"]
+__all__ = ["cuda_graphs", "launch_in_graphs"]
 
 
 def _on_threads(baseline: Baseline) -> np.ndarray:
@@ -52,13 +52,33 @@ def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True)
         Nothing is launched on a device, or one call already launches everything.
     """
     phases = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE) if with_update else (Phase.FORWARD, Phase.BACKWARD)
+    return launch_in_graphs(graph, phases, launch_ns)
+
+
+def launch_in_graphs(graph: Graph, phases: tuple[Phase, ...], launch_ns: int, *, is_per_phase: bool = False) -> Graph:
+    """Launch the device tasks of some phases by one call for each iteration, or for each phase of it.
+
+    Parameters
+    ----------
+    graph : Graph
+    phases : tuple of Phase
+    launch_ns : int
+        What launching a graph costs the host.
+    is_per_phase : bool
+        Whether each phase is a graph of its own.
+
+    Raises
+    ------
+    NotApplicableError
+        Nothing is launched on a device, or so few calls launch everything already.
+    """
     inside = graph.select(phase=phases) & is_on_host(graph) & ~find_waiting_tasks(graph)
     launching = is_launching(graph, lies_on_device(graph))  # a message of a CPU is begun by a call, too
     #      host    launch launch launch ...      ->     host    launch graph
     #      device  kernel kernel kernel                 device  kernel kernel kernel
     # The first launching call of each iteration stands for all; the others go, with the time between them.
     rows = np.flatnonzero(inside & launching)
-    kept = _first_of_each_iteration(graph, rows)
+    kept = _first_of_each_graph(graph, rows, is_per_phase=is_per_phase)
     if len(rows) <= len(kept):
         raise NotApplicableError(
             f"{len(rows)} calls launch work on a device in {graph.num_iterations} iterations",
@@ -86,9 +106,10 @@ def _not_before(graph: Graph, inside: np.ndarray, kept: np.ndarray) -> np.ndarra
     return earliest
 
 
-def _first_of_each_iteration(graph: Graph, rows: np.ndarray) -> np.ndarray:
-    iteration = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int64)).astype(np.int64)
-    rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int64)).astype(np.int64)
-    group = iteration[rows] * graph.num_ranks + rank[rows]
+def _first_of_each_graph(graph: Graph, rows: np.ndarray, *, is_per_phase: bool) -> np.ndarray:
+    columns = [graph.tasks.get(name, np.zeros(graph.num_tasks, dtype=np.int64)) for name in ("iteration", "rank")]
+    group = columns[0][rows].astype(np.int64) * graph.num_ranks + columns[1][rows]
+    if is_per_phase:
+        group = group * len(Phase) + graph.tasks["phase"][rows]
     first = last_per_group(positions(graph), rows, group, first=True)
     return np.array(sorted(first.values()), dtype=np.int64)
