@@ -140,8 +140,9 @@ def _run_script(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None
 
 def _num_settling(loaders: list[Any], program: LiveProgram) -> int:
     """Batches that workers or a thread have ready are used up before anything is measured."""
-    ready = [loader.num_workers * (loader.prefetch_factor or 0) for loader in loaders]
-    return 1 + max(*ready, int(program.kept.get(BATCHES_AHEAD, 0)), 0)
+    ready = [int(loader.num_workers * (loader.prefetch_factor or 0)) for loader in loaders]
+    ahead = int(program.kept.get(BATCHES_AHEAD, 0))
+    return 1 + max([ahead, *ready])
 
 
 def _run_workload(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None:
