@@ -14,12 +14,12 @@ from windtunnel.systems.dataio.config_file import (
     dump_config,
     load_config,
     parse_config,
-    shipped_workloads,
+    workload_names,
     to_mapping,
 )
 
 
-@pytest.mark.parametrize("name", shipped_workloads())
+@pytest.mark.parametrize("name", workload_names())
 def test_a_shipped_workload_has_no_unknown_and_no_ignored_key(name):
     config = load_config(name)
 
@@ -28,7 +28,7 @@ def test_a_shipped_workload_has_no_unknown_and_no_ignored_key(name):
     assert to_mapping(config) == to_mapping(parse_config(to_mapping(config)))
 
 
-def test_shipped_workloads_equal_those_of_dlio():
+def test_workload_names_equal_those_of_dlio():
     document = json.loads(shared_path("serve/dlio/workloads.json").read_text())
 
     for name, sections in document["workloads"].items():

@@ -1,7 +1,7 @@
 """The configuration of an input pipeline: the sections of DLIO's YAML files, as frozen dataclasses.
 
 In: nothing. Out: the sections with DLIO's defaults, units in the comments and the allowed values of
-each field. Not here: reading and checking a file (``config_file``), what a configuration demands (``demand``).
+each field. Not here: reading and checking a file (``config_file``), what a configuration demands (``demands``).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from windtunnel.errors import InputError
 from windtunnel.systems.dataio.config import TIME_KEYS, DlioConfig, TimeDraw
 from windtunnel.systems.dataio.config_rules import check_config
 
-__all__ = ["dump_config", "load_config", "parse_config", "shipped_workloads", "to_mapping"]
+__all__ = ["dump_config", "load_config", "parse_config", "workload_names", "to_mapping"]
 
 _SHIPPED = Path(__file__).parent / "workloads"
 # of earlier versions of DLIO, and where each went
@@ -46,7 +46,7 @@ _IGNORED = {("model", "model_size"): "model.model_size has no effect in DLIO eit
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
-def shipped_workloads() -> tuple[str, ...]:
+def workload_names() -> tuple[str, ...]:
     """Names of the configurations that come with the package."""
     return tuple(sorted(path.stem for path in _SHIPPED.glob("*.yaml")))
 
@@ -150,11 +150,11 @@ def _find(source: str | Path, folder: Path | None) -> Path:
     for parent in ([folder, folder / "workload"] if folder is not None else []) + [_SHIPPED]:
         if (parent / f"{source}.yaml").is_file():
             return parent / f"{source}.yaml"
-    near = difflib.get_close_matches(str(source), shipped_workloads(), n=3, cutoff=0.3)
+    near = difflib.get_close_matches(str(source), workload_names(), n=3, cutoff=0.3)
     raise InputError(
         f"no configuration is called {str(source)!r}",
         where=str(folder or source),
-        fix=f"give a .yaml file, or one of {', '.join(near or shipped_workloads())}",
+        fix=f"give a .yaml file, or one of {', '.join(near or workload_names())}",
     )
 
 
