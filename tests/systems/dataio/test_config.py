@@ -14,8 +14,8 @@ from windtunnel.systems.dataio.config_file import (
     dump_config,
     load_config,
     parse_config,
-    workload_names,
     to_mapping,
+    workload_names,
 )
 
 

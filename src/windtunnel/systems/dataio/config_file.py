@@ -21,7 +21,7 @@ from windtunnel.errors import InputError
 from windtunnel.systems.dataio.config import TIME_KEYS, DlioConfig, TimeDraw
 from windtunnel.systems.dataio.config_rules import check_config
 
-__all__ = ["dump_config", "load_config", "parse_config", "workload_names", "to_mapping"]
+__all__ = ["dump_config", "load_config", "parse_config", "to_mapping", "workload_names"]
 
 _SHIPPED = Path(__file__).parent / "workloads"
 # of earlier versions of DLIO, and where each went
