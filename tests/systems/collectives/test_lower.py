@@ -195,5 +195,5 @@ def test_a_plan_that_waits_for_ever_names_who_waits_for_what():
     first = plan.ranks[0]
     stuck = replace(first, threads={"compute": (Wait(9), *first.threads["compute"])})
 
-    with pytest.raises(GraphError, match="rank 0, compute: wait 9; rank 1, compute: .* = received from rank 0"):
+    with pytest.raises(GraphError, match=r"rank 0, compute: wait 9; rank 1, compute: .* = received from rank 0"):
         interpret(Plan(plan.name, plan.group_sizes, (stuck, plan.ranks[1])), program, random_inputs(program, 0))
