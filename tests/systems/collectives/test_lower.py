@@ -9,6 +9,7 @@ import pytest
 from tests.systems.collectives.programs import random_program
 from windtunnel.errors import GraphError
 from windtunnel.systems.collectives.build import Builder
+from windtunnel.systems.collectives.grouping import overlap
 from windtunnel.systems.collectives.interpret import interpret
 from windtunnel.systems.collectives.lower import lower
 from windtunnel.systems.collectives.plan import Call, MatMul, Plan, Send, Signal, Wait
@@ -125,6 +126,21 @@ def test_an_update_does_not_overwrite_a_slice_that_is_read_later():
 
     for name, expected in full_values(program, run_reference(program, inputs)).items():
         np.testing.assert_array_equal(expected, actual[name])
+
+
+def test_weights_are_not_overwritten_while_a_product_still_reads_them():
+    builder = Builder("weights", 2)
+    x, w = builder.declare_sliced("x", (8, 8), 1), builder.declare_sliced("w", (8, 8), 0)
+    total = builder.reduce_scatter(builder.apply("matmul", x, w, name="product"), name="total")
+    program = builder.program(builder.update(w, total, name="w_new"))
+    scheduled = overlap(program, ("product", "total", "w_new"))
+    inputs = random_inputs(program, 3)
+
+    assert all(list(rank.threads) == ["compute"] for rank in lower(scheduled, 2).ranks)
+    np.testing.assert_array_equal(
+        full_values(program, interpret(lower(program, 2), program, inputs))["w"],
+        full_values(program, interpret(lower(scheduled, 2), scheduled, inputs))["w"],
+    )
 
 
 # --- order and memory -----------------------------------------------------------------------------------------

@@ -99,8 +99,10 @@ class Stream:
             for stage in stages
             for name in stage.reads
         )
+        overwritten = {stage.operands[0] for stage in stages if stage.op == "update"}
         return (
             not others
+            and not overwritten & {_memory_of(program, name) for stage in producers for name in stage.reads}
             and not reads_late
             and is_contiguous(dim)
             and all(item.shape == shape and storage_dtype(item.dtype) != "float16" for item in wide)
@@ -275,6 +277,13 @@ def split_producers(program: Program, units: Sequence[Sequence[Stage]]) -> tuple
     """Stages of the units before the first that communicates, and the other units."""
     index = next((i for i, unit in enumerate(units) if any(_is_wide_collective(program, stage) for stage in unit)), 0)
     return [stage for unit in units[:index] for stage in unit], list(units[index:])
+
+
+def _memory_of(program: Program, value: str) -> str:
+    """The value whose memory a slice may share."""
+    while value in program.by_name and program.by_name[value].op == "slice":
+        value = str(program.by_name[value].operands[0])
+    return value
 
 
 def _is_by_rows(program: Program, stage: Stage, dim: int) -> bool:
