@@ -1,10 +1,10 @@
 """Schedules of CoCoNet run for real: a product with its all-reduce, and optimizers, in processes on this host.
 
 Products: A[2048, 4096/k] B[4096/k, 1024] in float32 on k = 2 and 4 processes, over emulated links that make the
-all-reduce as long as the product. All schedules take turns in one run. Overlapped in the order of the ring, a step takes
-little more than the longer of the two; in natural order the ring waits. Optimizers: Adam and LAMB on k = 2 processes
-over shared memory; a rank stores 1/k of the sliced states. Every schedule's result is compared with that of the program
-as written.
+all-reduce as long as the product. All schedules take turns in one run. Overlapped in the order of the ring, a step
+takes little more than the longer of the two; in natural order the ring waits. Optimizers: Adam and LAMB on k = 2
+processes over shared memory; a rank stores 1/k of the sliced states. Every schedule's result is compared with that of
+the program as written.
 """
 
 import argparse
