@@ -10,11 +10,11 @@ the program as written.
 import argparse
 
 import numpy as np
-from windtunnel.systems.collectives.executor import Executor
 
 from benchmarks import bar
 from windtunnel.hardware import Link
 from windtunnel.systems.collectives.build import Builder
+from windtunnel.systems.collectives.executor import Executor
 from windtunnel.systems.collectives.grouping import fuse, overlap
 from windtunnel.systems.collectives.lower import lower
 from windtunnel.systems.collectives.reference import assemble, random_inputs

@@ -105,6 +105,7 @@ BARS = (
     "skewscout",
     "coconet_published",
     "coconet_scale",
+    "coconet_tuned",
     "flower_side_by_side",
     "virtual_true",
     "systolic_exact",
