@@ -1,10 +1,10 @@
 """Messages between processes of one host, over links that may be slowed down, and the moment at which all start.
 
-In: how many bytes go from whom to whom, in which order. Out: functions that send and receive them: through shared
+In: how many bytes go from whom to whom. Out: functions that send and receive them: through shared
 memory, where the receiver reads in the slot that the sender filled, or over gloo. A message over an emulated link
 carries the moment at which it is due, until which the receiver waits. Not here: what is sent.
 
-A slot of shared memory has one writer and one reader, and is used once in a round:
+A slot of shared memory has one writer and one reader; each message of a round has a flag of its own:
 
     sender     copy to slot ── due ── number of the round ─┐
     receiver                                               └─▶ waits for this number, then reads the slot
@@ -27,11 +27,14 @@ from windtunnel.errors import NotApplicableError
 from windtunnel.hardware import Link
 from windtunnel.measure.links import Bucket, sleep_until
 
-__all__ = ["TRANSPORTS", "Channels", "GlooChannels", "SharedMemory", "Sizes", "Start", "file_bytes", "make_file"]
+__all__ = ["TRANSPORTS", "Channels", "GlooChannels", "SharedMemory", "Slots", "Start", "file_bytes", "make_file"]
 
 Array = NDArray[Any]
-Sizes = Mapping[tuple[int, int], Sequence[int]]
-"""Bytes of each message from one rank to another, by (source, target), in the order in which they are sent."""
+Slots = Mapping[tuple[int, int], Sequence[tuple[int, int]]]
+"""Where each message from one rank to another lies, by (source, target): its first byte, a multiple of 64, and bytes.
+
+Messages that are under way at the same time lie apart.
+"""
 
 _LINE = 8  # words of 8 bytes: what two processors write does not share a cache line
 _SPIN, _FIRST_SLEEP_S, _MAX_SLEEP_S = 20, 10e-6, 200e-6
@@ -138,21 +141,10 @@ class _Links:
         return lambda: bucket.due_ns(size_bytes, time.monotonic_ns()) + latency_ns
 
 
-def _layout(sizes: Sizes) -> tuple[dict[tuple[int, int], list[tuple[int, int, int]]], int]:
-    """Flag word, first byte and bytes of each message, and the bytes of all."""
-    num_messages = sum(map(len, sizes.values()))
-    end, flag = num_messages * _LINE * 8, 0
-    result: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for edge in sorted(sizes):
-        for size in sizes[edge]:
-            result.setdefault(edge, []).append((flag, end, size))
-            flag, end = flag + _LINE, end + -(-size // 64) * 64
-    return result, end
-
-
-def file_bytes(sizes: Sizes) -> int:
+def file_bytes(slots: Slots) -> int:
     """Bytes of the file that ``SharedMemory`` needs for these messages."""
-    return _layout(sizes)[1]
+    flags = sum(map(len, slots.values())) * _LINE * 8
+    return flags + max((start + size for row in slots.values() for start, size in row), default=0)
 
 
 class SharedMemory:
@@ -161,9 +153,9 @@ class SharedMemory:
     Parameters
     ----------
     rank : int
-    sizes : Sizes
+    slots : Slots
     path : Path
-        A file of ``file_bytes(sizes)``.
+        A file of ``file_bytes(slots)``.
     link : Link, optional
         Emulated between any two ranks, one for each direction.
 
@@ -173,7 +165,7 @@ class SharedMemory:
         The processor may show other processors two writes in another order.
     """
 
-    def __init__(self, rank: int, sizes: Sizes, path: Path, link: Link | None = None) -> None:
+    def __init__(self, rank: int, slots: Slots, path: Path, link: Link | None = None) -> None:
         if platform.machine() not in ("x86_64", "AMD64"):  # elsewhere a flag may be seen before what it stands for
             raise NotApplicableError(
                 "shared memory needs a processor that keeps the order of its writes",
@@ -181,7 +173,10 @@ class SharedMemory:
                 fix="use the transport gloo",
             )
         self.rank, self.round = rank, 0
-        self._slots, _ = _layout(sizes)
+        self._slots, self._flags, flag = slots, {}, 0
+        for edge in sorted(slots):
+            self._flags[edge], flag = flag, flag + len(slots[edge])
+        self._first_byte = flag * _LINE * 8
         self._memory, self._words = _map_words(path)
         self._links = _Links(link)
 
@@ -190,9 +185,9 @@ class SharedMemory:
         self.round += 1
 
     def _slot(self, source: int, target: int, index: int, like: Array) -> tuple[int, Array]:
-        flag, start, _ = self._slots[source, target][index]
+        start = self._first_byte + self._slots[source, target][index][0]
         slot: Array = np.frombuffer(self._memory, like.dtype, like.size, start).reshape(like.shape)
-        return flag, slot
+        return (self._flags[source, target] + index) * _LINE, slot
 
     def sender(self, peer: int, index: int, source: Array) -> Callable[[], None]:
         """See ``Channels``: copies the array to its slot."""
@@ -228,15 +223,15 @@ class GlooChannels:
 
     _HEAD_BYTES = 64  # the moment at which the message is due, and room that keeps the data aligned
 
-    def __init__(self, rank: int, sizes: Sizes, path: Path, link: Link | None = None) -> None:
+    def __init__(self, rank: int, slots: Slots, path: Path, link: Link | None = None) -> None:
         del path
         torch, self._distributed = require("torch", extra="torch"), require("torch.distributed", extra="torch")
         self.rank = rank
         self._links = _Links(link)
         self._messages = {
             (edge, index): torch.zeros(self._HEAD_BYTES + size, dtype=torch.uint8)
-            for edge, row in sizes.items()
-            for index, size in enumerate(row)
+            for edge, row in slots.items()
+            for index, (_, size) in enumerate(row)
             if rank in edge
         }
         self._posted: dict[tuple[int, int], Any] = {}
@@ -280,7 +275,7 @@ class GlooChannels:
         return receive
 
 
-TRANSPORTS: Mapping[str, Callable[[int, Sizes, Path, Link | None], Channels]] = {
+TRANSPORTS: Mapping[str, Callable[[int, Slots, Path, Link | None], Channels]] = {
     "shared_memory": SharedMemory,
     "gloo": GlooChannels,
 }

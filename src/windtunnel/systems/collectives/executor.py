@@ -26,7 +26,7 @@ from windtunnel.measure.workers import WorkerError, Workers
 from windtunnel.systems.collectives.interpret import Buffers, collect, fill_buffers
 from windtunnel.systems.collectives.plan import Plan
 from windtunnel.systems.collectives.program import Program
-from windtunnel.systems.collectives.validation import describe_waits, validate, view_bytes
+from windtunnel.systems.collectives.validation import describe_waits, validate
 
 __all__ = ["Executor", "Span"]
 
@@ -130,17 +130,13 @@ class Executor:
             fix = f"start {len(plan.ranks)} processes"
             raise InputError(f"{plan.name} has {len(plan.ranks)} ranks, not {self.num_ranks}", fix=fix)
         messages = validate(plan)
-        sizes: dict[tuple[int, int], list[int]] = {}
-        for edge, sends in messages.sends.items():
-            for source, thread, index in sends:
-                item: Any = plan.ranks[source].threads[thread][index]
-                sizes.setdefault(edge, []).append(view_bytes(plan.ranks[source], item.source))
+        slots = messages.slots(plan)
         path = self._folder / f"plan{len(self.plans)}"
-        make_file(path, file_bytes(sizes) if self.transport == "shared_memory" else 0)
+        make_file(path, file_bytes(slots) if self.transport == "shared_memory" else 0)
         numbers = messages.numbers()
         for rank in range(self.num_ranks):
             local = {(thread, index): number for (owner, thread, index), number in numbers.items() if owner == rank}
-            self._ask(rank, "load", plan.ranks[rank], local, sizes, str(path))
+            self._ask(rank, "load", plan.ranks[rank], local, slots, str(path))
         path.unlink()  # the processes keep what they have mapped
         self.plans.append(plan)
         return len(self.plans) - 1

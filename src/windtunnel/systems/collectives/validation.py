@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.systems.collectives.plan import (
@@ -40,15 +41,43 @@ class Messages:
     ----------
     sends, receives : mapping of (source, target) to list of (rank, thread, index)
         The n-th send of an edge is received by the n-th receive.
+    clocks : mapping of (rank, thread, index) to int [threads]
+        How many instructions of each thread are known to be done when a send begins, or a receive is done.
     """
 
     sends: dict[Edge, list[Position]] = field(default_factory=dict)
     receives: dict[Edge, list[Position]] = field(default_factory=dict)
+    clocks: dict[Position, NDArray[np.int64]] = field(default_factory=dict)
 
     def numbers(self) -> dict[Position, int]:
         """The number of each send and receive on its edge."""
         rows = [*self.sends.values(), *self.receives.values()]
         return {position: number for row in rows for number, position in enumerate(row)}
+
+    def slots(self, plan: Plan) -> dict[Edge, list[tuple[int, int]]]:
+        """First byte and bytes of memory for each message.
+
+        A message takes the memory of an earlier one of its edge if that has been received for sure when it is sent,
+        so that memory is little, and no sender waits for its receiver.
+        """
+        end = 0
+        result: dict[Edge, list[tuple[int, int]]] = {}
+        for edge, sends in self.sends.items():
+            users: list[tuple[int, int, NDArray[np.int64]]] = []  # first byte, bytes, clock of the last receive
+            for send, receive in zip(sends, self.receives[edge], strict=True):
+                rank, thread, index = send
+                item = plan.ranks[rank].threads[thread][index]
+                assert isinstance(item, Send)
+                size = view_bytes(plan.ranks[rank], item.source)
+                before, done = self.clocks[send], self.clocks[receive]
+                free = next(
+                    (i for i, (_, room, last) in enumerate(users) if room >= size and (last <= before).all()), -1
+                )
+                start, room = users.pop(free)[:2] if free >= 0 else (end, -(-size // 64) * 64)
+                end = max(end, start + room)
+                users.append((start, room, done))
+                result.setdefault(edge, []).append((start, size))
+        return result
 
 
 def views_of(item: Instruction) -> list[View]:
@@ -155,27 +184,36 @@ def _check_pairs(plan: Plan, messages: Messages) -> None:
 def _run_without_data(plan: Plan) -> tuple[Messages, dict[tuple[int, str], int]]:
     """Messages in the order in which they pass, and how far each (rank, thread) comes."""
     positions = {(rank.rank, thread): 0 for rank in plan.ranks for thread in rank.threads}
-    events: set[tuple[int, int]] = set()
+    clocks = {key: np.zeros(len(positions), dtype=np.int64) for key in positions}  # vector clocks of threads
+    events: dict[tuple[int, int], NDArray[np.int64]] = {}
     result = Messages()
     has_moved = True
     while has_moved:
         has_moved = False
-        for (rank, thread), index in positions.items():
-            items, start = plan.ranks[rank].threads[thread], index
+        for number, ((rank, thread), index) in enumerate(positions.items()):
+            items, start, clock = plan.ranks[rank].threads[thread], index, clocks[rank, thread]
             while index < len(items):
-                item = items[index]
-                if isinstance(item, Wait) and (rank, item.event) not in events:
-                    break
-                if isinstance(item, Receive | ReceiveReduce):
-                    edge = item.peer, rank
-                    if len(result.receives.setdefault(edge, [])) >= len(result.sends.get(edge, ())):
+                item, position = items[index], (rank, thread, index)
+                if isinstance(item, Wait):
+                    if (rank, item.event) not in events:
                         break
-                    result.receives[edge].append((rank, thread, index))
+                    np.maximum(clock, events[rank, item.event], out=clock)
+                elif isinstance(item, Receive | ReceiveReduce):
+                    receives = result.receives.setdefault((item.peer, rank), [])
+                    sends = result.sends.get((item.peer, rank), [])
+                    if len(receives) >= len(sends):
+                        break
+                    np.maximum(clock, result.clocks[sends[len(receives)]], out=clock)
+                    receives.append(position)
                 elif isinstance(item, Send):
-                    result.sends.setdefault((rank, item.peer), []).append((rank, thread, index))
-                elif isinstance(item, Signal):
-                    events.add((rank, item.event))
+                    result.sends.setdefault((rank, item.peer), []).append(position)
+                    result.clocks[position] = clock.copy()
                 index += 1
+                clock[number] = index
+                if isinstance(item, Receive | ReceiveReduce):
+                    result.clocks[position] = clock.copy()
+                elif isinstance(item, Signal):
+                    events[rank, item.event] = clock.copy()
             positions[rank, thread] = index
             has_moved |= index > start
     return result, positions

@@ -96,9 +96,9 @@ class Rank:
         self.loaded: list[LoadedPlan] = []
         self.pool = ThreadPoolExecutor(1)
 
-    def load(self, plan: RankPlan, numbers: Mapping[tuple[str, int], int], sizes: Any, path: str) -> None:
+    def load(self, plan: RankPlan, numbers: Mapping[tuple[str, int], int], slots: Any, path: str) -> None:
         """Prepare a plan."""
-        channels = TRANSPORTS[self.transport](self.place.rank, sizes, Path(path), self.link)
+        channels = TRANSPORTS[self.transport](self.place.rank, slots, Path(path), self.link)
         self.loaded.append(LoadedPlan(plan, numbers, channels))
 
     def fill(self, index: int, inputs: Buffers) -> None:
