@@ -72,7 +72,7 @@ def wait_for_word(words: memoryview, index: int, value: int) -> None:
 def make_file(path: Path, size_bytes: int) -> None:
     """Make a file of zeros that several processes map."""
     with path.open("wb") as file:
-        file.truncate(max(size_bytes, mmap.PAGESIZE))
+        file.truncate(-(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
 def _map_words(path: Path) -> tuple[mmap.mmap, memoryview]:

@@ -60,3 +60,16 @@ def test_a_plan_that_cannot_be_run_is_refused(ranks, message):
 
 def test_a_strided_view_may_end_with_its_buffer():
     validate(plan_of({"compute": (Copy(X, View("x", 0, (2, 2), (6, 1))),)}))
+
+
+def test_a_message_takes_the_memory_of_one_that_has_been_received_for_sure():
+    """When a rank sends its third message it has the second one of the other rank, which had received its first."""
+    plan = plan_of(*({"compute": (Send(1 - rank, 0, X), Receive(1 - rank, 0, X)) * 3} for rank in range(2)))
+
+    assert [(0, 16), (64, 16), (0, 16)] == validate(plan).slots(plan)[0, 1]
+
+
+def test_messages_that_nothing_answers_lie_apart():
+    plan = plan_of({"compute": (Send(1, 0, X), Send(1, 0, X))}, {"compute": (Receive(0, 0, X), Receive(0, 0, X))})
+
+    assert [(0, 16), (64, 16)] == validate(plan).slots(plan)[0, 1]

@@ -219,7 +219,25 @@ class Executor:
             for index, (start_ns, end_ns) in enumerate(stamps)
         ]
 
-    def ask_all(self, order: str, *arguments: Any) -> list[Any]:
+    def time_instructions(self, number: int, positions: Mapping[int, Sequence[tuple[str, int]]]) -> dict[int, float]:
+        """Time instructions of a plan, without their waiting.
+
+        Parameters
+        ----------
+        number : int
+        positions : mapping of int to sequence of (thread, index)
+            Which instructions the ranks run one after the other, at the same time.
+
+        Returns
+        -------
+        dict of int to float
+            The mean time of an instruction by rank, in ns.
+        """
+        for rank in positions:
+            self._workers.send(("time_work", number, list(positions[rank])), rank)
+        return {rank: self._workers.receive(rank) for rank in positions}
+
+    def _ask_all(self, order: str, *arguments: Any) -> list[Any]:
         """Let all ranks do the same, at the same time; their answers, if they come in time."""
         for rank in range(self.num_ranks):
             self._workers.send((order, *arguments), rank)
@@ -234,7 +252,7 @@ class Executor:
             for thread in range(2):
                 self._start.words[self._start.progress_word(thread, rank)] = 0
         try:
-            return self.ask_all("round", number, record)
+            return self._ask_all("round", number, record)
         except WorkerError as error:
             if any(code is not None for code in self._workers.exit_codes()):
                 raise

@@ -20,7 +20,7 @@ import numpy as np
 
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.channels import TRANSPORTS, Channels, Start
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.rounds import elapsed_ns, quiet, rounds
 from windtunnel.measure.workers import Place
 from windtunnel.systems.collectives.interpret import Buffers, compute
 from windtunnel.systems.collectives.plan import (
@@ -36,6 +36,7 @@ from windtunnel.systems.collectives.plan import (
 
 Action = Callable[[], object]
 _REDUCTIONS: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum}
+_MAX_INSTRUCTIONS, _MIN_PASSES, _MAX_PASSES, _BUDGET_S = 64, 3, 50, 0.1
 
 
 class LoadedPlan:
@@ -76,6 +77,22 @@ class LoadedPlan:
                 item.kernel, [view.of(self.buffers) for view in item.arguments], item.first, item.base
             )
         return functools.partial(compute, item, self.buffers)
+
+    def work(self, thread: str, index: int) -> Action:
+        """What an instruction does apart from sending and waiting."""
+        item = self.plan.threads[thread][index]
+        if isinstance(item, Signal | Wait):
+            return lambda: None
+        if isinstance(item, Send):
+            source = item.source.of(self.buffers)
+            return functools.partial(np.copyto, np.zeros_like(source), source)
+        if isinstance(item, Receive | ReceiveReduce):
+            target = item.target.of(self.buffers)
+            message = np.zeros_like(target)
+            if isinstance(item, Receive):
+                return functools.partial(np.copyto, target, message)
+            return functools.partial(_REDUCTIONS[item.reduction], message, item.own.of(self.buffers), out=target)
+        return self._action(item, 0)
 
     def reset(self) -> None:
         """Put everything as it was before the round."""
@@ -129,6 +146,19 @@ class Rank:
             run_all()
 
         return elapsed_ns(run), stamps
+
+    def time_work(self, index: int, positions: list[tuple[str, int]]) -> float:
+        """Mean time of instructions that run one after the other, without sending and waiting."""
+        actions = [self.loaded[index].work(*position) for position in positions[:_MAX_INSTRUCTIONS]]
+        words, word = self.start.words, self.start.progress_word(0)
+
+        def run() -> None:
+            for number, action in enumerate(actions):
+                words[word] = number
+                action()
+
+        samples = [elapsed_ns(run) for _ in rounds(_MIN_PASSES, _MAX_PASSES, _BUDGET_S, warmup=1)]
+        return quiet(samples[1:]) / len(actions)
 
     def _run(self, index: int, thread: int, start_ns: int, stamps: list[tuple[int, int]], record: bool) -> None:
         """Run one thread of a plan; an error ends the process, as the other thread could wait for ever."""

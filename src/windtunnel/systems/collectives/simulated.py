@@ -1,0 +1,117 @@
+"""Replay a plan instead of running it.
+
+In: a plan, a calibration. Out: a ``Graph`` of the same instructions, whose replay says what the plan takes. Waiting is
+no cost: a receive is the work on what has arrived, and an edge. Not here: measuring (``calibration``).
+
+    rank 0   send ─────────┐ ORDER edges keep a thread's instructions in order; all threads share the host's cores
+                           │ MESSAGE, or a task on the link of this direction and then the latency
+    rank 1   (order) ──────┴──▶ receive
+"""
+
+from __future__ import annotations
+
+from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, ResourceKind
+from windtunnel.hardware import Link
+from windtunnel.systems.collectives.calibration import Calibration, work_of
+from windtunnel.systems.collectives.plan import (
+    Call,
+    Instruction,
+    MatMul,
+    Plan,
+    Receive,
+    ReceiveReduce,
+    Send,
+    Signal,
+    Wait,
+)
+from windtunnel.systems.collectives.validation import validate
+
+__all__ = ["build_plan_graph"]
+
+
+def build_plan_graph(
+    plan: Plan, calibration: Calibration, link: Link | None = None, *, num_cores: int | None = None
+) -> Graph:
+    """The graph of one round of a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+    calibration : Calibration
+    link : Link, optional
+        One from each rank to each other; by default messages cost no more than their copies.
+    num_cores : int, optional
+        Of the host that all ranks share; more threads than this slow each other down. By default each thread has a
+        core of its own.
+
+    Raises
+    ------
+    InputError
+        The plan cannot be run to its end.
+    PriceError
+        The calibration does not know an instruction.
+    """
+    messages = validate(plan)
+    builder = GraphBuilder()
+    cores = -1
+    if num_cores is not None:
+        cores = builder.resource("cores", ResourceKind.POOL, discipline=Discipline.SHARED, slots=num_cores)
+    tasks: dict[tuple[int, str, int], int] = {}
+    for rank in plan.ranks:
+        for thread, items in rank.threads.items():
+            name = f"rank {rank.rank} {thread}"
+            resource = builder.resource(name, ResourceKind.HOST_THREAD, machine=0) if num_cores is None else cores
+            for index, item in enumerate(items):
+                label = rank.labels.get(thread, ())
+                tasks[rank.rank, thread, index] = builder.task(
+                    f"{thread}: {item}",
+                    op=type(item).__name__,
+                    layer=label[index] if index < len(label) else "",
+                    kind=_kind(item),
+                    rank=rank.rank,
+                    resource=resource,
+                    duration_ns=calibration.duration_ns(work_of(item, rank)),
+                )
+                if index:
+                    before = tasks[rank.rank, thread, index - 1]
+                    builder.edge(before, tasks[rank.rank, thread, index], kind=EdgeKind.ORDER)
+    _add_events(builder, plan, calibration, tasks)
+    for edge, slots in messages.slots(plan).items():
+        wire = builder.resource(f"link {edge[0]} to {edge[1]}", ResourceKind.LINK) if link is not None else -1
+        for send, receive, (_, size) in zip(messages.sends[edge], messages.receives[edge], slots, strict=True):
+            source, lag_ns = tasks[send], round(calibration.message_ns)
+            if link is not None:
+                carried_ns = round(size / link.bandwidth_bytes_per_s * 1e9)
+                name = f"message of {size} bytes"
+                task = builder.task(name, kind=Kind.COMM, rank=edge[0], resource=wire, duration_ns=carried_ns)
+                builder.edge(source, task, kind=EdgeKind.MESSAGE)
+                source, lag_ns = task, lag_ns + link.latency_ns
+            builder.edge(source, tasks[receive], kind=EdgeKind.MESSAGE, lag_ns=lag_ns, size_bytes=size)
+    return builder.build({"source": "plan"})
+
+
+def _kind(item: Instruction) -> Kind:
+    if isinstance(item, Call | MatMul):
+        return Kind.COMPUTE
+    if isinstance(item, Signal | Wait):
+        return Kind.SYNC
+    return Kind.COMM if isinstance(item, Send | Receive | ReceiveReduce) else Kind.COPY
+
+
+def _add_events(
+    builder: GraphBuilder, plan: Plan, calibration: Calibration, tasks: dict[tuple[int, str, int], int]
+) -> None:
+    """Edges from signals to waits."""
+    for rank in plan.ranks:
+        signals = {
+            item.event: tasks[rank.rank, thread, index]
+            for thread, items in rank.threads.items()
+            for index, item in enumerate(items)
+            if isinstance(item, Signal)
+        }
+        for thread, items in rank.threads.items():
+            for index, item in enumerate(items):
+                if isinstance(item, Wait):
+                    target = tasks[rank.rank, thread, index]
+                    lag_ns = round(calibration.event_ns)
+                    builder.edge(signals[item.event], target, kind=EdgeKind.SYNC, lag_ns=lag_ns)
