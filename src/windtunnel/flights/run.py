@@ -19,6 +19,7 @@ from typing import Any
 from windtunnel import registry
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
+from windtunnel.cost.rerun import device_names
 from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.flights.ledger import Ledger
 from windtunnel.flights.paused_processes import LaneConfig, ProcessLane
@@ -29,6 +30,7 @@ from windtunnel.graph import Graph
 from windtunnel.hardware.host import available_bytes, free_gpu_bytes
 from windtunnel.measure import fingerprint
 from windtunnel.measure.deadline import OutOfTimeError, interrupt_after
+from windtunnel.measure.devices import require_captured_device, stream_clock
 from windtunnel.measure.disturbance import disturbance_line
 from windtunnel.measure.turns import Measurement, StopRule, Turn, measure
 from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadName, build_workload, discover, target_of
@@ -97,11 +99,14 @@ def verify(
         The what-if has nothing to act on in this program.
     FlightError
         The program could not be run, is not comparable with its baseline, or was not done in time.
+    AbsentDeviceError
+        The graph was captured on a GPU, and here is none, or another one.
     """
     request = name if isinstance(name, Request) else parse_request(name)
     subject = target_of(target, argv=argv, model=model, optimizer=optimizer)
     require_flights(request)  # before anything runs
     left_s = remaining_time(time_limit_s)
+    _require_captured_device(graph or target)
     if graph is None:
         graph = target if isinstance(target, Graph) else capture_baseline(subject, left_s(), progress)
     with interrupt_after(left_s(), f"the prediction of {request}"):
@@ -120,6 +125,12 @@ def verify(
     receipt = receipt_of(answer, measured, graph, str(subject))
     (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).add(receipt)
     return receipt
+
+
+def _require_captured_device(target: Any) -> None:
+    """Refuse to compare a prediction for one GPU with a run on another, or on none."""
+    if isinstance(target, Graph) and lies_on_device(target).any():
+        require_captured_device(device_names(target), stream_clock("cuda"))
 
 
 def remaining_time(time_limit_s: float | None) -> Callable[[], float]:
@@ -153,6 +164,7 @@ def fly(
     """
     request = name if isinstance(name, Request) else parse_request(name)
     subject = target_of(target, argv=argv, model=model, optimizer=optimizer)
+    _require_captured_device(target)
     flights = _flights_of(request)
     is_apart = _runs_apart(subject, flights)
     rule = rule or StopRule()

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from windtunnel.errors import AbsentDeviceError
 from windtunnel.measure.rounds import elapsed_ns
 
-__all__ = ["HostClock", "IterationClock", "StreamClock", "finish", "stream_clock", "time_with_sync_ns", "uses_gpu"]
+__all__ = [
+    "HostClock",
+    "IterationClock",
+    "StreamClock",
+    "finish",
+    "require_captured_device",
+    "stream_clock",
+    "time_with_sync_ns",
+    "uses_gpu",
+]
 
 
 def uses_gpu(device: str = "") -> bool:
@@ -180,3 +189,31 @@ def stream_clock(device: str) -> StreamClock | None:
             fix="ask on the machine with the GPU, or take published ratios: prices='paper'",
         )
     return StreamClock()
+
+
+def require_captured_device(captured_on: Sequence[str], clock: StreamClock | HostClock | None) -> None:
+    """Refuse to run again on one GPU what was captured on another.
+
+    Parameters
+    ----------
+    captured_on : sequence of str
+        Names of the GPUs that a capture saw; without any, nothing is refused.
+    clock : StreamClock or HostClock, optional
+        Of the GPU here; None for what runs on the host.
+
+    Raises
+    ------
+    AbsentDeviceError
+        The GPU here is none of them.
+
+    Examples
+    --------
+    >>> require_captured_device((), HostClock())
+    """
+    if clock is None or not captured_on or clock.device_name in captured_on:
+        return
+    raise AbsentDeviceError(
+        f"this step was captured on {captured_on[0]}, and the GPU here is {clock.device_name}",
+        where=f"devices of the capture: {', '.join(captured_on)}",
+        fix="capture it here, ask on the machine of the capture, or take published ratios: prices='paper'",
+    )

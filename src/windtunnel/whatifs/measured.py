@@ -19,6 +19,7 @@ from windtunnel.cost.rerun import (
     Ratios,
     UpdateForm,
     UpdateNeed,
+    device_names,
     embedding_row_ratios,
     program_of,
 )
@@ -227,7 +228,7 @@ def update_need(graph: Graph, form: UpdateForm) -> UpdateNeed:
     threads = int(graph.meta.hardware.get("num_threads", 0))
     touched = embedding_row_ratios(program_of(graph)) if has_program(graph) else {}
     device = "cuda" if (lies_on_device(graph) & graph.select(phase=Phase.UPDATE)).any() else "cpu"
-    return UpdateNeed(optimizers, form, threads, touched, device)
+    return UpdateNeed(optimizers, form, threads, touched, device, device_names(graph))
 
 
 def apply_update(graph: Graph, ratio: float) -> Graph:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.cost.rerun.programs import LAYERS, PARAMETERS, perceptron, perceptron_graph, perceptron_rows
 from windtunnel import whatif
-from windtunnel.cost.rerun import Form, Program, Ratios, UpdateForm, measure_ratios, measure_update
+from windtunnel.cost.rerun import Form, Program, Ratios, UpdateForm, measure_ratios, measure_update, program_of
 from windtunnel.cost.rerun.stopwatch import NOTHING, Stopwatch
 from windtunnel.errors import AbsentDeviceError, PriceError
+from windtunnel.flights import fly, verify
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.devices import HostClock
@@ -225,3 +226,51 @@ def test_where_the_gpu_is_absent_published_ratios_answer_what_has_them():
     assert answers["amp"].is_applicable
     assert not answers["gradient-accumulation"].is_applicable
     assert "there is none here" in answers["gradient-accumulation"].reason
+
+
+class OtherGpu(HostClock):
+    """The stand-in of a GPU that has a name."""
+
+    device_name = "NVIDIA H100 80GB HBM3"
+
+
+CAPTURED_ON = ("NVIDIA H200",)
+OTHER = "captured on NVIDIA H200, and the GPU here is NVIDIA H100 80GB HBM3"
+
+
+def test_what_was_captured_on_another_gpu_does_not_run_again_here():
+    program = replace(perceptron(), captured_on=CAPTURED_ON)
+    optimizers = perceptron_graph().meta.optimizers
+
+    with pytest.raises(AbsentDeviceError, match=OTHER) as caught:
+        measure_ratios(program, Form(num_passes=2), budget_s=0.01, device_clock=OtherGpu())
+    with pytest.raises(AbsentDeviceError, match=OTHER):
+        measure_update(optimizers, UpdateForm({"fused": True}), device_clock=OtherGpu(), captured_on=CAPTURED_ON)
+    assert 2 == caught.value.exit_code
+    assert "capture it here" in caught.value.fix
+    same = replace(program, captured_on=("NVIDIA A100", OtherGpu.device_name))
+    assert measure_ratios(same, Form(num_passes=2), budget_s=0.01, device_clock=OtherGpu()).device is not None
+
+
+def on_h200() -> Graph:
+    graph = graph_on_device()
+    return graph.with_meta(hardware={**graph.meta.hardware, "devices": [{"name": name} for name in CAPTURED_ON]})
+
+
+def test_programs_and_updates_know_the_gpu_of_their_capture():
+    assert CAPTURED_ON == program_of(on_h200()).captured_on
+    assert CAPTURED_ON == update_need(on_h200(), UpdateForm({"fused": True})).captured_on
+    assert () == program_of(perceptron_graph()).captured_on
+
+
+@pytest.mark.parametrize("name", [OtherGpu.device_name, ""])
+def test_a_graph_of_another_gpu_is_not_flown(monkeypatch, name):
+    """Nor on a host without any: its prediction would be compared with something else."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(name))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
+    graph = on_h200().with_meta(origin={"workload": "mlp"})
+
+    with pytest.raises(AbsentDeviceError, match=OTHER if name else "there is none here"):
+        fly(graph, "amp")
+    with pytest.raises(AbsentDeviceError, match=OTHER if name else "there is none here"):
+        verify("mlp", "amp", graph=graph)

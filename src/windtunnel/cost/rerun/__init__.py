@@ -24,7 +24,16 @@ from windtunnel.cost.rerun.needs import (
 from windtunnel.cost.rerun.optimizer import UpdateForm, embedding_row_ratios, measure_update, sparse_parameters
 from windtunnel.cost.rerun.partial import lacks_kernel, measure_ratios
 from windtunnel.cost.rerun.prices import price_needs
-from windtunnel.cost.rerun.program import Call, Program, TensorSpec, data_of, program_of, random_inputs, tensors_of
+from windtunnel.cost.rerun.program import (
+    Call,
+    Program,
+    TensorSpec,
+    data_of,
+    device_names,
+    program_of,
+    random_inputs,
+    tensors_of,
+)
 from windtunnel.cost.rerun.ratios import Ratios, look_up_ratios
 from windtunnel.cost.rerun.sending import SENDERS, in_order, thin_factors
 
@@ -52,6 +61,7 @@ __all__ = [
     "UpdateNeed",
     "UpdatePeakNeed",
     "data_of",
+    "device_names",
     "embedding_row_ratios",
     "in_order",
     "lacks_kernel",

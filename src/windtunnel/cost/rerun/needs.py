@@ -67,6 +67,8 @@ class UpdateNeed(Need):
         Share of the rows that get a gradient other than zero.
     device : str
         Where the parameters lie: ``cpu`` or ``cuda``.
+    captured_on : sequence of str
+        Names of the GPUs that the capture saw.
     """
 
     optimizers: Sequence[Mapping[str, Any]] = field(repr=False)
@@ -74,6 +76,7 @@ class UpdateNeed(Need):
     threads: int = 0
     touched: Mapping[str, float] = field(default_factory=dict, repr=False)
     device: str = "cpu"
+    captured_on: Sequence[str] = ()
 
     @property
     def key(self) -> str:

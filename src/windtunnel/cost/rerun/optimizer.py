@@ -23,7 +23,7 @@ from windtunnel.cost.rerun.program import Program, tensors_of
 from windtunnel.errors import PriceError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
-from windtunnel.measure.devices import HostClock, StreamClock, stream_clock
+from windtunnel.measure.devices import HostClock, StreamClock, require_captured_device, stream_clock
 from windtunnel.measure.disturbance import watch_disturbance
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import elapsed_ns, quiet, rounds, spread_of_quiet, spread_ratio
@@ -105,6 +105,7 @@ def measure_update(
     budget_s: float = 2.0,
     device: str = "cpu",
     device_clock: StreamClock | HostClock | None = None,
+    captured_on: Sequence[str] = (),
 ) -> Factor:
     """Measure all optimizers' updates together.
 
@@ -124,6 +125,8 @@ def measure_update(
         Where the parameters lie: ``cpu`` or ``cuda``.
     device_clock : StreamClock or HostClock, optional
         Of that device; its own by default.
+    captured_on : sequence of str
+        Names of the GPUs that the capture saw.
 
     Returns
     -------
@@ -133,7 +136,7 @@ def measure_update(
     Raises
     ------
     AbsentDeviceError
-        The parameters lie on a GPU, and there is none here.
+        The parameters lie on a GPU, and there is none here, or another one.
     PriceError
         A class is not one of ``torch.optim``, or it does not know an option.
     """
@@ -141,6 +144,7 @@ def measure_update(
     hold_heap()  # as capture and flights do
     touched = touched or {}
     clock = device_clock or stream_clock(device)
+    require_captured_device(captured_on, clock)
     signature = json.dumps([optimizers, sorted(touched.items())], sort_keys=True)
     keys = [
         (

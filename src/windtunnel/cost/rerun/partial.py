@@ -32,7 +32,7 @@ from windtunnel.cost.rerun.ratios import (
 from windtunnel.errors import NotApplicableError, PriceError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import ProfileDatabase
-from windtunnel.measure.devices import HostClock, StreamClock, stream_clock
+from windtunnel.measure.devices import HostClock, StreamClock, require_captured_device, stream_clock
 from windtunnel.measure.disturbance import watch_disturbance
 from windtunnel.measure.rounds import rounds
 
@@ -81,7 +81,7 @@ def measure_ratios(
     Raises
     ------
     AbsentDeviceError
-        The program ran on a GPU, and there is none here.
+        The program ran on a GPU, and there is none here, or another one.
     NotApplicableError
         This processor has no kernel for an operator in the new form.
     PriceError
@@ -93,6 +93,7 @@ def measure_ratios(
     require_uncompiled(program.compiled, new)
     _require_one_device(program)
     clock = device_clock or stream_clock(program.device)
+    require_captured_device(program.captured_on, clock)
     hold_heap()  # as capture and flights do
     known = look_up_ratios(program, new, old, database=database, device_clock=clock)
     if known is not None:

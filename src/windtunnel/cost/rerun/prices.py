@@ -94,6 +94,7 @@ def _price(need: Need, database: ProfileDatabase, budget_s: float | None) -> Any
             database=database,
             budget_s=budget_s or _UPDATE_S,
             device=need.device,
+            captured_on=need.captured_on,
         )
     if isinstance(need, AveragingNeed):
         return averaging_ns(need.size_bytes, need.num_ranks, database=database)

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Phase
 
-__all__ = ["NOT_FLOWN", "Call", "Program", "TensorSpec", "data_of", "program_of", "random_inputs", "tensors_of"]
+__all__ = [
+    "NOT_FLOWN",
+    "Call",
+    "Program",
+    "TensorSpec",
+    "data_of",
+    "device_names",
+    "program_of",
+    "random_inputs",
+    "tensors_of",
+]
 
 # updates have flights of their own, and what a loader makes is an input of the step
 NOT_FLOWN = (Phase.UPDATE, Phase.DATA)
@@ -95,6 +105,8 @@ class Program:
         Ranges of calls, [first, last), that checkpoints ran again in the backward pass.
     compiled : tuple of (int, int)
         Ranges of calls, [first, last), that ran as compiled code.
+    captured_on : tuple of str
+        Names of the GPUs that the capture saw.
     """
 
     calls: tuple[Call, ...]
@@ -103,6 +115,7 @@ class Program:
     threads: int = 0
     recomputed: tuple[tuple[int, int], ...] = ()
     compiled: tuple[tuple[int, int], ...] = ()
+    captured_on: tuple[str, ...] = ()
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -250,7 +263,14 @@ def program_of(graph: Graph) -> Program:
     parameters = {int(identity): name for identity, name in stored["parameters"].items()}
     threads = int(graph.meta.hardware.get("num_threads", 0))
     recomputed = tuple((int(first), int(last)) for first, last in stored.get("recomputed", ()))
-    return Program(calls, parameters, frozenset(stored.get("frozen", ())), threads, recomputed, ranges)
+    frozen, captured_on = frozenset(stored.get("frozen", ())), device_names(graph)
+    return Program(calls, parameters, frozen, threads, recomputed, ranges, captured_on)
+
+
+def device_names(graph: Graph) -> tuple[str, ...]:
+    """Names of the GPUs that a capture saw, each once; empty where it says none."""
+    named = graph.meta.hardware.get("devices", ())
+    return tuple(dict.fromkeys(str(item["name"]) for item in named if item.get("name")))
 
 
 def _places(graph: Graph, num_calls: int) -> tuple[list[str], list[Phase]]:
