@@ -16,7 +16,10 @@ NUM_STEPS = 1_000_000
 
 def main(name: str, *options: str) -> None:
     """Train on batches that rest in memory, until whoever runs this has enough."""
-    parameters = {"size": "tiny"} if "size" in registry.get("workload", name).parameters else {}
+    known = registry.get("workload", name).parameters
+    batch = [int(option.partition("=")[2]) for option in options if option.startswith("--batch=")]
+    parameters = {"size": "tiny"} if "size" in known else {}
+    parameters |= {"batch_size": batch[0]} if batch else {}
     workload = registry.get("workload", name).function(**parameters)
     if workload.supervised is None:
         sys.exit(f"{name} has no one batch and no one loss")
@@ -26,7 +29,11 @@ def main(name: str, *options: str) -> None:
         torch.distributed.init_process_group("gloo")
         given = {"bucket_cap_mb": caps[0]} if caps else {}
         model = DistributedDataParallel(model, **given)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = (
+        torch.optim.AdamW(model.parameters(), lr=1e-4)
+        if "--adamw" in options
+        else torch.optim.SGD(model.parameters(), lr=1e-3)
+    )
     for _ in range(NUM_STEPS):
         inputs, target = pieces.draw()
         optimizer.zero_grad()

@@ -67,6 +67,7 @@ class Witness:
         """Watch from here on."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        self._found.subtract(self._program.counts)  # of the iterations before
         for model in self._program.models:
             handle = model.register_forward_pre_hook(self._see_inputs, with_kwargs=True)
             self._stack.callback(handle.remove)
@@ -77,6 +78,7 @@ class Witness:
 
     def end(self, num_iterations: int) -> dict[str, float]:
         """Stop watching; counts per iteration, and settings as they are now."""
+        self._found.update(self._program.counts)
         settings = self._settings()  # what a flight set is unset when it is left
         self._stack.close()
         counts = {key: value / max(num_iterations, 1) for key, value in self._found.items()}
@@ -112,6 +114,7 @@ class Witness:
             "threads": torch.get_num_threads(),
             "collector": float(gc.isenabled()),
             "loading threads": float(sum(thread.name == LOADING_THREAD for thread in threading.enumerate())),
+            "optimizer state bytes": float(sum(map(_state_bytes, self._program.optimizers))),
             # of each loader: one for training and one for testing have as many
             "workers": max((int(loader.num_workers) for loader in self._loaders), default=0),
             "compiled graphs": float(graphs),
@@ -132,6 +135,10 @@ def _count_replays(counts: Counter[str]) -> Undo:
         replay(graph)
 
     return swap(torch.cuda.CUDAGraph, "replay", count)
+
+
+def _state_bytes(optimizer: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(list(optimizer.state.values())))
 
 
 def _tensors(value: Any) -> list[Any]:

@@ -7,6 +7,7 @@ script (changed for good). Not here: timing, processes, what the changes are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -35,6 +36,8 @@ class LiveProgram:
     optimizers : list of Optimizer
     kept : dict
         What a flight made once (a compiled block) and wants back at the next turn.
+    counts : Counter
+        What a flight counts of its own change, as proof that it took place.
     iterations_per_sample : int
         A flight sets k where only k iterations together are one unit of the changed program.
     is_hooked : bool
@@ -55,6 +58,7 @@ class LiveProgram:
         self.models = list(models)
         self.optimizers = list(optimizers)
         self.kept: dict[Any, Any] = {}
+        self.counts: Counter[str] = Counter()
         self.iterations_per_sample = 1
         self.rank, self.num_ranks = rank, num_ranks
         self.is_hooked = is_hooked

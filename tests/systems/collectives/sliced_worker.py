@@ -1,0 +1,107 @@
+"""Train a small model under DDP over gloo, with the schedule of slices or as it is; a process of a test."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from windtunnel import registry
+from windtunnel.sources.torch.live import LiveProgram
+
+__all__ = ["main"]
+
+
+class Net(torch.nn.Module):
+    """Attention, which uses a part without calling it, a frozen layer, and sizes that no number of ranks divides."""
+
+    def __init__(self, has_unused=False):
+        super().__init__()
+        self.first = torch.nn.Linear(7, 12)
+        self.frozen = torch.nn.Linear(12, 12).requires_grad_(False)
+        self.attention = torch.nn.MultiheadAttention(12, 3, batch_first=True)
+        self.norm = torch.nn.LayerNorm(12)
+        self.last = torch.nn.Linear(12, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.frozen(self.first(x)))
+        return self.last(self.norm(x + self.attention(x, x, x, need_weights=False)[0])).mean(1)
+
+
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=1e-2, weight_decay=0.01),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2, amsgrad=True),
+    "lbfgs": lambda groups: torch.optim.LBFGS([item for group in groups for item in group["params"]]),
+    "part": lambda groups: torch.optim.Adam(groups[:1]),
+}
+
+
+def main(worker):
+    """Tell the losses, the weights' sum, and what the optimizer keeps."""
+    config = {"optimizer": "adam", "steps": 12, "is_sliced": True, "clips": None, "accumulates": 1, **worker.config}
+    dist.init_process_group(
+        "gloo", init_method=f"file://{worker.rendezvous}", rank=worker.rank, world_size=worker.num_ranks
+    )
+    try:
+        worker.tell(_train(worker, config))
+    except Exception as error:
+        worker.tell({"error": f"{type(error).__name__}: {error}"})
+    dist.barrier()
+    os._exit(0)
+
+
+def _train(worker, config):
+    program = LiveProgram(rank=worker.rank, num_ranks=worker.num_ranks)
+    torch.manual_seed(0)
+    net = Net()
+    decayed = [item for item in net.parameters() if item.dim() > 1]
+    others = [item for item in net.parameters() if item.dim() <= 1]
+    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0, "lr": 2e-2}]
+    flight = registry.get("flight", "sliced-optimizer").function
+    context = flight(program, piece_bytes=256) if config["is_sliced"] else None
+    if context is not None:
+        context.__enter__()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.001, **config.get("ddp", {}))
+    optimizer = OPTIMIZERS[config["optimizer"]](groups)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+    program.add([model], [optimizer])
+    torch.manual_seed(1 + worker.rank)
+    losses = []
+    for step in range(config["steps"]):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for part in range(config["accumulates"]):
+            x, y = torch.randn(6, 4, 7), torch.randn(6, 5)
+            if part + 1 < config["accumulates"] and not config.get("forgets_no_sync"):
+                with model.no_sync():
+                    torch.nn.functional.mse_loss(model(x), y).backward()
+            else:
+                loss = torch.nn.functional.mse_loss(model(x), y)
+                loss.backward()
+        if config["clips"]:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config["clips"])
+        optimizer.step()
+        scheduler.step()
+        losses.append(float(loss))
+        if step == 8:
+            saved = optimizer.state_dict()
+            optimizer.load_state_dict(saved)
+    state_bytes = _state_bytes(optimizer)
+    if context is not None:
+        context.__exit__(None, None, None)
+    return {
+        "losses": losses,
+        "weights": [item.detach().double().sum().item() for item in model.state_dict().values()],
+        "state": [value.double().sum().item() for value in _tensors(saved["state"])],
+        "state_bytes": state_bytes,
+        "state_bytes_after": _state_bytes(optimizer),
+        "counts": dict(program.counts),
+    }
+
+
+def _tensors(state):
+    return [value for item in state.values() for value in item.values() if isinstance(value, torch.Tensor)]
+
+
+def _state_bytes(optimizer):
+    return sum(value.numel() * value.element_size() for value in _tensors(optimizer.state) if value.dim())
