@@ -1,0 +1,311 @@
+"""Reduce-scatter, update of a slice, all-gather under the next forward pass (what-if family "collective schedules").
+
+In: a graph of several ranks that average gradients, one iteration. Out: a few iterations in which each all-reduce is
+its two halves: the reduce-scatter where it was, the all-gather behind the update of its bucket, and forward tasks that
+wait for the all-gather of their own parameters only. Not here: other buckets (``gradient-buckets`` comes before, with a
+``+``), the optimizer's own operators (``fused-optimizer``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase
+from windtunnel.simulate.limits import Baseline, other_order
+from windtunnel.systems.collectives.contention import slowdown_by_messages
+from windtunnel.whatifs.buckets import Averaging, averaging_of
+from windtunnel.whatifs.insert_tasks import insert_ahead, insert_behind, is_on_host, rescale
+from windtunnel.whatifs.layer_gradients import last_per_group, positions
+from windtunnel.whatifs.shared_cores import host_threads
+
+__all__ = ["sliced_optimizer"]
+
+# R ranks, B buckets, which are the captured messages of a rank
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+_COPIES = r"aten::copy_|aten::_foreach_copy_"
+_SOURCE = "Jangda et al., CoCoNet, ASPLOS 2022"
+_HALF, _CONTENTION = "half of an all-reduce", "contention, fitted to the capture"
+
+
+def _moves_and_shrinks(baseline: Baseline) -> Mask:
+    graph = baseline.graph
+    return graph.select(phase=Phase.UPDATE) | graph.select(kind=Kind.COMM) | _copies_back(graph)
+
+
+@registry.whatif(
+    "sliced-optimizer",
+    source=_SOURCE,
+    limits=other_order("forward and backward pass stay", without=_moves_and_shrinks, max_added_bytes=0),
+)
+def sliced_optimizer(
+    graph: Graph,
+    overlaps_forward: bool = True,
+    state_ratio: float = 2.0,
+    slowdown: float | None = None,
+    num_iterations: int = 4,
+) -> Graph:
+    """Reduce-scatter gradients, update a slice on each rank, and gather parameters during the next forward pass.
+
+    Parameters
+    ----------
+    graph : Graph
+        One iteration of several ranks under DistributedDataParallel.
+    overlaps_forward : bool
+        Layers wait for their own parameters; else the first one waits for all.
+    state_ratio : float
+        Bytes of optimizer state over bytes of gradients (Adam in fp32: 2, SGD with momentum: 1).
+    slowdown : float, optional
+        How many times as long computing takes while a message is carried by the same cores; fitted to the capture by
+        default, where the ranks have no core to spare.
+    num_iterations : int
+        Copies in time, at least 2: all-gathers overlap the iteration that follows.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph averages no gradients, updates nothing, or holds several iterations.
+    """
+    if num_iterations < 2 or state_ratio < 0 or (slowdown is not None and slowdown < 1):
+        raise InputError(
+            f"{num_iterations} iterations, {state_ratio} bytes of state per byte and a slow-down of {slowdown}",
+            fix="give at least 2, 0 and 1",
+        )
+    if graph.num_iterations > 1:
+        raise NotApplicableError("the schedule starts from one iteration", fix="slice one out first")
+    averaging = averaging_of(graph)
+    if not (graph.select(phase=Phase.UPDATE) & is_on_host(graph)).any():
+        raise NotApplicableError(
+            "no task of a CPU updates parameters", where="phase UPDATE", fix="ask zero-2 for a job on GPUs"
+        )
+    busy = slowdown_by_messages(graph, averaging) if slowdown is None else slowdown
+    job = _Job(graph, averaging, len(averaging.ranks))
+    scattered = _scatter(graph, job)
+    shared, ends = _part_updates(scattered, job)
+    gathered, gathers = _gather(shared, job, ends)
+    across = _across(gathered, job, gathers, overlaps_forward)
+    crowded, moved = _contend(gathered, job, busy - 1, across)
+    saved = round(state_ratio * float(averaging.size_bytes.sum()) * (1 - 1 / job.num_ranks))
+    base = max(0, graph.meta.memory_base_bytes - saved)
+    return crowded.concat(num_iterations, moved).note({"memory_base_bytes": base, "world_size": job.num_ranks})
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What the steps below share; rows are those of the captured graph, which stay."""
+
+    graph: Graph
+    averaging: Averaging
+    num_ranks: int
+
+    @property
+    def messages(self) -> Rows:
+        """All-reduces, int64 [R, B]."""
+        return self.averaging.messages
+
+    @property
+    def half_ns(self) -> Rows:
+        """What half of each all-reduce takes, int64 [B].
+
+        Gloo sends two messages at a time, so a captured duration holds what another one sent: all of them are shared
+        out by bytes, and none takes less than the link needs.
+        """
+        size = self.graph.tasks["message_bytes"][self.messages[0]].astype(np.float64)
+        total_ns = float(self.graph.duration_ns[self.messages].min(axis=0).sum())
+        rate = self.graph.meta.origin.get("ranks", {}).get("bandwidth_bytes_per_s")
+        least = 2 * (self.num_ranks - 1) / self.num_ranks * 1e9 / rate if rate else 0.0
+        return np.rint(size * max(total_ns / max(size.sum(), 1.0), least) / 2).astype(np.int64)
+
+    def bucket_of_layer(self) -> dict[str, int]:
+        """The bucket with the last gradient of each layer."""
+        ends = np.cumsum(self.graph.tasks["message_bytes"][self.messages[0]])
+        reached = np.cumsum(self.averaging.size_bytes)
+        bucket = np.minimum(np.searchsorted(ends, reached), len(ends) - 1)
+        return dict(zip(self.averaging.layers, bucket.tolist(), strict=True))
+
+    def of_rank(self, rank: int, mask: Mask) -> Rows:
+        """Rows of a rank on its host threads, in order."""
+        rows = np.flatnonzero(mask & is_on_host(self.graph) & (self.graph.tasks["rank"] == rank))
+        return rows[np.argsort(positions(self.graph)[rows], kind="stable")]
+
+
+def _copies_back(graph: Graph) -> Mask:
+    """Copies of averaged gradients out of the buckets: they have no layer and come behind the messages."""
+    copies = graph.select(phase=Phase.BACKWARD, name=_COPIES) & is_on_host(graph)
+    if "layer" in graph.tasks:
+        layers = graph.tasks.strings("layer")
+        copies &= layers.where({text: not text for text in layers.values})
+    waits = np.zeros(graph.num_tasks, bool)
+    edges = graph.edges
+    from_message = (edges["kind"] == EdgeKind.SYNC) & graph.select(kind=Kind.COMM)[edges["src"]]
+    waits[edges["dst"][from_message]] = True
+    if not waits.any() or not copies.any():
+        return np.zeros(graph.num_tasks, bool)
+    index, rank = positions(graph), graph.tasks.get("rank", np.zeros(graph.num_tasks, np.int32))
+    first = last_per_group(index, np.flatnonzero(waits), rank[waits], first=True)
+    after = np.array([index[first[item]] if item in first else graph.num_tasks for item in rank.tolist()])
+    result: Mask = copies & (index > after)
+    return result
+
+
+def _scatter(graph: Graph, job: _Job) -> Graph:
+    """Let each all-reduce be a reduce-scatter that the backward pass does not wait for."""
+    sent = np.zeros(graph.num_tasks, bool)
+    sent[job.messages] = True
+    duration = graph.duration_ns.copy()
+    duration[job.messages] = job.half_ns
+    halved = graph.set_duration(sent, duration[sent], cost_source=_HALF)
+    halved = halved.with_columns(op=graph.tasks.strings("op").assign(sent, "reduce_scatter"))
+    edges = halved.edges
+    freed = halved.disconnect(sent[edges["src"]] & (edges["kind"] == EdgeKind.SYNC))
+    # gradients stay in the buckets, of which the parameters' gradients are views
+    return rescale(freed, _copies_back(graph), 0.0, "gradients stay in the buckets")
+
+
+def _part_updates(graph: Graph, job: _Job) -> tuple[Graph, Rows]:
+    """Updates of 1/k, bucket by bucket, each behind its reduce-scatter; and the last task of each [R, B]."""
+    updates = graph.select(phase=Phase.UPDATE)
+    shared = rescale(graph, updates & is_on_host(graph), 1 / job.num_ranks, "share of the update")
+    buckets = job.bucket_of_layer()
+    ends, count = np.zeros(job.messages.shape, np.int64), job.messages.shape[1]
+    for number, rank in enumerate(job.averaging.ranks):
+        rows = job.of_rank(rank, updates)
+        rows = rows[positions(graph)[rows] > positions(graph)[job.averaging.ready[number]].max()]
+        if not len(rows):
+            raise NotApplicableError("nothing is updated behind the backward pass", where=f"rank {rank}")
+        block = _blocks(graph, rows, buckets, count)
+        if block is None:  # one task for many parameters: all reduce-scatters come before, all all-gathers behind
+            ends[number] = rows[-1]
+            shared = shared.connect(job.messages[number], np.full(count, rows[0]), EdgeKind.SYNC)
+            continue
+        shared = _untie(shared, rows, block, job.messages[number])
+        ends[number] = [rows[block == bucket][-1] for bucket in range(count)]
+    return shared, ends
+
+
+def _blocks(graph: Graph, rows: Rows, buckets: dict[str, int], count: int) -> Rows | None:
+    """The bucket of each update; None where they are no tasks of single layers, or come in no order of buckets."""
+    layers = graph.tasks.strings("layer").take(rows).to_numpy() if "layer" in graph.tasks else [""] * len(rows)
+    block = np.array([buckets.get(layer, -1) for layer in layers], np.int64)
+    known = np.flatnonzero(block >= 0)
+    if len(np.unique(block[known])) != count:
+        return None
+    # Python and scalars between two updates prepare the next one
+    following = known[np.minimum(np.searchsorted(known, np.arange(len(rows))), len(known) - 1)]
+    block = block[following]
+    is_sorted = int((np.diff(block) != 0).sum()) == count - 1
+    return block if is_sorted else None
+
+
+def _untie(graph: Graph, rows: Rows, block: Rows, messages: Rows) -> Graph:
+    """Let blocks of updates run in any order, each once its reduce-scatter has ended, last buckets first."""
+    edges, host = graph.edges, int(graph.tasks["resource"][rows[0]])
+    number = np.full(graph.num_tasks, -1, np.int64)
+    number[rows] = block
+    src, dst = number[edges["src"]], number[edges["dst"]]
+    between = (src >= 0) & (dst >= 0) & (src != dst) & (edges["kind"] == EdgeKind.ORDER)
+    (into,) = edges["src"][(edges["dst"] == rows[0]) & (edges["kind"] == EdgeKind.ORDER)][:1].tolist() or (None,)
+    out = edges["dst"][(edges["src"] == rows[-1]) & (edges["kind"] == EdgeKind.ORDER)].tolist()
+    heads = [int(rows[block == item][0]) for item in range(len(messages))]
+    tails = [int(rows[block == item][-1]) for item in range(len(messages))]
+    freed = graph.disconnect(between).connect(messages, heads, EdgeKind.SYNC)
+    starts = [head for head in heads if head != rows[0]] if into is not None else []
+    freed = freed.connect([into] * len(starts), starts, EdgeKind.CONTROL)
+    for following in out:
+        freed = freed.connect([tail for tail in tails if tail != rows[-1]], following, EdgeKind.CONTROL)
+    discipline = freed.resources["discipline"].copy()
+    discipline[host] = Discipline.PRIORITY
+    mask = np.zeros(freed.num_tasks, bool)
+    mask[rows] = True
+    priority = np.zeros(freed.num_tasks, np.int32)
+    priority[rows] = len(messages) - 1 - block
+    return freed.with_resources(freed.resources.replace(discipline=discipline)).prioritize(mask, priority[mask])
+
+
+def _gather(graph: Graph, job: _Job, ends: Rows) -> tuple[Graph, Rows]:
+    """All-gathers behind the updates, last buckets first; their rows [R, B]."""
+    messages, count = job.messages, job.messages.shape[1]
+    tasks = graph.tasks
+    columns = {
+        "name": np.tile([f"all_gather {i}" for i in range(count)], job.num_ranks).tolist(),
+        "op": "all_gather",
+        "kind": int(Kind.COMM),
+        "phase": int(Phase.UPDATE),
+        "duration_ns": np.tile(job.half_ns, job.num_ranks),
+        "cost_source": _HALF,
+        **{name: tasks[name][messages.ravel()] for name in ("rank", "resource", "message_bytes", "iteration", "group")
+           if name in tasks},
+    }  # fmt: skip
+    extended = graph.insert(columns, after=ends.ravel().tolist(), edge_kind=EdgeKind.LAUNCH)
+    rows: Rows = (graph.num_tasks + np.arange(messages.size)).reshape(messages.shape)
+    first = extended.connect(messages[:, -1], rows[:, -1], EdgeKind.ORDER)
+    chained = first.connect(rows[:, :0:-1].ravel(), rows[:, -2::-1].ravel(), EdgeKind.ORDER)
+    return chained.meet(rows.ravel(), np.tile(np.arange(count), job.num_ranks)), rows
+
+
+def _across(graph: Graph, job: _Job, gathers: Rows, overlaps_forward: bool) -> Rows:
+    """Which task of the next iteration waits for which of this one, int64 [M, 2]."""
+    index, tasks, layers = positions(graph), graph.tasks, graph.tasks.strings("layer")
+    buckets = job.bucket_of_layer()
+    pairs = []
+    for number, rank in enumerate(job.averaging.ranks):
+        mine = (tasks["rank"] == rank) & (np.arange(graph.num_tasks) < job.graph.num_tasks)
+        forward = np.flatnonzero(graph.select(phase=Phase.FORWARD, kind=Kind.COMPUTE) & mine)
+        if not len(forward):
+            raise NotApplicableError("no forward pass is seen", where=f"rank {rank}")
+        first = last_per_group(index, forward, layers.codes[forward], first=True)
+        by_layer = {layers.values[code]: row for code, row in first.items()}
+        start = int(forward[np.argmin(index[forward])])
+        for layer, bucket in buckets.items():
+            reader = by_layer.get(layer, start) if overlaps_forward else start
+            pairs.append((int(gathers[number, bucket]), reader))
+        host = np.flatnonzero(mine & (tasks["resource"] == tasks["resource"][start]))
+        if graph.resources["discipline"][tasks["resource"][start]] == Discipline.PRIORITY:
+            # such a resource keeps no order between iterations by itself
+            successors = np.zeros(graph.num_tasks, bool)
+            edges = graph.edges
+            same = tasks["resource"][edges["src"]] == tasks["resource"][edges["dst"]]
+            successors[edges["src"][same]] = True
+            head = int(host[np.argmin(index[host])])
+            pairs += [(int(row), head) for row in host[~successors[host]]]
+    return np.unique(np.array(pairs, np.int64), axis=0)
+
+
+def _contend(graph: Graph, job: _Job, extra: float, across: Rows) -> tuple[Graph, Rows]:
+    """Work of the ranks' own cores for each message: behind its issue, and ahead of who waits for the parameters.
+
+    The time is lost while the message is under way. Where the rank waits for that message anyway nothing is lost: the
+    work lies in front of the wait.
+    """
+    if extra <= 0 or job.num_ranks * host_threads(graph) < graph.meta.hardware.get("num_cores", 1):
+        return graph, across
+    half, columns = job.half_ns, {"name": "carry messages", "kind": int(Kind.COMPUTE), "cost_source": _CONTENTION}
+    issues = _issues(job)
+    anchors, bucket = np.unique(issues.ravel(), return_inverse=True)
+    time_ns = np.bincount(bucket, np.tile(half, job.num_ranks)) * extra
+    extended, _ = insert_behind(graph, anchors, {**columns, "duration_ns": np.rint(time_ns).astype(np.int64)})
+    is_gather = np.isin(across[:, 0], np.flatnonzero(graph.select(kind=Kind.COMM)))
+    pairs = across[is_gather]
+    # the last reader of a bucket in the order of the forward pass waited for the longest
+    reader = {int(row): int(target) for row, target in sorted(pairs.tolist(), key=lambda pair: -pair[1])}
+    targets, member = np.unique(list(reader.values()), return_inverse=True)
+    time_ns = np.bincount(member, graph.duration_ns[list(reader)]) * extra
+    extended, _ = insert_ahead(extended, targets, {**columns, "duration_ns": np.rint(time_ns).astype(np.int64)})
+    return extended, across
+
+
+def _issues(job: _Job) -> Rows:
+    """The host's task that starts each message [R, B]; where none is known, the last that its gradients come from."""
+    graph, edges = job.graph, job.graph.edges
+    from windtunnel.graph.ranks import arrivals
+
+    entry = arrivals(graph, job.messages.ravel())
+    launches = edges["kind"] == EdgeKind.LAUNCH
+    call = dict(zip(edges["dst"][launches].tolist(), edges["src"][launches].tolist(), strict=True))
+    last = np.repeat(job.averaging.ready.max(axis=1), job.messages.shape[1])
+    return np.array([call.get(row, other) for row, other in zip(entry.tolist(), last.tolist(), strict=True)], np.int64).reshape(job.messages.shape)
