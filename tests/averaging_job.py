@@ -10,11 +10,15 @@ SIZES = {"last": 1000, "middle": 2000, "first": 4000}
 FORWARD_NS, BACKWARD_NS, ISSUE_NS, UPDATE_NS = 1000, 500, 10, 300
 
 
-def averaging_job(messages=((0, 1, 2),), message_ns=(9000,), num_ranks=2, slow_rank=None) -> Graph:
+def averaging_job(
+    messages=((0, 1, 2),), message_ns=(9000,), num_ranks=2, slow_rank=None, *, is_by_layer=False
+) -> Graph:
     """One step: forward, a backward task per layer, an all-reduce per group of layers, an update.
 
     ``messages`` are groups of layers (places in ``LAYERS``), each closed by its last; ``message_ns`` what each takes.
+    ``is_by_layer``: forward tasks and updates of each layer, in the order of the forward pass, in place of one each.
     """
+    passed = LAYERS[::-1] if is_by_layer else ("last",)
     builder = GraphBuilder()
     members = []
     for rank in range(num_ranks):
@@ -24,8 +28,9 @@ def averaging_job(messages=((0, 1, 2),), message_ns=(9000,), num_ranks=2, slow_r
         common = {"rank": rank, "resource": host, "iteration": 0}
         chain = [
             builder.task(
-                "forward", kind=Kind.COMPUTE, phase=Phase.FORWARD, layer="last", duration_ns=FORWARD_NS, **common
+                "forward", kind=Kind.COMPUTE, phase=Phase.FORWARD, layer=layer, duration_ns=FORWARD_NS, **common
             )
+            for layer in passed
         ]
         sent = []
         for place, layer in enumerate(LAYERS):
@@ -68,15 +73,17 @@ def averaging_job(messages=((0, 1, 2),), message_ns=(9000,), num_ranks=2, slow_r
                 builder.edge(chain[-1], message, kind=EdgeKind.LAUNCH, from_start=True)
                 sent.append(message)
                 members.append((message, number))
-        chain.append(
-            builder.task("update", kind=Kind.COMPUTE, phase=Phase.UPDATE, layer="last", duration_ns=UPDATE_NS, **common)
-        )
+        first_update = len(chain)
+        chain += [
+            builder.task("update", kind=Kind.COMPUTE, phase=Phase.UPDATE, layer=layer, duration_ns=UPDATE_NS, **common)
+            for layer in passed
+        ]
         for before, after in itertools.pairwise(chain):
             builder.edge(before, after, kind=EdgeKind.ORDER)
         for before, after in itertools.pairwise(sent):
             builder.edge(before, after, kind=EdgeKind.ORDER)
         for message in sent:
-            builder.edge(message, chain[-1], kind=EdgeKind.SYNC)
+            builder.edge(message, chain[first_update], kind=EdgeKind.SYNC)
     graph = builder.build(
         {
             "groups": (ProcessGroup("0", tuple(range(num_ranks))),),

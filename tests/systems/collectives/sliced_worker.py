@@ -1,6 +1,7 @@
 """Train a small model under DDP over gloo, with the schedule of slices or as it is; a process of a test."""
 
 import os
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -12,10 +13,13 @@ from windtunnel.sources.torch.live import LiveProgram
 __all__ = ["main"]
 
 
+DEFAULTS = {"optimizer": "adam", "steps": 12, "is_sliced": True, "clips": None, "accumulates": 1}
+
+
 class Net(torch.nn.Module):
     """Attention, which uses a part without calling it, a frozen layer, and sizes that no number of ranks divides."""
 
-    def __init__(self, has_unused=False):
+    def __init__(self):
         super().__init__()
         self.first = torch.nn.Linear(7, 12)
         self.frozen = torch.nn.Linear(12, 12).requires_grad_(False)
@@ -32,23 +36,25 @@ OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
     "adam": lambda groups: torch.optim.Adam(groups, lr=1e-2, weight_decay=0.01),
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2, amsgrad=True),
-    "lbfgs": lambda groups: torch.optim.LBFGS([item for group in groups for item in group["params"]]),
+    "adafactor": torch.optim.Adafactor,
     "part": lambda groups: torch.optim.Adam(groups[:1]),
 }
 
 
 def main(worker):
-    """Tell the losses, the weights' sum, and what the optimizer keeps."""
-    config = {"optimizer": "adam", "steps": 12, "is_sliced": True, "clips": None, "accumulates": 1, **worker.config}
+    """Tell of each run of ``worker.config`` what came of it, in the end all of them."""
     dist.init_process_group(
         "gloo", init_method=f"file://{worker.rendezvous}", rank=worker.rank, world_size=worker.num_ranks
     )
-    try:
-        worker.tell(_train(worker, config))
-    except Exception as error:
-        worker.tell({"error": f"{type(error).__name__}: {error}"})
+    results = {}
+    for name, config in worker.config.items():
+        try:
+            results[name] = _train(worker, {**DEFAULTS, **config})
+        except Exception as error:
+            results[name] = {"error": f"{type(error).__name__}: {error}"}
+    worker.tell(results)
     dist.barrier()
-    os._exit(0)
+    os._exit(0)  # threads of processes that failed may wait for their peers
 
 
 def _train(worker, config):
@@ -59,9 +65,13 @@ def _train(worker, config):
     others = [item for item in net.parameters() if item.dim() <= 1]
     groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0, "lr": 2e-2}]
     flight = registry.get("flight", "sliced-optimizer").function
-    context = flight(program, piece_bytes=256) if config["is_sliced"] else None
-    if context is not None:
-        context.__enter__()
+    with flight(program, piece_bytes=256) if config["is_sliced"] else nullcontext():
+        result, model, optimizer = _run(worker, config, program, net, groups)
+    weights = [item.detach().double().sum().item() for item in model.state_dict().values()]
+    return {**result, "weights": weights, "state_bytes_after": _state_bytes(optimizer)}
+
+
+def _run(worker, config, program, net, groups):
     model = DistributedDataParallel(net, bucket_cap_mb=0.001, **config.get("ddp", {}))
     optimizer = OPTIMIZERS[config["optimizer"]](groups)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
@@ -85,23 +95,20 @@ def _train(worker, config):
         losses.append(float(loss))
         if step == 8:
             saved = optimizer.state_dict()
+            state = {
+                number: sum(value.double().sum().item() for value in item.values() if isinstance(value, torch.Tensor))
+                for number, item in saved["state"].items()
+            }
             optimizer.load_state_dict(saved)
-    state_bytes = _state_bytes(optimizer)
-    if context is not None:
-        context.__exit__(None, None, None)
-    return {
+    result = {
         "losses": losses,
-        "weights": [item.detach().double().sum().item() for item in model.state_dict().values()],
-        "state": [value.double().sum().item() for value in _tensors(saved["state"])],
-        "state_bytes": state_bytes,
-        "state_bytes_after": _state_bytes(optimizer),
+        "state": state,
+        "state_bytes": _state_bytes(optimizer),
         "counts": dict(program.counts),
     }
-
-
-def _tensors(state):
-    return [value for item in state.values() for value in item.values() if isinstance(value, torch.Tensor)]
+    return result, model, optimizer
 
 
 def _state_bytes(optimizer):
-    return sum(value.numel() * value.element_size() for value in _tensors(optimizer.state) if value.dim())
+    tensors = [value for item in optimizer.state.values() for value in item.values() if isinstance(value, torch.Tensor)]
+    return sum(value.numel() * value.element_size() for value in tensors if value.dim())

@@ -114,7 +114,9 @@ class BackgroundRing:
         chunks = self._chunks(flat)
         scratch = self._scratch_like(flat)
         length = max(map(len, chunks))
-        incoming = [scratch[step * length :][: len(self._chunk(chunks, -2 - step))] for step in range(self.num_ranks - 1)]
+        incoming = [
+            scratch[step * length :][: len(self._chunk(chunks, -2 - step))] for step in range(self.num_ranks - 1)
+        ]
 
         def add(step: int, start: int, stop: int) -> torch.Tensor:
             part = self._chunk(chunks, -2 - step)[start:stop]
@@ -171,8 +173,12 @@ class BackgroundRing:
         return chunks[(self.rank + offset) % self.num_ranks]
 
     def _scratch_like(self, flat: torch.Tensor) -> torch.Tensor:
-        """Room for the chunks that come in."""
+        """Room for the chunks that come in, and maybe more."""
+        import torch
+
         length = (self.num_ranks - 1) * -(-len(flat) // self.num_ranks)
-        if self._scratch is None or self._scratch.dtype != flat.dtype or len(self._scratch) < length:
-            self._scratch = flat.new_empty(length)
-        return self._scratch[:length]
+        scratch: torch.Tensor | None = self._scratch
+        if scratch is None or scratch.dtype != flat.dtype or len(scratch) < length:
+            scratch = torch.empty(length, dtype=flat.dtype)
+            self._scratch = scratch
+        return scratch

@@ -49,9 +49,7 @@ def sliced_optimizer(
                 fix="ask for the prediction only",
             )
         sliced.append(
-            SlicedOptimizer(
-                model, overlaps_forward=overlaps_forward, piece_bytes=piece_bytes, counts=program.counts
-            )
+            SlicedOptimizer(model, overlaps_forward=overlaps_forward, piece_bytes=piece_bytes, counts=program.counts)
         )
 
     @functools.wraps(original)
@@ -64,8 +62,12 @@ def sliced_optimizer(
             raise FlightError("optimizer.step(closure) computes gradients itself", fix="ask for the prediction only")
         return sliced[0].step(optimizer, call) if sliced else call()
 
+    def close() -> None:
+        while sliced:
+            sliced.pop().close()
+
     with ExitStack() as stack:
-        stack.callback(lambda: [sliced.pop().close() for _ in list(sliced)])
+        stack.callback(close)
         stack.callback(swap(Reducing, "__init__", construct))
         for model in program.models:
             if isinstance(model, Reducing):

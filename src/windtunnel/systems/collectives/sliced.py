@@ -4,7 +4,7 @@ In: a model under DDP and its optimizer. Out: the same losses. Each bucket of gr
 background as soon as DDP has filled it; ``optimizer.step()`` updates only this rank's slice of each bucket, with only
 that slice's state; updated parameters are all-gathered in the background, and the next forward pass waits for them
 layer by layer. The update itself is the user's optimizer, which sees pieces in place of parameters. Not here: messages
-(``background``), state that goes from parameters to pieces and back (``slices``), when all of this is done (``flight``).
+(``background``), state that goes from parameters to pieces and back (``slices``), when this is done (``flight``).
 
     backward        bucket 0 full -> RS 0,  bucket 1 full -> RS 1, ...         the link carries RS 0, RS 1 ...
     step            last bucket first: RS done -> update of the slice -> AG    AG last ... AG 0
@@ -162,7 +162,8 @@ class SlicedOptimizer:
         """
         import torch
 
-        if {id(parameter) for parameter in parameters} != self._ids() or float(norm_type) != 2:
+        clipped = {id(parameter) for parameter in parameters if parameter.grad is not None}
+        if clipped != self._ids() or float(norm_type) != 2:
             raise FlightError(
                 "only the 2-norm of all gradients together can be clipped while ranks hold slices of them",
                 where="clip_grad_norm_",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase
+from windtunnel.graph.ranks import arrivals
 from windtunnel.simulate.limits import Baseline, other_order
 from windtunnel.systems.collectives.contention import slowdown_by_messages
 from windtunnel.whatifs.buckets import Averaging, averaging_of
@@ -119,7 +120,9 @@ class _Job:
         total_ns = float(self.graph.duration_ns[self.messages].min(axis=0).sum())
         rate = self.graph.meta.origin.get("ranks", {}).get("bandwidth_bytes_per_s")
         least = 2 * (self.num_ranks - 1) / self.num_ranks * 1e9 / rate if rate else 0.0
-        return np.rint(size * max(total_ns / max(size.sum(), 1.0), least) / 2).astype(np.int64)
+        ns_per_byte = max(total_ns / max(size.sum(), 1.0), least)
+        halves: Rows = np.rint(size * ns_per_byte / 2).astype(np.int64)
+        return halves
 
     def bucket_of_layer(self) -> dict[str, int]:
         """The bucket with the last gradient of each layer."""
@@ -131,7 +134,8 @@ class _Job:
     def of_rank(self, rank: int, mask: Mask) -> Rows:
         """Rows of a rank on its host threads, in order."""
         rows = np.flatnonzero(mask & is_on_host(self.graph) & (self.graph.tasks["rank"] == rank))
-        return rows[np.argsort(positions(self.graph)[rows], kind="stable")]
+        result: Rows = rows[np.argsort(positions(self.graph)[rows], kind="stable")]
+        return result
 
 
 def _copies_back(graph: Graph) -> Mask:
@@ -209,13 +213,14 @@ def _untie(graph: Graph, rows: Rows, block: Rows, messages: Rows) -> Graph:
     number[rows] = block
     src, dst = number[edges["src"]], number[edges["dst"]]
     between = (src >= 0) & (dst >= 0) & (src != dst) & (edges["kind"] == EdgeKind.ORDER)
-    (into,) = edges["src"][(edges["dst"] == rows[0]) & (edges["kind"] == EdgeKind.ORDER)][:1].tolist() or (None,)
-    out = edges["dst"][(edges["src"] == rows[-1]) & (edges["kind"] == EdgeKind.ORDER)].tolist()
+    ordered = edges["kind"] == EdgeKind.ORDER
+    into = edges["src"][(edges["dst"] == rows[0]) & ordered].tolist()
+    out = edges["dst"][(edges["src"] == rows[-1]) & ordered].tolist()
     heads = [int(rows[block == item][0]) for item in range(len(messages))]
     tails = [int(rows[block == item][-1]) for item in range(len(messages))]
     freed = graph.disconnect(between).connect(messages, heads, EdgeKind.SYNC)
-    starts = [head for head in heads if head != rows[0]] if into is not None else []
-    freed = freed.connect([into] * len(starts), starts, EdgeKind.CONTROL)
+    for before in into:
+        freed = freed.connect(before, [head for head in heads if head != rows[0]], EdgeKind.CONTROL)
     for following in out:
         freed = freed.connect([tail for tail in tails if tail != rows[-1]], following, EdgeKind.CONTROL)
     discipline = freed.resources["discipline"].copy()
@@ -302,10 +307,10 @@ def _contend(graph: Graph, job: _Job, extra: float, across: Rows) -> tuple[Graph
 def _issues(job: _Job) -> Rows:
     """The host's task that starts each message [R, B]; where none is known, the last that its gradients come from."""
     graph, edges = job.graph, job.graph.edges
-    from windtunnel.graph.ranks import arrivals
-
     entry = arrivals(graph, job.messages.ravel())
     launches = edges["kind"] == EdgeKind.LAUNCH
     call = dict(zip(edges["dst"][launches].tolist(), edges["src"][launches].tolist(), strict=True))
     last = np.repeat(job.averaging.ready.max(axis=1), job.messages.shape[1])
-    return np.array([call.get(row, other) for row, other in zip(entry.tolist(), last.tolist(), strict=True)], np.int64).reshape(job.messages.shape)
+    return np.array(
+        [call.get(row, other) for row, other in zip(entry.tolist(), last.tolist(), strict=True)], np.int64
+    ).reshape(job.messages.shape)

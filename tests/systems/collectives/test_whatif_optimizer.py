@@ -1,0 +1,124 @@
+"""All-reduces in halves, updates of slices, and parameters that are gathered under the next forward pass."""
+
+import numpy as np
+import pytest
+
+from tests.averaging_job import SIZES, averaging_job
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import GraphBuilder, Kind, Phase, ResourceKind
+from windtunnel.simulate import replay
+from windtunnel.simulate.iterations import iteration_ns
+from windtunnel.systems.collectives.contention import slowdown_by_messages
+from windtunnel.systems.collectives.whatif_optimizer import sliced_optimizer
+from windtunnel.testing import WhatIfContract
+from windtunnel.whatifs import apply, parse_request, whatif
+from windtunnel.whatifs.buckets import Averaging
+
+# a nanosecond per byte: halves of 500, 1000 and 2000 ns
+PER_LAYER = {"messages": ((0,), (1,), (2,)), "message_ns": (1000, 2000, 4000)}
+
+
+def by_layer():
+    return averaging_job(**PER_LAYER, is_by_layer=True)
+
+
+def period_ns(graph):
+    return iteration_ns(replay(graph), 1)
+
+
+class TestContract(WhatIfContract):
+    name = "sliced-optimizer"
+
+    def graphs(self):
+        return [by_layer(), averaging_job(), averaging_job(num_ranks=3)]
+
+
+def test_the_period_of_a_job_with_one_update_is_that_by_hand():
+    # backward and its issues until 2530; reduce-scatters 1500-2000, 2010-3010, 3010-5010; update 5010-5160;
+    # all-gathers -7160, -8160, -8660, and the one layer with a forward task needs all of them
+    graph = sliced_optimizer(averaging_job(**PER_LAYER))
+
+    assert period_ns(graph) == 8660
+
+
+def test_forward_tasks_wait_for_their_own_parameters_only():
+    # from the start of the backward pass: reduce-scatters end at 1000, 2010 and 4010, the updates of 150 behind them
+    # at 1680, 2160 and 4160; all-gathers end at 6160, 7160 and 7660; forward tasks of 1000 from 6160 on
+    assert period_ns(sliced_optimizer(by_layer())) == 9160
+    # the first forward task waits for all of them
+    assert period_ns(sliced_optimizer(by_layer(), overlaps_forward=False)) == 7660 + 3000
+
+
+def test_messages_cost_the_cores_that_carry_them_time():
+    # a tenth of each half: 50, 100 and 200 ns behind the issues, where the last is hidden by the wait for the last
+    # reduce-scatter, which now ends at 4060; then 100 and 50 ahead of the second and the third forward task
+    assert period_ns(sliced_optimizer(by_layer(), slowdown=1.1)) == 9360
+
+
+def test_a_rank_updates_its_share_and_keeps_its_share_of_the_state():
+    for num_ranks in (2, 3):
+        graph = averaging_job(num_ranks=num_ranks).with_meta(memory_base_bytes=100_000)
+        changed = sliced_optimizer(graph, num_iterations=2)
+        update = changed.select(phase=Phase.UPDATE) & ~changed.select(kind=(Kind.COMM, Kind.SYNC, Kind.VIRTUAL))
+
+        assert {300 // num_ranks} == set(changed.duration_ns[update].tolist())
+        saved = round(2 * sum(SIZES.values()) * (1 - 1 / num_ranks))
+        assert 100_000 - saved == changed.meta.memory_base_bytes
+
+
+def test_both_halves_carry_all_bytes_once_per_rank_and_iteration():
+    for request in ("sliced-optimizer", "gradient-buckets:caps_bytes=1+sliced-optimizer"):
+        graph = apply(averaging_job(), parse_request(request))
+        ops = graph.tasks.strings("op").to_numpy()
+        for op in ("reduce_scatter", "all_gather"):
+            sent = graph.tasks["message_bytes"][graph.select(kind=Kind.COMM) & (ops == op)]
+            assert 2 * graph.num_iterations * sum(SIZES.values()) == sent.sum()
+
+
+def test_no_half_is_faster_than_the_link():
+    ranks = {"num_ranks": 2, "bandwidth_bytes_per_s": 0.25e9}  # 4 ns per byte
+    graph = by_layer()
+    slow = graph.with_meta(origin={**graph.meta.origin, "ranks": ranks})
+    changed = sliced_optimizer(slow)
+    messages = np.flatnonzero(changed.select(kind=Kind.COMM))
+
+    assert changed.duration_ns[messages].tolist() == (2 * changed.tasks["message_bytes"][messages]).tolist()
+
+
+def test_the_answer_is_within_its_limits():
+    (answer,) = whatif(by_layer(), ["sliced-optimizer"])
+
+    assert answer.is_applicable
+    assert answer.predicted_ns == 9160
+    assert answer.limits.max_speedup >= answer.speedup
+
+
+def test_the_slowdown_is_that_of_equal_work_with_and_without_messages():
+    builder = GraphBuilder()
+    host, wire = builder.resource("host", ResourceKind.HOST_THREAD), builder.resource("wire", ResourceKind.LINK)
+    common = {"kind": Kind.COMPUTE, "flops": 10, "rank": 0}
+    first = builder.task("mm", resource=host, duration_ns=1_000_000, **common)
+    slowed = builder.task("mm", resource=host, duration_ns=1_200_000, **common)
+    other = builder.task("relu", resource=host, duration_ns=900_000, **common)
+    message = builder.task("all_reduce", kind=Kind.COMM, resource=wire, duration_ns=1_200_000, rank=0)
+    builder.edge(first, slowed)
+    builder.edge(slowed, other)
+    builder.edge(first, message)
+    none = np.empty(0, np.int64)
+    averaging = Averaging((0,), (), none, none, np.array([[message]]), 0.0, 1.0)
+
+    assert slowdown_by_messages(builder.build(), averaging) == pytest.approx(1.2)
+
+
+def test_what_cannot_be_sliced_is_refused_with_the_reason():
+    with pytest.raises(NotApplicableError, match="starts from one iteration"):
+        sliced_optimizer(averaging_job().concat(2))
+    with pytest.raises(InputError, match="give at least 2, 0 and 1"):
+        sliced_optimizer(averaging_job(), slowdown=0.5)
+    without = averaging_job()
+    with pytest.raises(NotApplicableError, match="no task of a CPU updates parameters"):
+        sliced_optimizer(
+            without.with_columns(
+                phase=np.where(without.tasks["phase"] == Phase.UPDATE, Phase.OTHER, without.tasks["phase"])
+            )
+        )
