@@ -72,7 +72,8 @@ class BackgroundRing:
     """
 
     def __init__(self, group: Any, *, piece_bytes: int = 1 << 20) -> None:
-        self.rank, self.num_ranks = group.rank(), group.size()
+        self.rank: int = group.rank()
+        self.num_ranks: int = group.size()
         self._group, self._piece_bytes = group, piece_bytes
         self._tag = 0
         self._scratch: torch.Tensor | None = None

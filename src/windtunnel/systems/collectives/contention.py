@@ -54,8 +54,8 @@ def _overlap(
     """Time of each task during which a message of its rank is under way, [T]; messages of a rank do not overlap."""
     result = np.zeros(graph.num_tasks)
     for rank, rows in zip(averaging.ranks, averaging.messages, strict=True):
-        mine = graph.tasks["rank"] == rank
+        on_rank = graph.tasks["rank"] == rank
         for row in rows.tolist():
             both = np.minimum(finish_ns, finish_ns[row]) - np.maximum(start_ns, start_ns[row])
-            result[mine] += np.maximum(both[mine], 0)
+            result[on_rank] += np.maximum(both[on_rank], 0)
     return result

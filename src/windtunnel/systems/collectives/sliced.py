@@ -125,7 +125,7 @@ class SlicedOptimizer:
             return step()
         if not self._buckets:
             result = step()
-            self._begin_if_settled(optimizer)
+            self._begin_slicing(optimizer)
             return result
         if optimizer is not self.optimizer or not self._scatters:
             return step()
@@ -205,7 +205,7 @@ class SlicedOptimizer:
 
     # --- when the schedule begins ---------------------------------------------------------------------------
 
-    def _begin_if_settled(self, optimizer: torch.optim.Optimizer) -> None:
+    def _begin_slicing(self, optimizer: torch.optim.Optimizer) -> None:
         """DDP makes other buckets after the first iteration; go on from when two iterations had the same."""
         layout = [tuple(map(id, parameters)) for _, parameters, _ in self._seen]
         is_settled, self._previous = bool(layout) and layout == self._previous, layout
@@ -225,7 +225,7 @@ class SlicedOptimizer:
     def _wait_in_forward(self) -> Iterator[Undo]:
         """Wait in each module for its parameters, and for those of parts that it uses without calling them."""
         bucket_of = {item: index for index, bucket in enumerate(self._buckets) for item in bucket.parameter_ids}
-        yield self._model.register_forward_pre_hook(self._wait_if_evaluated).remove
+        yield self._model.register_forward_pre_hook(self._wait_in_evaluation).remove
 
         def collect(module: torch.nn.Module) -> set[int]:
             """Buckets that whoever calls this module has to wait for."""
@@ -302,7 +302,7 @@ class SlicedOptimizer:
     def _note_call(self, module: torch.nn.Module, *_: object) -> None:
         self._called.add(id(module))
 
-    def _wait_if_evaluated(self, module: torch.nn.Module, *_: object) -> None:
+    def _wait_in_evaluation(self, module: torch.nn.Module, *_: object) -> None:
         """Modules may use each other's parameters in other ways than while they train."""
         if not module.training:
             self.wait()

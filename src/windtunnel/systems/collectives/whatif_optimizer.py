@@ -2,8 +2,8 @@
 
 In: a graph of several ranks that average gradients, one iteration. Out: a few iterations in which each all-reduce is
 its two halves: the reduce-scatter where it was, the all-gather behind the update of its bucket, and forward tasks that
-wait for the all-gather of their own parameters only. Not here: other buckets (``gradient-buckets`` comes before, with a
-``+``), the optimizer's own operators (``fused-optimizer``).
+wait for the all-gather of their own parameters only. Not here: other buckets (gradient-buckets comes before, with a +),
+how much messages slow computing (``contention``).
 """
 
 from __future__ import annotations
@@ -259,8 +259,8 @@ def _across(graph: Graph, job: _Job, gathers: Rows, overlaps_forward: bool) -> R
     buckets = job.bucket_of_layer()
     pairs = []
     for number, rank in enumerate(job.averaging.ranks):
-        mine = (tasks["rank"] == rank) & (np.arange(graph.num_tasks) < job.graph.num_tasks)
-        forward = np.flatnonzero(graph.select(phase=Phase.FORWARD, kind=Kind.COMPUTE) & mine)
+        on_rank = (tasks["rank"] == rank) & (np.arange(graph.num_tasks) < job.graph.num_tasks)
+        forward = np.flatnonzero(graph.select(phase=Phase.FORWARD, kind=Kind.COMPUTE) & on_rank)
         if not len(forward):
             raise NotApplicableError("no forward pass is seen", where=f"rank {rank}")
         first = last_per_group(index, forward, layers.codes[forward], first=True)
@@ -269,7 +269,7 @@ def _across(graph: Graph, job: _Job, gathers: Rows, overlaps_forward: bool) -> R
         for layer, bucket in buckets.items():
             reader = by_layer.get(layer, start) if overlaps_forward else start
             pairs.append((int(gathers[number, bucket]), reader))
-        host = np.flatnonzero(mine & (tasks["resource"] == tasks["resource"][start]))
+        host = np.flatnonzero(on_rank & (tasks["resource"] == tasks["resource"][start]))
         if graph.resources["discipline"][tasks["resource"][start]] == Discipline.PRIORITY:
             # such a resource keeps no order between iterations by itself
             successors = np.zeros(graph.num_tasks, bool)
