@@ -14,7 +14,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,16 @@ from windtunnel.errors import InputError
 from windtunnel.measure.links import Bucket, sleep_until
 from windtunnel.measure.workers import check_command_output, run_to_end
 
-__all__ = ["can_throttle", "evict", "read_all", "read_at", "require_disk", "resident_share", "throttle_disk"]
+__all__ = [
+    "can_throttle",
+    "evict",
+    "measure_read_rate",
+    "read_all",
+    "read_at",
+    "require_disk",
+    "resident_share",
+    "throttle_disk",
+]
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _CHUNK_BYTES = 1 << 16
@@ -105,6 +115,15 @@ def read_all(files: Iterable[Path]) -> tuple[int, int]:
     for path in files:
         size_bytes += len(path.read_bytes())
     return size_bytes, time.perf_counter_ns() - begun_ns
+
+
+def measure_read_rate(files: Sequence[Path], num_streams: int) -> float:
+    """Bytes per second at which so many threads together read files that are not in memory, each file once."""
+    evict(files)
+    begun_ns = time.perf_counter_ns()
+    with ThreadPoolExecutor(num_streams) as pool:
+        size_bytes = sum(pool.map(lambda stream: read_all(files[stream::num_streams])[0], range(num_streams)))
+    return size_bytes / (time.perf_counter_ns() - begun_ns) * 1e9
 
 
 def read_at(path: Path, bucket: Bucket) -> bytes:

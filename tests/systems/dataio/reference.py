@@ -8,6 +8,7 @@ def loader_times(
     compute_RN: list[list[int]],
     num_workers: int,
     prefetch_factor: int,
+    transfer_ns: int = 0,
     get_ns: int = 0,
     barrier_ns: int = 0,
 ) -> tuple[list[list[int]], list[int]]:
@@ -24,7 +25,7 @@ def loader_times(
                 issue = 0 if k < ahead else got[r][k - ahead]
                 free = done[r][k - num_workers] if k >= num_workers else 0
                 done[r][k] = max(issue, free) + make_RN[r][k]
-                got[r][k] = max(done[r][k], before) + get_ns
+                got[r][k] = max(done[r][k] + transfer_ns, before) + get_ns
             else:
                 got[r][k] = before + make_RN[r][k]
         end[k] = max(got[r][k] + compute_RN[r][k] for r in ranks) + barrier_ns

@@ -33,7 +33,7 @@ def cases(draw: Any) -> tuple[Batches, LoaderSetup]:
 
     costs = Batches(
         table(50), np.zeros((ranks, steps), np.int64), table(20), table(90), table(100),
-        draw(st.integers(0, 5)), draw(st.integers(0, 5)),
+        draw(st.integers(0, 9)), draw(st.integers(0, 5)), draw(st.integers(0, 5)),
     )  # fmt: skip
     return costs, LoaderSetup(draw(st.integers(0, 5)), draw(st.integers(1, 4)), num_cores=64)
 
@@ -48,10 +48,16 @@ def test_the_replay_is_the_loaders_recurrence(case: tuple[Batches, LoaderSetup])
     timeline = replay(loader_graph(costs, setup))
 
     got, end = loader_times(
-        make, costs.compute_ns.tolist(), setup.num_workers, setup.prefetch_factor, costs.get_ns, costs.barrier_ns
+        make,
+        costs.compute_ns.tolist(),
+        setup.num_workers,
+        setup.prefetch_factor,
+        costs.transfer_ns,
+        costs.get_ns,
+        costs.barrier_ns,
     )
     count = costs.num_ranks * costs.num_steps
-    assert sum(got, []) == timeline.finish_ns[2 * count : 3 * count].tolist()
+    assert [time for row in got for time in row] == timeline.finish_ns[2 * count : 3 * count].tolist()
     assert end == timeline.finish_ns[4 * count :].tolist()
 
 

@@ -6,7 +6,7 @@ times come from (``worker``, ``model``, ``results``).
 
 References
 ----------
-DLIO, CCGrid 2021; the formulas are those of its ``statscounter``: AU = compute[s:n-e] / (block - proc[:s] - proc[n-e:]).
+DLIO, CCGrid 2021. The formulas are those of its program: AU = compute[s:n-e] / (block - proc[:s] - proc[n-e:]).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ The recurrence of ``torch.utils.data.DataLoader`` for batch k, with W workers an
 
     issue_k = 0 if k < W * P else got_{k - W*P}
     done_k  = max(issue_k, done_{k-W}) + read_k + decode_k     # worker k mod W makes one batch at a time
-    got_k   = max(done_k, end_{k-1}) + get                     # in order, whatever worker is ready first
+    got_k   = max(done_k + transfer, end_{k-1}) + get          # in order, whatever worker is ready first
     end_k   = max over ranks of (got_k + compute_k) + barrier
 
 Without workers got_k = end_{k-1} + read_k + decode_k. Reads share the bandwidth of the storage max-min fairly, each up
@@ -29,7 +29,16 @@ from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceK
 from windtunnel.simulate import Timeline, replay
 from windtunnel.systems.dataio.metrics import BlockTimes
 
-__all__ = ["CAUSES", "Batches", "Bottleneck", "LoaderSetup", "block_times", "find_bottleneck", "loader_graph", "simulate"]
+__all__ = [
+    "CAUSES",
+    "Batches",
+    "Bottleneck",
+    "LoaderSetup",
+    "block_times",
+    "find_bottleneck",
+    "loader_graph",
+    "simulate",
+]
 
 Ints = NDArray[np.int64]
 
@@ -65,6 +74,8 @@ class LoaderSetup:
         Shared by the workers of all ranks.
     pool_bytes_per_s, stream_bytes_per_s : float
         Bandwidth of the storage, and how much of it one reader gets.
+    slowdown : tuple of float
+        Of decoding while 1, 2, ... workers decode, measured; empty where only the number of cores counts.
     """
 
     num_workers: int
@@ -72,6 +83,7 @@ class LoaderSetup:
     num_cores: int = 1
     pool_bytes_per_s: float = _NO_LIMIT_BYTES_PER_S
     stream_bytes_per_s: float = _NO_LIMIT_BYTES_PER_S
+    slowdown: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +99,9 @@ class Batches:
     overhead_ns, decode_ns : array
         Processor time of the worker that does not depend on the size of samples, and that does.
     compute_ns : array
-    get_ns, barrier_ns : int
-        To hand a batch to the main process; of the barrier that ends each step.
+    transfer_ns, get_ns, barrier_ns : int
+        From the end of a batch in its worker until the main process can receive it, which keeps neither busy; to
+        receive it; of the barrier that ends each step.
     start_ns : int
         Until workers run; only in the first epoch.
     uses_cores : bool
@@ -100,6 +113,7 @@ class Batches:
     overhead_ns: Ints
     decode_ns: Ints
     compute_ns: Ints
+    transfer_ns: int = 0
     get_ns: int = 0
     barrier_ns: int = 0
     start_ns: int = 0
@@ -113,7 +127,7 @@ class Batches:
     @property
     def num_steps(self) -> int:
         """Steps of each rank."""
-        return self.compute_ns.shape[1]
+        return int(self.compute_ns.shape[1])
 
 
 def loader_graph(batches: Batches, setup: LoaderSetup) -> Graph:
@@ -145,7 +159,8 @@ def loader_graph(batches: Batches, setup: LoaderSetup) -> Graph:
     worker = np.arange(steps) % max(num_workers, 1) + max(num_workers, 1) * np.arange(ranks)[:, None]
     main = np.broadcast_to(main_first + np.arange(ranks)[:, None], (ranks, steps))
     # With a core for every worker nothing is shared, and the edges alone fix the order.
-    is_shared = num_decoders + batches.uses_cores * ranks > setup.num_cores
+    num_users = num_decoders + batches.uses_cores * ranks
+    is_shared = num_users > setup.num_cores or any(factor != 1.0 for factor in setup.slowdown[:num_users])
     decoder = np.zeros((ranks, steps), np.int64) if is_shared else worker_first + worker
     computer = np.zeros((ranks, steps), np.int64) if is_shared and batches.uses_cores else main + ranks
     kinds = (Kind.IO, Kind.HOST, Kind.HOST, Kind.HOST if batches.uses_cores else Kind.COMPUTE)
@@ -155,9 +170,9 @@ def loader_graph(batches: Batches, setup: LoaderSetup) -> Graph:
     tasks: dict[str, Any] = {
         "name": np.repeat(names, [count] * 4 + [steps]).tolist(),
         "kind": np.repeat([*kinds, Kind.SYNC], [count] * 4 + [steps]).astype(np.int8),
-        "phase": np.repeat([Phase.DATA, Phase.DATA, Phase.DATA, Phase.OTHER, Phase.OTHER], [count] * 4 + [steps]).astype(
-            np.int8
-        ),
+        "phase": np.repeat(
+            [Phase.DATA, Phase.DATA, Phase.DATA, Phase.OTHER, Phase.OTHER], [count] * 4 + [steps]
+        ).astype(np.int8),
         "iteration": np.concatenate([np.tile(np.arange(steps), 4 * ranks), np.arange(steps)]).astype(np.int32),
         "rank": np.append(np.tile(np.repeat(np.arange(ranks), steps), 4), np.zeros(steps)).astype(np.int32),
         "resource": _column([worker_first + worker, decoder, main, computer], np.full(steps, -1)).astype(np.int32),
@@ -176,7 +191,10 @@ def loader_graph(batches: Batches, setup: LoaderSetup) -> Graph:
         routes = [(pool, pool + 1 + index) for index in range(num_decoders)]
         tasks["message_bytes"] = np.append(batches.size_bytes, np.zeros(3 * count + steps)).astype(np.int64)
         tasks["route"] = np.append(worker, np.full(3 * count + steps, -1)).astype(np.int32)
-    columns = {"src": src, "dst": dst, "kind": np.full(len(src), EdgeKind.DATA, np.int8)}
+    lag_ns = np.zeros(len(src), np.int64)
+    if num_workers:
+        lag_ns[count : 2 * count] = batches.transfer_ns  # the second group of edges: decode -> got
+    columns = {"src": src, "dst": dst, "kind": np.full(len(src), EdgeKind.DATA, np.int8), "lag_ns": lag_ns}
     return Graph.from_columns(tasks, columns, resources, {"source": "dataio", "routes": tuple(routes)})
 
 
@@ -196,7 +214,11 @@ def _resources(setup: LoaderSetup, ranks: int, num_decoders: int) -> tuple[dict[
         *((f"rank {rank} main process", ResourceKind.HOST_THREAD, Discipline.FIFO, 1, 1.0) for rank in range(ranks)),
         *((f"rank {rank} accelerator", ResourceKind.DEVICE, Discipline.FIFO, 1, 1.0) for rank in range(ranks)),
     ]
-    columns = dict(zip(("name", "kind", "discipline", "slots", "rate"), map(list, zip(*rows, strict=True)), strict=True))
+    names = ("name", "kind", "discipline", "slots", "rate")
+    columns: dict[str, Any] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    if setup.slowdown:
+        columns["slowdown"] = np.ones((len(rows), len(setup.slowdown)))
+        columns["slowdown"][0] = setup.slowdown
     return columns, 2 + num_decoders, 2 + 2 * num_decoders
 
 

@@ -1,0 +1,159 @@
+"""The loading side of a training job: what a real run and its prediction have in common.
+
+In: a configuration of DLIO. Out: a ``LoadingJob``: files, order, loader, times of steps. Equal seeds give equal orders
+and step times, so that a prediction is about the very run. Not here: running (``run``), predicting (``predict``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.systems.dataio.order import Dataset, steps_per_epoch
+
+__all__ = ["LoadingJob", "TimeDraw"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TimeDraw:
+    """A distribution of times in seconds; the absolute value of a negative draw counts.
+
+    Attributes
+    ----------
+    kind : str
+        ``constant``, ``normal``, ``uniform``, ``gamma``, ``exponential`` or ``poisson``.
+    first, second : float
+        Its parameters in DLIO's order: mean and stdev, min and max, shape and scale, scale, lam.
+    """
+
+    kind: str = "constant"
+    first: float = 0.0
+    second: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """Mean before negative draws are mirrored."""
+        match self.kind:
+            case "uniform":
+                return (self.first + self.second) / 2
+            case "gamma":
+                return self.first * self.second
+            case _:
+                return self.first
+
+    def draw_ns(self, random: np.random.Generator, count: int) -> Ints:
+        """Draw times in ns, int64 [count]."""
+        match self.kind:
+            case "normal":
+                seconds = random.normal(self.first, self.second, count)
+            case "uniform":
+                seconds = random.uniform(self.first, self.second, count)
+            case "gamma":
+                seconds = random.gamma(self.first, self.second, count)
+            case "exponential":
+                seconds = random.exponential(self.first, count)
+            case "poisson":
+                seconds = random.poisson(self.first, count).astype(np.float64)
+            case _:
+                seconds = np.full(count, self.first)
+        return np.rint(np.abs(seconds) * 1e9).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class LoadingJob:
+    """A training job as far as its input is concerned.
+
+    Attributes
+    ----------
+    name : str
+    format : str
+    files, eval_files : tuple of Path
+        Sample i of the training set is number i % samples_per_file of file i // samples_per_file.
+    dataset : Dataset
+        What determines the order of samples.
+    record_bytes, tensor_bytes : int
+        Of a sample in its file, and of the tensor that is made of it.
+    batch_size, eval_batch_size : int
+    num_ranks, num_workers, prefetch_factor : int
+    context : str
+        How loader workers are started; ``fork`` may deadlock once torch has threads.
+    epochs : int
+    max_steps : int
+        Of all epochs; -1 for no limit.
+    compute, preprocess, evaluate : TimeDraw
+        Of a step; of a sample in the worker; of an evaluation step.
+    is_kept_open : bool
+        Whether a file is opened once instead of for each sample.
+    is_direct : bool
+        Files are read without the page cache.
+    num_start, num_end : int
+        Steps of each block that do not count.
+    target_au : float
+    seed : int
+    steps_between_checkpoints : int
+        -1 for none within an epoch.
+    eval_after_epoch, epochs_between_evals : int
+        The first evaluation, and the distance to the next one; 0 for none.
+    compute_job : str
+        A workload whose real step is run instead of sleeping.
+    options : dict
+        For the reader: what only it needs.
+    """
+
+    name: str
+    format: str
+    files: tuple[Path, ...]
+    dataset: Dataset
+    record_bytes: int
+    batch_size: int
+    tensor_bytes: int = 0
+    num_ranks: int = 1
+    num_workers: int = 1
+    prefetch_factor: int = 2
+    context: str = "spawn"
+    epochs: int = 1
+    max_steps: int = -1
+    compute: TimeDraw = TimeDraw()
+    preprocess: TimeDraw = TimeDraw()
+    evaluate: TimeDraw = TimeDraw()
+    is_kept_open: bool = False
+    is_direct: bool = False
+    num_start: int = 1
+    num_end: int = 0
+    target_au: float = 0.9
+    seed: int = 123
+    steps_between_checkpoints: int = -1
+    eval_files: tuple[Path, ...] = ()
+    eval_batch_size: int = 1
+    eval_after_epoch: int = 0
+    epochs_between_evals: int = 1
+    compute_job: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of each rank in an epoch.
+
+        Raises
+        ------
+        InputError
+            There is none: shows the arithmetic.
+        """
+        steps = steps_per_epoch(self.dataset, self.batch_size, self.num_ranks)
+        return steps if self.max_steps < 0 else min(steps, self.max_steps)
+
+    def compute_ns(self, epoch: int) -> Ints:
+        """Step times of all ranks in an epoch, int64 [R, N]."""
+        random = np.random.default_rng([self.seed, epoch, 2])
+        return self.compute.draw_ns(random, self.num_ranks * self.num_steps).reshape(self.num_ranks, self.num_steps)
+
+    def has_eval_after(self, epoch: int) -> bool:
+        """Whether an evaluation follows this epoch, counted from 1."""
+        first = self.eval_after_epoch
+        return bool(self.eval_files and first and epoch >= first and not (epoch - first) % self.epochs_between_evals)

@@ -1,0 +1,142 @@
+"""Batches of a job through ``torch.utils.data.DataLoader``, with what each cost.
+
+In: a ``LoadingJob``. Out: batches, each with the span in which its worker made it and the bytes that this worker read,
+from the device and in all. Not here: who asks for batches (``worker``), formats (``readers``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
+
+from windtunnel.measure.links import Bucket, sleep_until
+from windtunnel.systems.dataio.job import LoadingJob
+
+__all__ = ["BatchSpan", "SampleSet", "make_loader", "read_io_bytes"]
+
+_COUNTERS = Path("/proc/self/io")
+
+
+@dataclass(frozen=True)
+class BatchSpan:
+    """How a batch was made; times are of the clock that all processes share (``time.monotonic_ns``).
+
+    Attributes
+    ----------
+    worker : int
+        Of its rank; -1 for the main process.
+    start_ns, end_ns : int
+        From the first sample to the collated batch.
+    device_bytes, read_bytes : int
+        That the device delivered, and that were read, from memory or the device.
+    """
+
+    worker: int
+    start_ns: int
+    end_ns: int
+    device_bytes: int
+    read_bytes: int
+
+
+def read_io_bytes() -> tuple[int, int]:
+    """Bytes that this process has read until now: from devices, and in all; zeros where the system does not say."""
+    try:
+        counts = dict(line.split(": ") for line in _COUNTERS.read_text(encoding="ascii").splitlines())
+    except OSError:
+        return 0, 0
+    device, total = int(counts["read_bytes"]), int(counts["rchar"])
+    return device, max(device, total)
+
+
+class SampleSet(Dataset[Any]):
+    """The samples of a job: each is read whole, then the same tensor stands for it, whatever was read.
+
+    Parameters
+    ----------
+    job : LoadingJob
+    is_eval : bool
+        The evaluation set instead of the training set.
+    limit_bytes_per_s : float
+        Of all workers together, kept to in this process; 0 for as fast as files come.
+    """
+
+    def __init__(self, job: LoadingJob, *, is_eval: bool = False, limit_bytes_per_s: float = 0.0) -> None:
+        self._job, self._files = job, job.eval_files if is_eval else job.files
+        self._bucket = Bucket(limit_bytes_per_s / (job.num_ranks * max(job.num_workers, 1)) or 1.0)
+        self._is_limited = limit_bytes_per_s > 0
+        self._reader: Any = None
+        self._tensor: Any = None
+        self._before = (0, 0)
+
+    def __len__(self) -> int:
+        return len(self._files) * self._job.dataset.samples_per_file
+
+    def __getitems__(self, samples: list[int]) -> list[Any]:
+        """Read the samples of a batch; the first item is when that began."""
+        if self._reader is None:
+            self._open()
+        start_ns = time.monotonic_ns()
+        waits_ns = self._job.preprocess.draw_ns(np.random.default_rng([self._job.seed, *samples[:1]]), len(samples))
+        for sample, wait_ns in zip(samples, waits_ns.tolist(), strict=True):
+            file, index = divmod(sample, self._job.dataset.samples_per_file)
+            size = self._reader.read(self._files[file], index).nbytes
+            if self._is_limited:
+                sleep_until(self._bucket.due_ns(size, time.monotonic_ns()))
+            if wait_ns:
+                time.sleep(wait_ns / 1e9)
+        return [start_ns, *[self._tensor] * len(samples)]
+
+    def collate(self, items: list[Any]) -> tuple[torch.Tensor, BatchSpan]:
+        """Put a batch together, and say what it cost."""
+        batch = default_collate(items[1:])
+        info, used = get_worker_info(), read_io_bytes()
+        device, total = (now - before for now, before in zip(used, self._before, strict=True))
+        self._before = used
+        return batch, BatchSpan(-1 if info is None else info.id, items[0], time.monotonic_ns(), device, total)
+
+    def _open(self) -> None:
+        """Get ready in the process that reads."""
+        from windtunnel.systems.dataio.reading import open_reader
+
+        torch.set_num_threads(1)
+        self._reader = open_reader(self._job)
+        self._tensor = torch.zeros(max(self._job.tensor_bytes, 1), dtype=torch.uint8)
+        self._before = read_io_bytes()
+
+
+class EpochOrder(Sampler[int]):
+    """The samples of the epoch that comes next."""
+
+    def __init__(self) -> None:
+        self.samples: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+def make_loader(job: LoadingJob, samples: SampleSet, batch_size: int) -> tuple[DataLoader[Any], EpochOrder]:
+    """Make the loader of one rank, and the order that it follows."""
+    order = EpochOrder()
+    with_workers: dict[str, Any] = {}
+    if job.num_workers:
+        with_workers = {
+            "prefetch_factor": job.prefetch_factor,
+            "persistent_workers": True,
+            "multiprocessing_context": job.context,
+        }
+    loader: DataLoader[Any] = DataLoader(
+        samples, batch_size, sampler=order, num_workers=job.num_workers, drop_last=True, collate_fn=samples.collate,
+        **with_workers,
+    )  # fmt: skip
+    return loader, order
+

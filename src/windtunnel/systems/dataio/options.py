@@ -1,0 +1,157 @@
+"""Options that the verbs of input pipelines share, and the job that they describe."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli.console import Progress, advise
+from windtunnel.errors import InputError
+from windtunnel.units import format_rate, parse_rate
+
+if TYPE_CHECKING:
+    from windtunnel.systems.dataio.calibrate import LoadingCosts
+    from windtunnel.systems.dataio.job import LoadingJob
+
+__all__ = [
+    "Cache",
+    "ConfigPath",
+    "CostsPath",
+    "DiskBandwidth",
+    "Folder",
+    "NumRanks",
+    "Overrides",
+    "RunPlace",
+    "StoreCosts",
+    "job_and_costs",
+    "require_cache",
+    "running_place",
+]
+
+ConfigPath = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="DLIO configuration (.yaml), or the name of a shipped workload.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override, such as reader.batch_size=8; may be repeated."),
+]
+NumRanks = Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Number of accelerators.")]
+Cache = Annotated[
+    str,
+    typer.Option(
+        "--cache", metavar="STATE", help="Page cache before each epoch: cold, warm, or cold-start (only the first is cold)."
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", metavar="FOLDER", help="Folder of the data set (default: dataset.data_folder)."),
+]
+DiskBandwidth = Annotated[
+    str,
+    typer.Option("--disk-bandwidth", metavar="RATE", help="Put the data set on a disk limited to this rate, such as 50MB/s."),
+]
+CostsPath = Annotated[
+    Path | None, typer.Option("--costs", metavar="FILE", help="Costs that `dataio predict --out` saved, instead of measuring.")
+]
+StoreCosts = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Save the measured costs (JSON).")
+]
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Where a job runs.
+
+    Attributes
+    ----------
+    job : LoadingJob
+    config : any
+        The configuration.
+    limit_bytes_per_s : float
+        To which readers must keep; 0 where the kernel limits the disk, or nothing does.
+    checkpoint_folder : Path, optional
+    """
+
+    job: LoadingJob
+    config: Any
+    limit_bytes_per_s: float = 0.0
+    checkpoint_folder: Path | None = None
+
+
+def require_cache(cache: str) -> None:
+    """Refuse a state of the page cache that is none.
+
+    Raises
+    ------
+    InputError
+        It is none.
+    """
+    from windtunnel.systems.dataio.predict import CACHES
+
+    if cache not in CACHES:
+        raise InputError(f"{cache!r} is no state of the page cache", where="--cache", fix=f"one of {', '.join(CACHES)}")
+
+
+@contextlib.contextmanager
+def running_place(
+    text: str, overrides: list[str] | None, ranks: int, folder: Path | None, disk: str, compute: str = ""
+) -> Iterator[RunPlace]:
+    """Get the files of a job ready, on a throttled disk if one is asked for.
+
+    Raises
+    ------
+    InputError
+        The configuration is wrong, or an epoch has no steps.
+    """
+    from dataclasses import replace
+
+    from windtunnel.measure.disks import can_throttle, throttle_disk
+    from windtunnel.systems.dataio.source import ensure_files, job_of, load_config
+
+    config = load_config(text, overrides or [], folder)
+    job = replace(job_of(config, ranks), compute_job=compute)
+    _ = job.num_steps  # refuses an epoch without steps before anything is written
+    with contextlib.ExitStack() as stack:
+        limit = 0.0
+        if disk:
+            rate = parse_rate(disk)
+            if can_throttle():
+                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-dataio-"))
+                total = round(1.2 * job.dataset.num_samples * max(job.record_bytes, 4096))
+                config = load_config(text, overrides or [], stack.enter_context(throttle_disk(Path(scratch), rate, total)))
+                job = replace(job_of(config, ranks), compute_job=compute)
+            else:
+                limit = rate
+                advise(f"the kernel throttles no disk here: loader workers keep to {format_rate(rate)} themselves")
+        with Progress("generating") as progress:
+            ensure_files(config, progress=progress)
+        yield RunPlace(job, config, limit, checkpoint_folder_of(config))
+
+
+def checkpoint_folder_of(config: Any) -> Path | None:
+    """Folder of checkpoints; None where the workflow has none."""
+    return Path(config.checkpoint.checkpoint_folder) if config.workflow.checkpoint else None
+
+
+@contextlib.contextmanager
+def job_and_costs(
+    text: str, overrides: list[str] | None, ranks: int, folder: Path | None, disk: str, costs: Path | None
+) -> Iterator[tuple[LoadingJob, LoadingCosts]]:
+    """Read or measure what loading costs; files of the job stay until the context ends."""
+    from windtunnel.systems.dataio.calibrate import read_costs
+    from windtunnel.systems.dataio.source import job_of, load_config, measure_job
+
+    if costs is not None:
+        known = read_costs(costs)
+        yield job_of(load_config(text, overrides or [], folder), ranks), known
+        return
+    with running_place(text, overrides, ranks, folder, disk) as place:
+        with Progress("measuring") as progress:
+            measured = measure_job(place.job, place.config, progress=progress)
+        yield place.job, measured

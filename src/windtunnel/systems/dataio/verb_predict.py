@@ -1,0 +1,216 @@
+"""``windtunnel dataio predict`` and ``plan``: AU of a job that nobody runs, and what to change about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.base.tables import Table
+from windtunnel.cli.console import Progress, advise, show, suggest
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, HtmlPath, Json, whole_numbers
+from windtunnel.systems.dataio.options import (
+    Cache,
+    ConfigPath,
+    CostsPath,
+    DiskBandwidth,
+    Folder,
+    NumRanks,
+    Overrides,
+    StoreCosts,
+    job_and_costs,
+    require_cache,
+)
+from windtunnel.units import format_duration, format_size, parse_ratio, parse_size
+
+if TYPE_CHECKING:
+    from windtunnel.systems.dataio.predict import Prediction
+    from windtunnel.systems.dataio.search import Plan
+
+__all__ = ["plan", "predict", "prediction_lines"]
+
+
+@registry.verb("dataio predict", source="DLIO")
+def predict(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    ranks: NumRanks = 1,
+    cache: Cache = "cold",
+    folder: Folder = None,
+    disk: DiskBandwidth = "",
+    costs_path: CostsPath = None,
+    output: StoreCosts = None,
+    html: HtmlPath = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel dataio predict unet3d_h100 --ranks 2
+
+    Predict accelerator utilization and throughput from short measurements, without running the job.
+
+    The measurements take about 30 seconds: samples, storage, loader. --out saves them, --costs uses them again.
+    """
+    from windtunnel.systems.dataio.calibrate import write_costs
+    from windtunnel.systems.dataio.page import dataio_page
+    from windtunnel.systems.dataio.predict import predict_job
+
+    require_cache(cache)
+    for path in (html, output):
+        if path is not None:
+            require_free(path, force=force)
+    with job_and_costs(config, overrides, ranks, folder, disk, costs_path) as (job, costs):
+        prediction = predict_job(job, costs, cache=cache)
+    if output is not None:
+        write_costs(output, costs)
+    if html is not None:
+        dataio_page(html, prediction=prediction, overwrite=force)
+    document = {
+        "schema": "windtunnel.dataio-prediction/1",
+        "workload": job.name,
+        "num_ranks": job.num_ranks,
+        "cache": cache,
+        **prediction.to_dict(),
+    }
+    show(document, prediction_lines(prediction, cache), as_json=as_json)
+    if not as_json:
+        for path in (html, output):
+            if path is not None:
+                advise(f"wrote {path}")
+        suggest("windtunnel", "dataio", "verify" if prediction.meets_target else "plan", config, "--ranks", ranks)
+
+
+def prediction_lines(prediction: Prediction, cache: str) -> Iterator[str | Table]:
+    """Yield what is predicted, for people."""
+    from windtunnel.systems.dataio.model import CAUSES
+
+    job = prediction.job
+    yield f"{job.name}: {job.num_ranks} ranks x batch {job.batch_size}, {job.num_workers} workers per rank, {cache} files"
+    yield ""
+    if prediction.au_ratio is None:
+        yield (
+            f"AU is undefined: an epoch has {job.num_steps} steps, of which {job.num_start} at the start and "
+            f"{job.num_end} at the end are excluded"
+        )
+    else:
+        interval = "" if prediction.au_low is None else f" ({prediction.au_low:.1%} to {prediction.au_high:.1%}, 90 %)"
+        reached = "reached" if prediction.meets_target else "missed"
+        yield f"AU {prediction.au_ratio:.1%}{interval}; target {job.target_au:.0%} {reached}"
+        yield f"throughput {prediction.samples_per_s:,.1f} samples/s; step {format_duration(prediction.step_ns)}"
+    found = prediction.bottleneck
+    if found is not None:
+        yield f"bottleneck: {CAUSES[found.cause]}"
+        yield ""
+        rows = sorted(((name, gain) for name, gain in found.gains.items()), key=lambda row: -row[1])
+        yield Table({"without": str, "epoch is faster by": "{:.2f}x"}, rows)
+    if prediction.num_replayed < job.num_steps:
+        yield f"replayed {prediction.num_replayed:,} of {job.num_steps:,} steps of an epoch; the rest is like them"
+
+
+@registry.verb("dataio plan", source="DLIO")
+def plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    ranks: NumRanks = 1,
+    cache: Cache = "cold",
+    target: Annotated[
+        str, typer.Option("--target-au", metavar="RATIO", help="Target AU (default: that of the workload).")
+    ] = "",
+    workers: Annotated[
+        str, typer.Option("--workers", metavar="LIST", help="Numbers of loader workers per rank to choose from.")
+    ] = "0,1,2,4,8",
+    prefetch: Annotated[
+        str, typer.Option("--prefetch", metavar="LIST", help="Prefetch factors to choose from.")
+    ] = "1,2,4",
+    batches: Annotated[
+        str, typer.Option("--batch-sizes", metavar="LIST", help="Batch sizes to choose from (default: that of the job).")
+    ] = "",
+    formats: Annotated[
+        str,
+        typer.Option(
+            "--formats", metavar="LIST", help="Formats to choose from, such as npy,indexed_binary:256 (samples per file)."
+        ),
+    ] = "",
+    may_cache: Annotated[
+        bool, typer.Option("--may-cache/--no-cache", help="Consider reading the data set into memory first.")
+    ] = True,
+    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory limit, such as 8GiB.")] = "",
+    folder: Folder = None,
+    disk: DiskBandwidth = "",
+    costs_path: CostsPath = None,
+    html: HtmlPath = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel dataio plan unet3d_h100 --ranks 2 --formats npy,indexed_binary:64
+
+    Find the fewest workers and the least memory that keep the accelerators busy.
+
+    Each format is measured with a few generated samples; every setting is judged by a replay.
+    """
+    from windtunnel.systems.dataio.page import dataio_page
+    from windtunnel.systems.dataio.search import Space, plan_loader
+    from windtunnel.systems.dataio.stores import costs_of_stores, parse_stores
+
+    require_cache(cache)
+    if html is not None:
+        require_free(html, force=force)
+    stores = parse_stores(formats)
+    space = Space(
+        tuple(whole_numbers(workers, "--workers")),
+        tuple(whole_numbers(prefetch, "--prefetch", least=1)),
+        tuple(whole_numbers(batches, "--batch-sizes", least=1)),
+        stores,
+        may_cache,
+    )
+    with job_and_costs(config, overrides, ranks, folder, disk, costs_path) as (job, costs), Progress("planning") as bar:
+        by_store = costs_of_stores(config, overrides, job, costs, stores, progress=bar)
+        result = plan_loader(
+            job,
+            by_store,
+            space,
+            cache=cache,
+            target_au=parse_ratio(target) if target else None,
+            max_memory_bytes=parse_size(memory) if memory else float("inf"),
+            progress=bar,
+        )
+    if html is not None:
+        dataio_page(html, plan=result, prediction=result.recommended.prediction, overwrite=force)
+    document: dict[str, Any] = {
+        "schema": "windtunnel.dataio-plan/1",
+        "workload": job.name,
+        "num_ranks": job.num_ranks,
+        "target_au": result.target_au,
+        "is_reached": result.is_reached,
+        "baseline": result.baseline.to_dict(),
+        "recommended": result.recommended.to_dict(),
+        "predicted_speedup": result.speedup,
+        "max_accelerators": result.max_accelerators,
+        "candidates": [item.to_dict() for item in result.candidates],
+    }
+    show(document, _plan_lines(result), as_json=as_json)
+    if not as_json and html is not None:
+        advise(f"wrote {html}")
+
+
+def _plan_lines(plan: Plan) -> Iterator[str | Table]:
+    columns = {
+        "setting": str, "AU": "{:.1%}", "samples/s": "{:,.1f}", "memory": format_size, "new data set": str,
+    }  # fmt: skip
+    yield Table(
+        columns,
+        [
+            (str(item.setting), item.au_ratio, item.prediction.samples_per_s or 0.0, item.memory_bytes,
+             "yes" if item.rewrites else "")
+            for item in plan.candidates
+        ],
+        wraps="setting",
+    )  # fmt: skip
+    yield ""
+    reached = "reaches" if plan.is_reached else "does not reach"
+    yield f"now: {plan.baseline.setting}: AU {plan.baseline.au_ratio:.1%}"
+    yield f"recommended: {plan.recommended.setting}: {plan.speedup:.2f}x, AU {plan.recommended.au_ratio:.1%}"
+    yield f"this {reached} the target of {plan.target_au:.0%}; the storage feeds {plan.max_accelerators} accelerators at it"
