@@ -25,12 +25,12 @@ from windtunnel.errors import InputError
 from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure.disks import evict, measure_read_rate, read_all
 from windtunnel.measure.rounds import elapsed_ns, quiet
-from windtunnel.systems.dataio.job import LoadingJob, TimeDraw
-from windtunnel.systems.dataio.loading import read_io_bytes
+from windtunnel.systems.dataio.job import NO_TIME, LoadingJob
+from windtunnel.systems.dataio.loading import open_reader, read_io_bytes
 from windtunnel.systems.dataio.run import EpochRun, running
 from windtunnel.systems.dataio.worker import EpochTask
 
-__all__ = ["LoadingCosts", "measure_costs", "read_costs", "write_costs"]
+__all__ = ["LoadingCosts", "measure_costs", "measure_samples", "read_costs", "write_costs"]
 
 SCHEMA = "windtunnel.dataio-costs/1"
 _STREAMS = (1, 2, 4)
@@ -146,7 +146,7 @@ def measure_costs(job: LoadingJob, *, overhead_ns: float = 0.0, progress: Progre
     num_cores = len(usable_cores())
     files = _spread(job.files, _MAX_SAMPLES)
     report("samples", 0, 3)
-    warm_ns, cold_ns, device_bytes = _sample_times(job, files)
+    warm_ns, cold_ns, device_bytes = measure_samples(job)
     report("storage", 1, 3)
     curve, latency_ns = _storage(job.files, max(job.record_bytes, 1), median(cold_ns))
     report("loader", 2, 3)
@@ -169,28 +169,34 @@ def measure_costs(job: LoadingJob, *, overhead_ns: float = 0.0, progress: Progre
 
 def _spread(files: Sequence[Path], count: int) -> list[Path]:
     """So many files, all over the data set."""
-    return [files[index] for index in np.unique(np.linspace(0, len(files) - 1, count).astype(int))]
+    return [files[row] for row in _spread_rows(len(files), count)]
 
 
-def _sample_times(job: LoadingJob, files: Sequence[Path]) -> tuple[list[float], list[float], float]:
-    """Times of samples in memory and not in memory, and bytes from the device per sample of the latter."""
-    from windtunnel.systems.dataio.reading import open_reader
+def _spread_rows(num_files: int, count: int) -> list[int]:
+    """Numbers of so many files, all over the data set."""
+    rows: list[int] = np.unique(np.linspace(0, num_files - 1, count).astype(int)).tolist()
+    return rows
 
+
+def measure_samples(job: LoadingJob) -> tuple[list[float], list[float], float]:
+    """Measure samples in memory and not in memory, in ns, and the bytes that the device delivers for one of these."""
+    rows = _spread_rows(len(job.files), _MAX_SAMPLES)
     reader = open_reader(replace(job, is_kept_open=False))
     random = np.random.default_rng(0)
-    indices = random.integers(0, job.dataset.samples_per_file, len(files)).tolist()
+    indices = random.integers(0, job.dataset.samples_per_file, len(rows)).tolist()
     warm: list[float] = []
     cold: list[float] = []
     device_bytes = 0
-    reader.read(files[0], indices[0])
+    reader.read(job.keys[0], indices[0])
     # Each file is read cold and then warm, so that a machine that slows down slows both.
-    for path, index in zip(files, indices, strict=True):
+    for row, index in zip(rows, indices, strict=True):
+        key, path = job.keys[row], job.files[row]
         evict([path])
         before = read_io_bytes()[0]
-        cold.append(float(elapsed_ns(partial(reader.read, path, index))))
+        cold.append(float(elapsed_ns(partial(reader.read, key, index))))
         device_bytes += read_io_bytes()[0] - before
         read_all([path])
-        warm.append(float(elapsed_ns(partial(reader.read, path, index))))
+        warm.append(float(elapsed_ns(partial(reader.read, key, index))))
         if sum(cold) + sum(warm) > _SAMPLE_BUDGET_NS and len(cold) >= _MIN_SAMPLES:
             break
     if job.is_direct:  # the page cache has no part in it
@@ -221,7 +227,7 @@ def _loader_costs(job: LoadingJob, sample_ns: float, num_cores: int) -> dict[str
     batch_size = min(job.batch_size, max(job.dataset.num_samples // (4 * job.num_ranks), 1))
     fitting = job.dataset.num_samples // (batch_size * job.num_ranks)
     steps = int(min(fitting, 60, max(4, _LOADER_BUDGET_NS // (batch_size * sample_ns))))
-    short = replace(job, batch_size=batch_size, steps_between_checkpoints=-1, compute_job="", preprocess=TimeDraw())
+    short = replace(job, batch_size=batch_size, steps_between_checkpoints=-1, compute_job="", preprocess=NO_TIME)
     samples_ns = batch_size * sample_ns
     with running(replace(short, num_workers=0)) as ranks:
         ranks.run(EpochTask(1, compute_s=0.0, max_steps=min(steps, 4)), cache="warm")

@@ -6,63 +6,21 @@ and step times, so that a prediction is about the very run. Not here: running (`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.systems.dataio.config import TimeDraw
 from windtunnel.systems.dataio.order import Dataset, steps_per_epoch
 
-__all__ = ["LoadingJob", "TimeDraw"]
+__all__ = ["NO_TIME", "LoadingJob", "describe_job"]
+
+NO_TIME = TimeDraw()
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class TimeDraw:
-    """A distribution of times in seconds; the absolute value of a negative draw counts.
-
-    Attributes
-    ----------
-    kind : str
-        ``constant``, ``normal``, ``uniform``, ``gamma``, ``exponential`` or ``poisson``.
-    first, second : float
-        Its parameters in DLIO's order: mean and stdev, min and max, shape and scale, scale, lam.
-    """
-
-    kind: str = "constant"
-    first: float = 0.0
-    second: float = 0.0
-
-    @property
-    def mean_s(self) -> float:
-        """Mean before negative draws are mirrored."""
-        match self.kind:
-            case "uniform":
-                return (self.first + self.second) / 2
-            case "gamma":
-                return self.first * self.second
-            case _:
-                return self.first
-
-    def draw_ns(self, random: np.random.Generator, count: int) -> Ints:
-        """Draw times in ns, int64 [count]."""
-        match self.kind:
-            case "normal":
-                seconds = random.normal(self.first, self.second, count)
-            case "uniform":
-                seconds = random.uniform(self.first, self.second, count)
-            case "gamma":
-                seconds = random.gamma(self.first, self.second, count)
-            case "exponential":
-                seconds = random.exponential(self.first, count)
-            case "poisson":
-                seconds = random.poisson(self.first, count).astype(np.float64)
-            case _:
-                seconds = np.full(count, self.first)
-        return np.rint(np.abs(seconds) * 1e9).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -73,8 +31,11 @@ class LoadingJob:
     ----------
     name : str
     format : str
+    keys, eval_keys : tuple of str
+        Of files on the storage. Sample i of the training set is number i % samples_per_file of file
+        i // samples_per_file.
     files, eval_files : tuple of Path
-        Sample i of the training set is number i % samples_per_file of file i // samples_per_file.
+        The same where the storage is local; else empty.
     dataset : Dataset
         What determines the order of samples.
     record_bytes, tensor_bytes : int
@@ -102,12 +63,13 @@ class LoadingJob:
         The first evaluation, and the distance to the next one; 0 for none.
     compute_job : str
         A workload whose real step is run instead of sleeping.
-    options : dict
-        For the reader: what only it needs.
+    config : DlioConfig
+        What the job comes from; readers and checkpoints take the rest from it.
     """
 
     name: str
     format: str
+    keys: tuple[str, ...]
     files: tuple[Path, ...]
     dataset: Dataset
     record_bytes: int
@@ -119,9 +81,9 @@ class LoadingJob:
     context: str = "spawn"
     epochs: int = 1
     max_steps: int = -1
-    compute: TimeDraw = TimeDraw()
-    preprocess: TimeDraw = TimeDraw()
-    evaluate: TimeDraw = TimeDraw()
+    compute: TimeDraw = NO_TIME
+    preprocess: TimeDraw = NO_TIME
+    evaluate: TimeDraw = NO_TIME
     is_kept_open: bool = False
     is_direct: bool = False
     num_start: int = 1
@@ -129,12 +91,13 @@ class LoadingJob:
     target_au: float = 0.9
     seed: int = 123
     steps_between_checkpoints: int = -1
+    eval_keys: tuple[str, ...] = ()
     eval_files: tuple[Path, ...] = ()
     eval_batch_size: int = 1
     eval_after_epoch: int = 0
     epochs_between_evals: int = 1
     compute_job: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    config: Any = None
 
     @property
     def num_steps(self) -> int:
@@ -156,4 +119,10 @@ class LoadingJob:
     def has_eval_after(self, epoch: int) -> bool:
         """Whether an evaluation follows this epoch, counted from 1."""
         first = self.eval_after_epoch
-        return bool(self.eval_files and first and epoch >= first and not (epoch - first) % self.epochs_between_evals)
+        return bool(self.eval_keys and first and epoch >= first and not (epoch - first) % self.epochs_between_evals)
+
+
+def describe_job(job: LoadingJob, cache: str) -> str:
+    """Describe a job in one line."""
+    ranks = f"{job.num_ranks} rank{'s' * (job.num_ranks > 1)} x batch {job.batch_size}"
+    return f"{job.name}: {ranks}, {job.num_workers} workers per rank, {job.format}, {cache} files"

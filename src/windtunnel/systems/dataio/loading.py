@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_
 
 from windtunnel.measure.links import Bucket, sleep_until
 from windtunnel.systems.dataio.job import LoadingJob
+from windtunnel.systems.dataio.reading import SampleReader
 
-__all__ = ["BatchSpan", "SampleSet", "make_loader", "read_io_bytes"]
+__all__ = ["BatchSpan", "SampleSet", "make_loader", "open_reader", "read_io_bytes"]
 
 _COUNTERS = Path("/proc/self/io")
 
@@ -55,6 +56,13 @@ def read_io_bytes() -> tuple[int, int]:
     return device, max(device, total)
 
 
+def open_reader(job: LoadingJob) -> SampleReader:
+    """Get ready to read the samples of a job in this process."""
+    return SampleReader(
+        job.config.dataset, job.config.storage, is_kept_open=job.is_kept_open, is_direct=job.is_direct
+    )  # fmt: skip
+
+
 class SampleSet(Dataset[Any]):
     """The samples of a job: each is read whole, then the same tensor stands for it, whatever was read.
 
@@ -68,7 +76,7 @@ class SampleSet(Dataset[Any]):
     """
 
     def __init__(self, job: LoadingJob, *, is_eval: bool = False, limit_bytes_per_s: float = 0.0) -> None:
-        self._job, self._files = job, job.eval_files if is_eval else job.files
+        self._job, self._keys = job, job.eval_keys if is_eval else job.keys
         self._bucket = Bucket(limit_bytes_per_s / (job.num_ranks * max(job.num_workers, 1)) or 1.0)
         self._is_limited = limit_bytes_per_s > 0
         self._reader: Any = None
@@ -76,7 +84,7 @@ class SampleSet(Dataset[Any]):
         self._before = (0, 0)
 
     def __len__(self) -> int:
-        return len(self._files) * self._job.dataset.samples_per_file
+        return len(self._keys) * self._job.dataset.samples_per_file
 
     def __getitems__(self, samples: list[int]) -> list[Any]:
         """Read the samples of a batch; the first item is when that began."""
@@ -86,7 +94,7 @@ class SampleSet(Dataset[Any]):
         waits_ns = self._job.preprocess.draw_ns(np.random.default_rng([self._job.seed, *samples[:1]]), len(samples))
         for sample, wait_ns in zip(samples, waits_ns.tolist(), strict=True):
             file, index = divmod(sample, self._job.dataset.samples_per_file)
-            size = self._reader.read(self._files[file], index).nbytes
+            size = self._reader.read(self._keys[file], index).nbytes
             if self._is_limited:
                 sleep_until(self._bucket.due_ns(size, time.monotonic_ns()))
             if wait_ns:
@@ -103,8 +111,6 @@ class SampleSet(Dataset[Any]):
 
     def _open(self) -> None:
         """Get ready in the process that reads."""
-        from windtunnel.systems.dataio.reading import open_reader
-
         torch.set_num_threads(1)
         self._reader = open_reader(self._job)
         self._tensor = torch.zeros(max(self._job.tensor_bytes, 1), dtype=torch.uint8)
@@ -139,4 +145,3 @@ def make_loader(job: LoadingJob, samples: SampleSet, batch_size: int) -> tuple[D
         **with_workers,
     )  # fmt: skip
     return loader, order
-

@@ -50,6 +50,7 @@ CAUSES = {
     "decoding": "the processor time of decoding",
     "workers": "too few workers",
     "prefetch": "too few batches prefetched by each worker",
+    "hand-over": "handing batches to the main process, and the end of each step",
     "stragglers": "ranks that wait for the slowest one at the barrier",
 }
 _NO_LIMIT_BYTES_PER_S = 1e15
@@ -279,6 +280,7 @@ def find_bottleneck(batches: Batches, setup: LoaderSetup) -> Bottleneck:
         "decoding": (replace(batches, decode_ns=nothing), setup),
         "workers": (batches, replace(setup, num_workers=num_workers)),
         "prefetch": (batches, replace(setup, prefetch_factor=_MANY_PREFETCHED)) if setup.num_workers else None,
+        "hand-over": (replace(batches, transfer_ns=0, get_ns=0, barrier_ns=0), setup),
         "stragglers": (replace(batches, compute_ns=even), setup) if batches.num_ranks > 1 else None,
     }
     gains = {
@@ -290,7 +292,7 @@ def find_bottleneck(batches: Batches, setup: LoaderSetup) -> Bottleneck:
 
 
 def _name_cause(gains: dict[str, float]) -> str:
-    saved = {name: 1 - 1 / gain for name, gain in gains.items()}
+    saved = {name: 1 - 1 / gain for name, gain in gains.items() if name != "accelerator"}
     largest = max(saved.values())
     if largest < _MIN_GAIN:
         return "accelerator"

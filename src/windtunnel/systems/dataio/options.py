@@ -45,7 +45,9 @@ NumRanks = Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Numb
 Cache = Annotated[
     str,
     typer.Option(
-        "--cache", metavar="STATE", help="Page cache before each epoch: cold, warm, or cold-start (only the first is cold)."
+        "--cache",
+        metavar="STATE",
+        help="Page cache before each epoch: cold, warm, or cold-start (only the first is cold).",
     ),
 ]
 Folder = Annotated[
@@ -54,14 +56,15 @@ Folder = Annotated[
 ]
 DiskBandwidth = Annotated[
     str,
-    typer.Option("--disk-bandwidth", metavar="RATE", help="Put the data set on a disk limited to this rate, such as 50MB/s."),
+    typer.Option(
+        "--disk-bandwidth", metavar="RATE", help="Put the data set on a disk limited to this rate, such as 50MB/s."
+    ),
 ]
 CostsPath = Annotated[
-    Path | None, typer.Option("--costs", metavar="FILE", help="Costs that `dataio predict --out` saved, instead of measuring.")
+    Path | None,
+    typer.Option("--costs", metavar="FILE", help="Costs that `dataio predict --out` saved, instead of measuring."),
 ]
-StoreCosts = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Save the measured costs (JSON).")
-]
+StoreCosts = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Save the measured costs (JSON).")]
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,12 @@ class RunPlace:
     Attributes
     ----------
     job : LoadingJob
-    config : any
-        The configuration.
     limit_bytes_per_s : float
         To which readers must keep; 0 where the kernel limits the disk, or nothing does.
     checkpoint_folder : Path, optional
     """
 
     job: LoadingJob
-    config: Any
     limit_bytes_per_s: float = 0.0
     checkpoint_folder: Path | None = None
 
@@ -112,9 +112,9 @@ def running_place(
     from dataclasses import replace
 
     from windtunnel.measure.disks import can_throttle, throttle_disk
-    from windtunnel.systems.dataio.source import ensure_files, job_of, load_config
+    from windtunnel.systems.dataio.source import config_with_folder, ensure_files, job_of
 
-    config = load_config(text, overrides or [], folder)
+    config = config_with_folder(text, overrides or [], folder)
     job = replace(job_of(config, ranks), compute_job=compute)
     _ = job.num_steps  # refuses an epoch without steps before anything is written
     with contextlib.ExitStack() as stack:
@@ -124,14 +124,16 @@ def running_place(
             if can_throttle():
                 scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-dataio-"))
                 total = round(1.2 * job.dataset.num_samples * max(job.record_bytes, 4096))
-                config = load_config(text, overrides or [], stack.enter_context(throttle_disk(Path(scratch), rate, total)))
+                config = config_with_folder(
+                    text, overrides or [], stack.enter_context(throttle_disk(Path(scratch), rate, total))
+                )
                 job = replace(job_of(config, ranks), compute_job=compute)
             else:
                 limit = rate
                 advise(f"the kernel throttles no disk here: loader workers keep to {format_rate(rate)} themselves")
         with Progress("generating") as progress:
             ensure_files(config, progress=progress)
-        yield RunPlace(job, config, limit, checkpoint_folder_of(config))
+        yield RunPlace(job, limit, checkpoint_folder_of(config))
 
 
 def checkpoint_folder_of(config: Any) -> Path | None:
@@ -145,13 +147,13 @@ def job_and_costs(
 ) -> Iterator[tuple[LoadingJob, LoadingCosts]]:
     """Read or measure what loading costs; files of the job stay until the context ends."""
     from windtunnel.systems.dataio.calibrate import read_costs
-    from windtunnel.systems.dataio.source import job_of, load_config, measure_job
+    from windtunnel.systems.dataio.source import config_with_folder, job_of, measure_job
 
     if costs is not None:
         known = read_costs(costs)
-        yield job_of(load_config(text, overrides or [], folder), ranks), known
+        yield job_of(config_with_folder(text, overrides or [], folder), ranks), known
         return
     with running_place(text, overrides, ranks, folder, disk) as place:
         with Progress("measuring") as progress:
-            measured = measure_job(place.job, place.config, progress=progress)
+            measured = measure_job(place.job, progress=progress)
         yield place.job, measured

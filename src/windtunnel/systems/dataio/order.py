@@ -10,6 +10,7 @@ where R does not divide N. Here ranges differ by at most one sample.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["Dataset", "epoch_order", "rank_order", "steps_per_epoch"]
+__all__ = ["Dataset", "all_rank_orders", "epoch_order", "rank_order", "steps_per_epoch"]
 
 Ints = NDArray[np.int64]
 _SHUFFLES = ("off", "seed", "random")
@@ -106,5 +107,11 @@ def _generator(dataset: Dataset, shuffle: str, epoch: int, stream: int) -> np.ra
 
 def rank_order(dataset: Dataset, epoch: int, rank: int, num_ranks: int) -> Ints:
     """Return the samples that a rank reads in an epoch: disjoint ranges of the order that leave nothing out."""
-    total = dataset.num_samples
-    return epoch_order(dataset, epoch)[rank * total // num_ranks : (rank + 1) * total // num_ranks]
+    return all_rank_orders(dataset, epoch, num_ranks)[rank]
+
+
+def all_rank_orders(dataset: Dataset, epoch: int, num_ranks: int) -> list[Ints]:
+    """Return the samples of every rank."""
+    order, total = epoch_order(dataset, epoch), dataset.num_samples
+    bounds = [rank * total // num_ranks for rank in range(num_ranks + 1)]
+    return [order[low:high] for low, high in pairwise(bounds)]

@@ -60,7 +60,9 @@ def dataio_page(
         sections.append(Section("predicted", "Predicted", title, draw_steps(prediction.times)))
         if prediction.bottleneck is not None:
             found = prediction.bottleneck
-            sections.append(Section("causes", "Causes", f"The epoch is limited by: {CAUSES[found.cause]}", _gains(found)))
+            sections.append(
+                Section("causes", "Causes", f"The epoch is limited by: {CAUSES[found.cause]}", _gains(found))
+            )
     title = f"Input pipeline of {name}"
     return write_text(path, _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
 

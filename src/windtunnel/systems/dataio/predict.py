@@ -19,7 +19,7 @@ from windtunnel.systems.dataio.calibrate import LoadingCosts
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.metrics import BlockTimes, job_metrics
 from windtunnel.systems.dataio.model import Batches, Bottleneck, LoaderSetup, find_bottleneck, simulate
-from windtunnel.systems.dataio.order import rank_order
+from windtunnel.systems.dataio.order import all_rank_orders
 
 __all__ = ["CACHES", "EpochPrediction", "Prediction", "batches_of", "predict_job", "setup_of"]
 
@@ -233,7 +233,7 @@ def batches_of(
     ranks, size = job.num_ranks, job.batch_size
     compute_ns = job.compute_ns(epoch)
     steps = min(compute_ns.shape[1], max(max_steps // ranks, 2), max(_MAX_SAMPLES // (ranks * size), 50))
-    orders = [rank_order(job.dataset, epoch, rank, ranks)[: steps * size] for rank in range(ranks)]
+    orders = [order[: steps * size] for order in all_rank_orders(job.dataset, epoch, ranks)]
     samples = np.stack(orders).reshape(ranks, steps, size)
     files = samples // job.dataset.samples_per_file
     scale = _size_ratios(job)[files]

@@ -82,7 +82,7 @@ def read_results(folder: Path) -> ForeignResults:
             if not key.isdigit():
                 continue
             try:
-                blocks = _blocks(epoch, stats.get(key, {}), batch or 1)
+                blocks = _blocks(epoch, stats.get(key, {}), batch)
             except (KeyError, TypeError, ValueError) as error:
                 raise InputError(f"epoch {key} is damaged: {error!r}", where=str(files[rank])) from error
             epochs.setdefault(int(key), []).append(blocks)
@@ -107,37 +107,39 @@ def _stats(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def _batch_size(folder: Path) -> int | None:
-    import yaml
+    """Batch size in the configuration of the run, where that is kept beside its results."""
+    from windtunnel.base.extras import require
 
     for name in ("hydra/config.yaml", ".hydra/config.yaml", "hydra_log/config.yaml"):
         if (folder / name).exists():
-            found = yaml.safe_load((folder / name).read_text(encoding="utf-8")) or {}
-            size = found.get("workload", found).get("reader", {}).get("batch_size")
-            return None if size is None else int(size)
+            yaml = require("yaml", extra="dataio")
+            try:
+                found = yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+                return int(found.get("workload", found)["reader"]["batch_size"])
+            except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
+                return None
     return None
 
 
-def _blocks(epoch: Mapping[str, Any], stats: Mapping[str, Any], batch: int) -> list[BlockTimes]:
+def _blocks(epoch: Mapping[str, Any], stats: Mapping[str, Any], batch: int | None) -> list[BlockTimes]:
     blocks = []
     for name in sorted(epoch["load"], key=lambda name: int(name.removeprefix("block"))):
         load, proc, compute = (np.asarray(epoch[kind][name], np.float64) for kind in ("load", "proc", "compute"))
         wall_s = _wall_s(load, proc, epoch.get("throughput", {}).get(name), stats.get(name, {}), batch)
-        blocks.append(BlockTimes(load, compute, wall_s, batch, proc))
+        blocks.append(BlockTimes(load, compute, wall_s, batch or 1, proc))
     return blocks
 
 
-def _wall_s(load: Any, proc: Any, rate: float | None, stamps: Mapping[str, Any], batch: int) -> float:
+def _wall_s(load: Any, proc: Any, rate: float | None, stamps: Mapping[str, Any], batch: int | None) -> float:
     """Time of a block: of what the throughput can mean, what lies nearest to its time stamps."""
     stamped_s = float(proc.sum())
     if "end" in stamps:
         stamped_s = (_moment(stamps["end"]) - _moment(stamps["start"])).total_seconds()
-    if not rate:
+    if not rate or batch is None:  # without the batch size, a throughput says nothing
         return stamped_s
     # all steps over the block (2023), or all but two over the time without the first step (later)
     meanings = (len(load) * batch / rate, (len(load) - 2) * batch / rate + float(proc[:1].sum()))
-    best = min(meanings, key=lambda wall_s: abs(wall_s - stamped_s))
-    # without the batch size, a throughput says nothing
-    return best if abs(best / stamped_s - 1) < 0.05 else stamped_s
+    return float(min(meanings, key=lambda wall_s: abs(wall_s - stamped_s)))
 
 
 def _moment(text: str) -> datetime:

@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError
@@ -154,6 +153,10 @@ def drop_from_memory(files: Sequence[Path]) -> None:
     FlightError
         The kernel keeps them.
     """
+    if not files:
+        raise InputError(
+            "only local files can be dropped from memory", where="storage.storage_type", fix="run with --cache as-is"
+        )
     evict(files)
     if (resident := resident_share(files)) > _MAX_RESIDENT:
         raise FlightError(
@@ -169,7 +172,6 @@ def running(
     *,
     limit_bytes_per_s: float = 0.0,
     checkpoint_folder: Path | None = None,
-    config: Any = None,
 ) -> Iterator[RunningJob]:
     """Start the ranks of a job; they end with the context.
 
@@ -180,14 +182,14 @@ def running(
     FlightError
         A rank ended.
     """
-    missing = [path for path in job.files if not path.exists()]
-    if missing or not job.files:
+    missing = [path for path in (*job.files, *job.eval_files) if not path.exists()]
+    if missing or not job.keys:
         raise InputError(
-            f"{len(missing)} of {len(job.files)} files of the data set do not exist",
+            f"{len(missing)} of {len(job.keys)} files of the data set do not exist",
             where=str(missing[0] if missing else "dataset.data_folder"),
             fix="windtunnel dataio generate CONFIG writes them",
         )
-    ranks = RankConfig(job, limit_bytes_per_s, checkpoint_folder, config)
+    ranks = RankConfig(job, limit_bytes_per_s, checkpoint_folder)
     with Workers(_MODULE, ranks, num_ranks=job.num_ranks, title="training job", patience_s=_PATIENCE_S) as workers:
         for rank in range(job.num_ranks):
             workers.receive(rank)
@@ -200,7 +202,6 @@ def run_job(
     cache: str = "cold",
     limit_bytes_per_s: float = 0.0,
     checkpoint_folder: Path | None = None,
-    config: Any = None,
     progress: Progress | None = None,
 ) -> RunResult:
     """Run all epochs of a job with its evaluations.
@@ -215,8 +216,6 @@ def run_job(
         At which loader workers read together; 0 for no limit.
     checkpoint_folder : Path, optional
         Where checkpoints are written, if the job has any.
-    config : any
-        The configuration of the checkpoint.
     progress : callable, optional
 
     Raises
@@ -228,7 +227,7 @@ def run_job(
     if cache.startswith("cold") and job.files:
         require_disk(job.files[0].parent)
     epochs, evaluations, left = [], [], job.max_steps if job.max_steps >= 0 else job.num_steps * job.epochs
-    with running(job, limit_bytes_per_s=limit_bytes_per_s, checkpoint_folder=checkpoint_folder, config=config) as ranks:
+    with running(job, limit_bytes_per_s=limit_bytes_per_s, checkpoint_folder=checkpoint_folder) as ranks:
         for epoch in range(1, job.epochs + 1):
             if left <= 0:
                 break

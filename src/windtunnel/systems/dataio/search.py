@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from windtunnel.base.progress import Progress
@@ -20,7 +19,7 @@ from windtunnel.systems.dataio.predict import Prediction, predict_job
 
 __all__ = ["Candidate", "Plan", "Setting", "Space", "count_accelerators", "plan_loader"]
 
-_MAX_RANKS = 4096
+_MAX_RANKS = 1024
 _NEAR = 0.99
 
 
@@ -51,15 +50,14 @@ class Setting:
             job.num_workers, job.prefetch_factor, job.batch_size, job.format, job.dataset.samples_per_file
         )  # fmt: skip
 
-    def apply(self, job: LoadingJob, files: tuple[Path, ...] = ()) -> LoadingJob:
-        """Return the job with this setting; files that do not exist yet are named by nothing."""
+    def apply(self, job: LoadingJob) -> LoadingJob:
+        """Return the job with this setting; it has no files where these would have to be written anew."""
         total = job.dataset.num_samples
         num_files = max(total // self.samples_per_file, 1)
         dataset = replace(job.dataset, num_files=num_files, samples_per_file=self.samples_per_file)
-        same = (self.format, self.samples_per_file) == (job.format, job.dataset.samples_per_file)
         return replace(
             job, num_workers=self.num_workers, prefetch_factor=self.prefetch_factor, batch_size=self.batch_size,
-            format=self.format, dataset=dataset, files=job.files if same else files,
+            format=self.format, dataset=dataset, files=() if self.rewrites(job) else job.files,
         )  # fmt: skip
 
     def rewrites(self, job: LoadingJob) -> bool:
@@ -74,9 +72,8 @@ class Setting:
         return batches + readers + self.is_cached * job.dataset.num_samples * job.record_bytes
 
     def __str__(self) -> str:
-        parts = [f"{self.num_workers} workers", f"prefetch {self.prefetch_factor}", f"batch {self.batch_size}"]
-        parts.append(f"{self.format} x {self.samples_per_file}" + (", in memory" if self.is_cached else ""))
-        return ", ".join(parts)
+        store = f"{self.format} x {self.samples_per_file}" + (" in memory" if self.is_cached else "")
+        return f"{self.num_workers} workers x {self.prefetch_factor}, batch {self.batch_size}, {store}"
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ class Plan:
         Those that no other one beats in AU, cores and memory, cheapest first.
     target_au : float
     max_accelerators : int
-        That the recommended setting feeds at the target; 0 where not even one.
+        That the storage feeds at the target with the recommended setting if nothing is cached; 0 where not even one.
     """
 
     baseline: Candidate
@@ -226,8 +223,7 @@ def plan_loader(
         fastest = max(item.prediction.samples_per_s or 0.0 for item in candidates)
         near = [item for item in candidates if (item.prediction.samples_per_s or 0.0) >= _NEAR * fastest]
         recommended = min(near, key=lambda item: item.cost)
-    fed = count_accelerators(recommended.setting.apply(job), _costs_of(recommended.setting, costs),
-                             _state(recommended.setting, cache), target)  # fmt: skip
+    fed = count_accelerators(recommended.setting.apply(job), _costs_of(recommended.setting, costs), cache, target)
     return Plan(baseline, recommended, _front(candidates), target, fed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windtunnel import registry
-from windtunnel.systems.dataio import verb_predict, verb_run  # noqa: F401 - each registers its verbs
+from windtunnel.systems.dataio import verb_capture, verb_predict, verb_run  # noqa: F401 - each registers its verbs
 
 
 @registry.verb("dataio", source="DLIO")

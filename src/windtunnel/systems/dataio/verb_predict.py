@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -85,10 +84,11 @@ def predict(
 
 def prediction_lines(prediction: Prediction, cache: str) -> Iterator[str | Table]:
     """Yield what is predicted, for people."""
+    from windtunnel.systems.dataio.job import describe_job
     from windtunnel.systems.dataio.model import CAUSES
 
     job = prediction.job
-    yield f"{job.name}: {job.num_ranks} ranks x batch {job.batch_size}, {job.num_workers} workers per rank, {cache} files"
+    yield describe_job(job, cache)
     yield ""
     if prediction.au_ratio is None:
         yield (
@@ -126,12 +126,15 @@ def plan(
         str, typer.Option("--prefetch", metavar="LIST", help="Prefetch factors to choose from.")
     ] = "1,2,4",
     batches: Annotated[
-        str, typer.Option("--batch-sizes", metavar="LIST", help="Batch sizes to choose from (default: that of the job).")
+        str,
+        typer.Option("--batch-sizes", metavar="LIST", help="Batch sizes to choose from (default: that of the job)."),
     ] = "",
     formats: Annotated[
         str,
         typer.Option(
-            "--formats", metavar="LIST", help="Formats to choose from, such as npy,indexed_binary:256 (samples per file)."
+            "--formats",
+            metavar="LIST",
+            help="Formats to choose from, such as npy,indexed_binary:256 (samples per file).",
         ),
     ] = "",
     may_cache: Annotated[
@@ -167,7 +170,7 @@ def plan(
         may_cache,
     )
     with job_and_costs(config, overrides, ranks, folder, disk, costs_path) as (job, costs), Progress("planning") as bar:
-        by_store = costs_of_stores(config, overrides, job, costs, stores, progress=bar)
+        by_store = costs_of_stores(job, costs, stores, progress=bar)
         result = plan_loader(
             job,
             by_store,
@@ -213,4 +216,5 @@ def _plan_lines(plan: Plan) -> Iterator[str | Table]:
     reached = "reaches" if plan.is_reached else "does not reach"
     yield f"now: {plan.baseline.setting}: AU {plan.baseline.au_ratio:.1%}"
     yield f"recommended: {plan.recommended.setting}: {plan.speedup:.2f}x, AU {plan.recommended.au_ratio:.1%}"
-    yield f"this {reached} the target of {plan.target_au:.0%}; the storage feeds {plan.max_accelerators} accelerators at it"
+    yield f"this {reached} the target of {plan.target_au:.0%}"
+    yield f"accelerators that the storage feeds at this target: {plan.max_accelerators}"

@@ -71,7 +71,7 @@ def run(
     with running_place(config, overrides, ranks, folder, disk, compute) as place, Progress("running") as progress:
         result = run_job(
             place.job, cache=cache, limit_bytes_per_s=place.limit_bytes_per_s,
-            checkpoint_folder=place.checkpoint_folder, config=place.config, progress=progress,
+            checkpoint_folder=place.checkpoint_folder, progress=progress,
         )  # fmt: skip
     written = result.write(output) if output is not None else []
     if html is not None:
@@ -103,8 +103,10 @@ def _seconds(record: Any) -> float:
 
 
 def _run_lines(result: RunResult, cache: str, *, is_dlio: bool) -> Iterator[str | Table]:
+    from windtunnel.systems.dataio.job import describe_job
+
     job, metrics = result.job, result.metrics(is_dlio=is_dlio)
-    yield f"{job.name}: {job.num_ranks} ranks x batch {job.batch_size}, {job.num_workers} workers per rank, {cache} files"
+    yield describe_job(job, cache)
     yield ""
     rows = [
         (item.epoch, "undefined" if au is None else f"{au:.1%}", rate, 1e9 * item.step_s, item.device_ratio)
@@ -130,7 +132,9 @@ def verify(
     change: Annotated[
         list[str] | None,
         typer.Option(
-            "--change", metavar="KEY=VALUE", help="What the changed job has, such as reader.read_threads=4; may be repeated."
+            "--change",
+            metavar="KEY=VALUE",
+            help="What the changed job has, such as reader.read_threads=4; may be repeated.",
         ),
     ] = None,
     ranks: NumRanks = 1,
@@ -157,13 +161,13 @@ def verify(
     from windtunnel.flights import Ledger
     from windtunnel.systems.dataio.flight import fly_settings
     from windtunnel.systems.dataio.predict import predict_job
-    from windtunnel.systems.dataio.stores import job_with_changes
+    from windtunnel.systems.dataio.stores import changed_job
 
     state = changed_cache or cache
     require_cache(cache)
     require_cache(state)
     with job_and_costs(config, overrides, ranks, folder, disk, costs_path) as (job, costs):
-        changed, changed_costs = job_with_changes(config, overrides, change or [], job, costs)
+        changed, changed_costs = changed_job(config, overrides or [], change or [], job, costs)
         predictions = [predict_job(job, costs, cache=cache), predict_job(changed, changed_costs, cache=state)]
         with Progress("flying") as progress:
             flight = fly_settings(
@@ -177,17 +181,15 @@ def verify(
 
 
 def _flight_lines(flight: LoaderFlight) -> Iterator[str | Table]:
+    columns = {"": str, "predicted": format_duration, "measured": format_duration, "AU predicted": "{:.1%}",
+               "AU measured": "{:.1%}", "from the device": "{:.0%}"}  # fmt: skip
     values = flight.to_dict()
-    columns = {
-        "setting": str, "predicted step": format_duration, "measured step": format_duration, "predicted AU": "{:.1%}",
-        "measured AU": "{:.1%}", "from the device": "{:.0%}",
-    }  # fmt: skip
-    rows = [
-        (values[name], *(values[key][index] for key in
-         ("predicted_step_ns", "measured_step_ns", "predicted_au_ratio", "measured_au_ratio", "device_ratios")))
-        for index, name in enumerate(("baseline", "changed"))
-    ]  # fmt: skip
-    yield Table(columns, rows, wraps="setting")
+    keys = ("predicted_step_ns", "measured_step_ns", "predicted_au_ratio", "measured_au_ratio", "device_ratios")
+    yield f"baseline: {values['baseline']}"
+    yield f"changed:  {values['changed']}"
+    yield ""
+    rows = [(name, *(values[key][index] for key in keys)) for index, name in enumerate(("baseline", "changed"))]
+    yield Table(columns, rows)
     yield ""
     speedup = flight.speedup
     yield (

@@ -40,14 +40,11 @@ class RankConfig:
         At which all loader workers read together; 0 for no limit.
     checkpoint_folder : Path, optional
         Where checkpoints are written; None for none.
-    config : any
-        The configuration of the checkpoint.
     """
 
     job: LoadingJob
     limit_bytes_per_s: float = 0.0
     checkpoint_folder: Path | None = None
-    config: Any = None
 
 
 @dataclass(frozen=True)
@@ -140,9 +137,9 @@ class _Rank:
         self._step = _real_step(config.job.compute_job)
         self._checkpoint: Callable[[int, int], None] | None = None
         if config.checkpoint_folder is not None:
-            from windtunnel.systems.dataio.reading import open_checkpoint
+            from windtunnel.systems.dataio.checkpoint import open_checkpoint
 
-            self._checkpoint = open_checkpoint(config.config, config.checkpoint_folder, rank, num_ranks)
+            self._checkpoint = open_checkpoint(config.job.config, config.checkpoint_folder, rank, num_ranks)
 
     def run(self, task: EpochTask) -> EpochRecord:
         """Run an epoch."""
@@ -193,7 +190,7 @@ class _Rank:
         """Number of steps, and the time of each."""
         job = self._config.job
         if task.is_eval:
-            total = len(job.eval_files) * job.dataset.samples_per_file
+            total = len(job.eval_keys) * job.dataset.samples_per_file
             steps = total // (batch_size * self._num_ranks)
             return steps, job.evaluate.draw_ns(np.random.default_rng([job.seed, task.epoch, 3]), steps)
         compute_ns = job.compute_ns(task.epoch)[self._rank]
@@ -206,7 +203,7 @@ class _Rank:
         job = self._config.job
         dataset = job.dataset
         if task.is_eval:
-            dataset = replace(dataset, num_files=len(job.eval_files), file_shuffle="off", sample_shuffle="off")
+            dataset = replace(dataset, num_files=len(job.eval_keys), file_shuffle="off", sample_shuffle="off")
         samples: list[int] = rank_order(dataset, task.epoch, self._rank, self._num_ranks)[:count].tolist()
         return samples
 

@@ -1,0 +1,166 @@
+"""From a configuration to the job that loads: its files, its loader, and what loading them costs.
+
+In: a YAML file or the name of a shipped workload. Out: a ``LoadingJob``; the files of its data set, generated where
+they are missing; ``LoadingCosts``. Not here: the configuration (``config_file``), formats (``readers``).
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from windtunnel.base.progress import Progress
+from windtunnel.measure.rounds import quiet
+from windtunnel.systems.dataio.calibrate import LoadingCosts, measure_costs, measure_samples
+from windtunnel.systems.dataio.config import DlioConfig
+from windtunnel.systems.dataio.config_file import load_config
+from windtunnel.systems.dataio.generate import data_files, generate
+from windtunnel.systems.dataio.job import LoadingJob
+from windtunnel.systems.dataio.order import Dataset
+from windtunnel.systems.dataio.storage import open_storage
+
+__all__ = ["config_with_folder", "ensure_files", "job_of", "measure_job", "measure_store"]
+
+_TINY_FILES, _FEW_FILES = 16, 24
+_TINY_BYTES = 16.0
+
+
+def config_with_folder(source: str, overrides: Sequence[str], folder: Path | None) -> DlioConfig:
+    """Read a configuration; ``folder`` takes the place of its data folder."""
+    config = load_config(source, overrides)
+    return config if folder is None else replace(config, dataset=replace(config.dataset, data_folder=str(folder)))
+
+
+def job_of(config: DlioConfig, num_ranks: int, *, run_seed: int = 0) -> LoadingJob:
+    """Return the loading side of a configuration.
+
+    Parameters
+    ----------
+    config : DlioConfig
+    num_ranks : int
+    run_seed : int
+        Decides orders that are ``random``.
+    """
+    data, reader, train = config.dataset, config.reader, config.train
+    keys = data_files(config).keys
+    eval_keys = data_files(config, is_eval=True).keys if config.has_evaluation else ()
+    return LoadingJob(
+        name=config.name or config.model.name,
+        format=data.format,
+        keys=keys,
+        files=_local_files(config, keys),
+        dataset=Dataset(
+            data.num_files_train, data.num_samples_per_file, reader.file_shuffle, reader.sample_shuffle, train.seed,
+            train.seed_change_epoch, run_seed,
+        ),
+        record_bytes=round(data.record_length_bytes),
+        tensor_bytes=_tensor_bytes(config),
+        batch_size=reader.batch_size,
+        num_ranks=num_ranks,
+        num_workers=reader.read_threads,
+        prefetch_factor=math.ceil(max(reader.prefetch_size, 1) / max(reader.read_threads, 1)),
+        # forking once torch has threads deadlocks, so that DLIO's default is not taken
+        context="spawn" if reader.multiprocessing_context == "fork" else reader.multiprocessing_context,
+        epochs=train.epochs,
+        max_steps=train.total_training_steps,
+        compute=train.computation_time,
+        preprocess=reader.preprocess_time,
+        evaluate=config.evaluation.eval_time,
+        is_kept_open=reader.read_type == "memory",
+        is_direct=reader.odirect,
+        num_start=config.output.metric.exclude_start_steps,
+        num_end=config.output.metric.exclude_end_steps,
+        target_au=config.metric.au,
+        seed=train.seed,
+        steps_between_checkpoints=config.checkpoint.steps_between_checkpoints if config.workflow.checkpoint else -1,
+        eval_keys=eval_keys,
+        eval_files=_local_files(config, eval_keys),
+        eval_batch_size=reader.batch_size_eval,
+        eval_after_epoch=config.evaluation.eval_after_epoch if config.has_evaluation else 0,
+        epochs_between_evals=config.evaluation.epochs_between_evals,
+        config=config,
+    )  # fmt: skip
+
+
+def _tensor_bytes(config: DlioConfig) -> int:
+    """Bytes of the tensor that a reader hands on, whatever it read."""
+    data, reader = config.dataset, config.reader
+    if reader.transformed_record_dims:
+        return math.prod(reader.transformed_record_dims) * np.dtype(reader.transformed_record_element_type).itemsize
+    if data.record_length_bytes_resize:
+        return math.isqrt(round(data.record_length_bytes_resize)) ** 2
+    if data.record_dims:
+        return math.prod(data.record_dims) * np.dtype(data.record_element_type).itemsize
+    return math.isqrt(round(data.record_length_bytes)) ** 2
+
+
+def _local_files(config: DlioConfig, keys: Sequence[str]) -> tuple[Path, ...]:
+    """Paths of files; none where the storage is not local."""
+    storage = open_storage(config.storage)
+    paths = [storage.local_path(key) for key in keys]
+    return tuple(path for path in paths if path is not None)
+
+
+def ensure_files(config: DlioConfig, *, progress: Progress | None = None) -> None:
+    """Generate the files of the data set that are missing."""
+    job = job_of(config, 1)
+    paths = (*job.files, *job.eval_files)
+    if not paths or not all(path.exists() for path in paths):
+        generate(config, progress=progress)
+
+
+def measure_job(job: LoadingJob, *, progress: Progress | None = None) -> LoadingCosts:
+    """Measure what loading a data set costs; its files exist."""
+    return measure_costs(job, overhead_ns=_overhead_ns(job), progress=progress)
+
+
+def _overhead_ns(job: LoadingJob) -> float:
+    """Time of a sample that has next to no bytes: what a sample costs whatever its size."""
+    tiny = replace(
+        job.config.dataset, record_length_bytes=_TINY_BYTES, record_length_bytes_stdev=0, record_dims=(),
+        num_samples_per_file=1, num_files_train=_TINY_FILES, num_files_eval=0,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="windtunnel-tiny-", dir=job.files[0].parent) as folder:
+        small = replace(job.config, dataset=replace(tiny, data_folder=folder))
+        generate(small)
+        warm_ns, _, _ = measure_samples(job_of(small, 1))
+    return quiet(warm_ns)
+
+
+def measure_store(base: DlioConfig, costs: LoadingCosts, format_name: str, per_file: int, folder: Path) -> LoadingCosts:
+    """Measure samples of the same size in another format, from a few generated files; the loader's costs stay.
+
+    Parameters
+    ----------
+    base : DlioConfig
+    costs : LoadingCosts
+        Of the data set as it is.
+    format_name : str
+    per_file : int
+        Samples per file.
+    folder : Path
+        On the disk of the data set.
+    """
+    with tempfile.TemporaryDirectory(prefix="windtunnel-store-", dir=folder) as scratch:
+        data = replace(
+            base.dataset, format=format_name, num_samples_per_file=per_file, num_files_eval=0, data_folder=scratch,
+            num_files_train=max(min(_FEW_FILES, base.dataset.num_files_train), 4), compression="none",
+            num_subfolders_train=0, num_subfolders_eval=0,
+        )  # fmt: skip
+        config = replace(base, dataset=data)
+        generate(config)
+        job = job_of(config, 1)
+        warm_ns, cold_ns, device_bytes = measure_samples(job)
+        overhead_ns = _overhead_ns(job)
+        sizes = [float(path.stat().st_size) for path in job.files[: len(warm_ns)]]
+    return replace(
+        costs, format=format_name, file_bytes=sizes, warm_ns=warm_ns, cold_ns=cold_ns,
+        overhead_ns=min(overhead_ns, median(warm_ns)), sample_device_bytes=device_bytes,
+        latency_ns=min(costs.latency_ns, max(median(cold_ns) - median(warm_ns), 0.0)),
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""Other ways to store and load the data of a job: formats to choose from, and jobs with changed settings.
+
+In: options of the verbs. Out: costs by format, changed jobs with their files. Not here: choosing (``search``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
+from windtunnel.systems.dataio.calibrate import LoadingCosts
+from windtunnel.systems.dataio.config import FORMATS, DlioConfig
+from windtunnel.systems.dataio.job import LoadingJob
+from windtunnel.systems.dataio.search import Setting
+from windtunnel.systems.dataio.source import config_with_folder, ensure_files, job_of, measure_store
+
+__all__ = ["changed_job", "config_of_setting", "costs_of_stores", "parse_stores"]
+
+
+def parse_stores(text: str) -> tuple[tuple[str, int], ...]:
+    """Parse ``npy,indexed_binary:256``: formats with their samples per file, 1 by default.
+
+    Raises
+    ------
+    InputError
+        A format is none, or a number is below 1.
+
+    Examples
+    --------
+    >>> parse_stores("npy,indexed_binary:256")
+    (('npy', 1), ('indexed_binary', 256))
+    """
+    stores = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, count = part.partition(":")
+        if name not in FORMATS or (count and (not count.isdecimal() or not int(count))):
+            raise InputError(
+                f"{part!r} is no format with a number of samples per file",
+                where="--formats",
+                fix=f"such as npy,indexed_binary:256; formats are {', '.join(FORMATS)}",
+            )
+        stores.append((name, int(count or 1)))
+    return tuple(stores)
+
+
+def costs_of_stores(
+    job: LoadingJob, costs: LoadingCosts, stores: Sequence[tuple[str, int]], *, progress: Progress | None = None
+) -> dict[tuple[str, int], LoadingCosts]:
+    """Measure the samples of each store; that of the job is known."""
+    known = (job.format, job.dataset.samples_per_file)
+    result = {known: costs}
+    for done, store in enumerate(stores, 1):
+        if store not in result:
+            result[store] = measure_store(job.config, costs, *store, _disk_folder(job))
+        if progress is not None:
+            progress("formats", done, len(stores))
+    return result
+
+
+def _disk_folder(job: LoadingJob) -> Path:
+    """A folder on the disk of the data set."""
+    folder = Path(job.config.dataset.data_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def config_of_setting(config: DlioConfig, setting: Setting) -> DlioConfig:
+    """Return the configuration with a setting; a data set that has to be written anew gets a folder of its own."""
+    data, total = config.dataset, config.dataset.num_files_train * config.dataset.num_samples_per_file
+    if (setting.format, setting.samples_per_file) != (data.format, data.num_samples_per_file):
+        folder = Path(data.data_folder) / f"{setting.format}-{setting.samples_per_file}"
+        data = replace(
+            data, format=setting.format, num_samples_per_file=setting.samples_per_file, compression="none",
+            num_files_train=max(total // setting.samples_per_file, 1), data_folder=str(folder),
+        )  # fmt: skip
+    reader = replace(
+        config.reader, batch_size=setting.batch_size, read_threads=setting.num_workers,
+        prefetch_size=max(setting.num_workers, 1) * setting.prefetch_factor,
+    )  # fmt: skip
+    return replace(config, dataset=data, reader=reader)
+
+
+def changed_job(
+    source: str,
+    overrides: Sequence[str],
+    changes: Sequence[str],
+    job: LoadingJob,
+    costs: LoadingCosts,
+    *,
+    progress: Progress | None = None,
+) -> tuple[LoadingJob, LoadingCosts]:
+    """Return a job with more overrides, such as ``reader.read_threads=4``, its files written, and its costs.
+
+    Raises
+    ------
+    InputError
+        Nothing is changed, or a key is none.
+    """
+    if not changes:
+        raise InputError(
+            "nothing is changed", where="--change", fix="add --change reader.read_threads=4, or what `dataio plan` says"
+        )
+    config = config_with_folder(source, [*overrides, *changes], Path(job.config.dataset.data_folder))
+    data, before = config.dataset, job.config.dataset
+    if replace(data, data_folder="") != replace(before, data_folder="") and data.data_folder == before.data_folder:
+        folder = Path(data.data_folder) / f"{data.format}-{data.num_samples_per_file}"
+        config = replace(config, dataset=replace(data, data_folder=str(folder)))
+    ensure_files(config, progress=progress)
+    changed = job_of(config, job.num_ranks)
+    store = (changed.format, changed.dataset.samples_per_file)
+    if config.dataset == before:
+        return changed, costs
+    return changed, measure_store(config, costs, *store, _disk_folder(changed))
