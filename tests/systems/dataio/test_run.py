@@ -147,22 +147,22 @@ def test_predict_and_plan_answer_from_saved_costs(tmp_path: Path) -> None:
     dump_config(config_in(tmp_path / "data"), config)
     write_costs(saved, costs())
 
-    code, out, _ = windtunnel("dataio", "predict", config, "--costs", saved, "--html", tmp_path / "page.html")
-    assert code == 0, out
-    assert "bottleneck: " in out
+    done = windtunnel("dataio", "predict", config, "--costs", saved, "--html", tmp_path / "page.html")
+    assert done.code == 0, done.stderr
+    assert "bottleneck: " in done.stdout
     assert "<svg" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
-    code, out, _ = windtunnel("dataio", "plan", config, "--costs", saved, "--json", "--html", tmp_path / "plan.html")
-    assert code == 0
-    assert '"schema": "windtunnel.dataio-plan/1"' in out
+    done = windtunnel("dataio", "plan", config, "--costs", saved, "--json", "--html", tmp_path / "plan.html")
+    assert done.code == 0
+    assert '"schema": "windtunnel.dataio-plan/1"' in done.stdout
 
-    code, _, err = windtunnel("dataio", "predict", config, "--costs", saved, "--set", "dataset.num_files_train=1")
-    assert code == 2
-    assert "1 files x 1 samples = 1 samples, fewer than batch 2 x 1 ranks = 2" in err
+    done = windtunnel("dataio", "predict", config, "--costs", saved, "--set", "dataset.num_files_train=1")
+    assert done.code == 2
+    assert "1 files x 1 samples = 1 samples, fewer than batch 2 x 1 ranks = 2" in done.stderr
 
-    code, _, err = windtunnel("dataio", "run", config, "--cache", "hot")
-    assert code == 2
-    assert "one of cold, warm, cold-start" in err
+    done = windtunnel("dataio", "run", config, "--cache", "hot")
+    assert done.code == 2
+    assert "one of cold, warm, cold-start" in done.stderr
 
 
 def test_a_captured_script_is_read_as_a_configuration(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_a_captured_script_is_read_as_a_configuration(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT.replace("WORKERS", "0"), encoding="utf-8")
 
-    code, out, err = windtunnel("dataio", "capture", script)
+    done = windtunnel("dataio", "capture", script)
 
-    assert code == 0, err
-    assert "12 in 12 files of npy" in out
+    assert done.code == 0, done.stderr
+    assert "12 in 12 files of npy" in done.stdout
     assert load_config(tmp_path / "train.dataio.yaml").dataset.num_files_train == 12

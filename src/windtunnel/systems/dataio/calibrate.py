@@ -239,7 +239,7 @@ def _loader_costs(job: LoadingJob, sample_ns: float, num_cores: int) -> dict[str
         with running(replace(single, num_workers=count)) as ranks:
             ranks.run(EpochTask(1, compute_s=0.0, max_steps=max(steps // 2, 2 * count)), cache="warm")
             busy = ranks.run(EpochTask(2, compute_s=0.0, max_steps=steps), cache="as-is")
-            made_ns[count] = _made_ns(busy)
+            made_ns[count] = _busy_ns(busy)
             if count == 1:
                 calm = ranks.run(EpochTask(3, compute_s=2e-9 * made_ns[1] + 0.002, max_steps=min(steps, 12)))
                 get_ns = quiet(calm.ranks[0].blocks[0].load_s[2:].tolist() or [0.0]) * 1e9
@@ -261,7 +261,7 @@ def _span_ns(run: EpochRun) -> float:
     return quiet([span.end_ns - span.start_ns for record in run.ranks for span in record.spans])
 
 
-def _made_ns(run: EpochRun) -> float:
+def _busy_ns(run: EpochRun) -> float:
     """Time of a busy worker per batch, with what it does between batches."""
     spans = run.ranks[0].spans
     times = []
@@ -279,11 +279,8 @@ def _transfer_ns(run: EpochRun) -> float:
 
 def _step_end_ns(run: EpochRun) -> float:
     """What a step takes after the accelerator is done: sleeping too long, and the barrier."""
-    late = []
-    for record in run.ranks:
-        block = record.blocks[0]
-        proc = block.load_s + block.compute_s if block.proc_s is None else block.proc_s
-        late += (proc - block.load_s - block.compute_s).tolist()
+    blocks = [record.blocks[0] for record in run.ranks]
+    late = np.concatenate([block.steps_s - block.load_s - block.compute_s for block in blocks])
     ends = np.array([record.end_ns for record in run.ranks])
     done = np.array([record.got_ns for record in run.ranks]) + round(1e9 * run.ranks[0].blocks[0].compute_s[0])
     # the barrier begins when the slowest rank arrives

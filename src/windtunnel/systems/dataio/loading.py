@@ -1,7 +1,7 @@
 """Batches of a job through ``torch.utils.data.DataLoader``, with what each cost.
 
 In: a ``LoadingJob``. Out: batches, each with the span in which its worker made it and the bytes that this worker read,
-from the device and in all. Not here: who asks for batches (``worker``), formats (``readers``).
+from the device and in all. Not here: who asks for batches (``worker``), formats (``reading``).
 """
 
 from __future__ import annotations

@@ -47,6 +47,11 @@ class BlockTimes:
     proc_s: Floats | None = None
 
     @property
+    def steps_s(self) -> Floats:
+        """Load and compute of each step, float64 [n]."""
+        return self.load_s + self.compute_s if self.proc_s is None else self.proc_s
+
+    @property
     def num_steps(self) -> int:
         """Steps of the block, n."""
         return len(self.compute_s)
@@ -55,9 +60,9 @@ class BlockTimes:
         """Steps that are left without the excluded ones at the start and the end."""
         return self.num_steps - num_start - num_end
 
-    def counted_s(self, num_start: int, num_end: int) -> float:
+    def time_s(self, num_start: int, num_end: int) -> float:
         """Wall time without that of the excluded steps."""
-        proc = self.load_s + self.compute_s if self.proc_s is None else self.proc_s
+        proc = self.steps_s
         return self.wall_s - float(proc[:num_start].sum()) - float(proc[self.num_steps - num_end :].sum())
 
     def au_ratio(self, num_start: int = 1, num_end: int = 0) -> float | None:
@@ -65,7 +70,7 @@ class BlockTimes:
         if self.num_counted(num_start, num_end) <= 0:
             return None
         compute_s = self.compute_s[num_start : self.num_steps - num_end]
-        return float(compute_s.sum()) / self.counted_s(num_start, num_end)
+        return float(compute_s.sum()) / self.time_s(num_start, num_end)
 
     def samples_per_s(self, num_start: int = 1, num_end: int = 0, *, is_dlio: bool = False) -> float | None:
         """Throughput of the rank; None where AU is undefined.
@@ -76,7 +81,7 @@ class BlockTimes:
         if count <= 0:
             return None
         counted = self.num_steps - _DLIO_EXCLUDED if is_dlio else count
-        return counted * self.batch_size / self.counted_s(num_start, num_end)
+        return counted * self.batch_size / self.time_s(num_start, num_end)
 
 
 @dataclass(frozen=True)

@@ -175,8 +175,8 @@ def predict_job(
         first = first or times
         epochs.append(_epoch(job, times, device_ratio))
     epochs += [epochs[-1]] * (job.epochs - distinct)
-    drawn = [_drawn_au(job, costs, cache, setup, number) for number in range(num_draws)]
-    ratios = [ratio for ratio in drawn if ratio is not None]
+    results = [_au_of_draw(job, costs, cache, setup, number) for number in range(num_draws)]
+    ratios = [ratio for ratio in results if ratio is not None]
     low, high = np.quantile(ratios, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]) if ratios else (None, None)
     bottleneck = None
     if explains:
@@ -196,7 +196,7 @@ def _epoch(job: LoadingJob, times: list[BlockTimes], device_ratio: float) -> Epo
     return EpochPrediction(metrics.au_ratio, metrics.throughput, step_s * 1e9, device_ratio)
 
 
-def _drawn_au(job: LoadingJob, costs: LoadingCosts, cache: str, setup: LoaderSetup, number: int) -> float | None:
+def _au_of_draw(job: LoadingJob, costs: LoadingCosts, cache: str, setup: LoaderSetup, number: int) -> float | None:
     """AU of the first epoch with other draws of the measured costs."""
     random = np.random.default_rng([number, 7])
     rows = random.integers(0, len(costs.warm_ns), len(costs.warm_ns))
@@ -207,8 +207,8 @@ def _drawn_au(job: LoadingJob, costs: LoadingCosts, cache: str, setup: LoaderSet
         cold_ns=[costs.cold_ns[row] for row in rows],
     )
     batches, _ = batches_of(job, other, 1, "cold" if cache == "cold-start" else cache, random, _EXPLAINED_STEPS)
-    drawn = replace(setup, stream_bytes_per_s=other.stream_bytes_per_s)
-    return _epoch(job, simulate(batches, drawn, job.batch_size), 1.0).au_ratio
+    varied = replace(setup, stream_bytes_per_s=other.stream_bytes_per_s)
+    return _epoch(job, simulate(batches, varied, job.batch_size), 1.0).au_ratio
 
 
 def batches_of(

@@ -194,7 +194,7 @@ def record_script(
     with tempfile.TemporaryDirectory(prefix="windtunnel-io-") as scratch:
         folder = Path(scratch)
         try:
-            with _watched_loaders(folder, seen):
+            with _watch_loaders(folder, seen):
                 run_as_main(path, argv)
         except (EndOfScript, SystemExit):
             pass
@@ -236,7 +236,7 @@ class _Seen:
 
 
 @contextlib.contextmanager
-def _watched_loaders(folder: Path, seen: _Seen) -> Iterator[None]:
+def _watch_loaders(folder: Path, seen: _Seen) -> Iterator[None]:
     """Wrap the data set of every loader, and note the time from each batch to the request of the next one."""
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -244,21 +244,21 @@ def _watched_loaders(folder: Path, seen: _Seen) -> Iterator[None]:
     construct: Callable[..., None] = DataLoader.__init__
     fetch: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 
-    def construct_watched(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+    def watch_construction(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
         is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         construct(loader, RecordedSamples(dataset, folder) if is_indexed else dataset, *args, **kwargs)
         if is_indexed and seen.loader is None:
             seen.loader = loader
 
-    def fetch_watched(iterator: Any) -> Any:
+    def watch_fetch(iterator: Any) -> Any:
         seen.request(iterator)
         batch = fetch(iterator)
         seen.received[id(iterator)] = time.monotonic_ns()
         return batch
 
     with contextlib.ExitStack() as stack:
-        stack.callback(swap(DataLoader, "__init__", construct_watched))
-        stack.callback(swap(_BaseDataLoaderIter, "__next__", fetch_watched))
+        stack.callback(swap(DataLoader, "__init__", watch_construction))
+        stack.callback(swap(_BaseDataLoaderIter, "__next__", watch_fetch))
         yield
 
 

@@ -210,7 +210,7 @@ def _output_of(blocks: Mapping[str, BlockTimes], num_start: int, num_end: int) -
     au = {name: block.au_ratio(num_start, num_end) for name, block in blocks.items()}
     return {
         "load": {name: block.load_s.tolist() for name, block in blocks.items()},
-        "proc": {name: (block.load_s + block.compute_s).tolist() for name, block in blocks.items()},
+        "proc": {name: block.steps_s.tolist() for name, block in blocks.items()},
         "compute": {name: block.compute_s.tolist() for name, block in blocks.items()},
         "throughput": {
             name: block.samples_per_s(num_start, num_end, is_dlio=True) for name, block in blocks.items()

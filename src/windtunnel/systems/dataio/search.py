@@ -103,7 +103,7 @@ class Space:
         batches = self.batch_sizes or (job.batch_size,)
         for count, factor, batch, store, is_cached in itertools.product(workers, prefetch, batches, stores, caches):
             if count or factor == job.prefetch_factor:
-                yield Setting(count, factor, batch, *store, is_cached)
+                yield Setting(count, factor, batch, store[0], store[1], is_cached)
 
 
 @dataclass(frozen=True, eq=False)

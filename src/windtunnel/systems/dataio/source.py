@@ -1,7 +1,7 @@
 """From a configuration to the job that loads: its files, its loader, and what loading them costs.
 
 In: a YAML file or the name of a shipped workload. Out: a ``LoadingJob``; the files of its data set, generated where
-they are missing; ``LoadingCosts``. Not here: the configuration (``config_file``), formats (``readers``).
+they are missing; ``LoadingCosts``. Not here: the configuration (``config_file``), formats (``reading``).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.search import Setting
 from windtunnel.systems.dataio.source import config_with_folder, ensure_files, job_of, measure_store
 
-__all__ = ["changed_job", "config_of_setting", "costs_of_stores", "parse_stores"]
+__all__ = ["change_job", "config_of_setting", "costs_of_stores", "parse_stores"]
 
 
 def parse_stores(text: str) -> tuple[tuple[str, int], ...]:
@@ -83,7 +83,7 @@ def config_of_setting(config: DlioConfig, setting: Setting) -> DlioConfig:
     return replace(config, dataset=data, reader=reader)
 
 
-def changed_job(
+def change_job(
     source: str,
     overrides: Sequence[str],
     changes: Sequence[str],

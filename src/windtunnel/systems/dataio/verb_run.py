@@ -161,13 +161,13 @@ def verify(
     from windtunnel.flights import Ledger
     from windtunnel.systems.dataio.flight import fly_settings
     from windtunnel.systems.dataio.predict import predict_job
-    from windtunnel.systems.dataio.stores import changed_job
+    from windtunnel.systems.dataio.stores import change_job
 
     state = changed_cache or cache
     require_cache(cache)
     require_cache(state)
     with job_and_costs(config, overrides, ranks, folder, disk, costs_path) as (job, costs):
-        changed, changed_costs = changed_job(config, overrides or [], change or [], job, costs)
+        changed, changed_costs = change_job(config, overrides or [], change or [], job, costs)
         predictions = [predict_job(job, costs, cache=cache), predict_job(changed, changed_costs, cache=state)]
         with Progress("flying") as progress:
             flight = fly_settings(

@@ -136,10 +136,6 @@ class _Rank:
         self._loaders: dict[bool, Any] = {}
         self._step = _real_step(config.job.compute_job)
         self._checkpoint: Callable[[int, int], None] | None = None
-        if config.checkpoint_folder is not None:
-            from windtunnel.systems.dataio.checkpoint import open_checkpoint
-
-            self._checkpoint = open_checkpoint(config.job.config, config.checkpoint_folder, rank, num_ranks)
 
     def run(self, task: EpochTask) -> EpochRecord:
         """Run an epoch."""
