@@ -105,7 +105,14 @@ def plan(
         yield f"baseline: {baseline.schedule.label}, {format_duration(baseline.duration_ns)}"
 
     if report is not None:
-        _write_page(f"{program.name} on {hardware.name}", hardware, table, [baseline, *best[:2]], report, force=force)
+        _write_page(
+            f"{program.name} on {hardware.name}",
+            hardware,
+            table,
+            [baseline, *[item for item in best if item is not baseline][:2]],
+            report,
+            force=force,
+        )
     show(document, lines(), as_json=as_json)
     if not as_json:
         suggest("windtunnel", "collectives", "show" if on else "verify", name)
@@ -131,7 +138,7 @@ def run(
 
     schedules = closure(read_program(name))
     selected = find_schedule(schedules, schedule)
-    both = list(dict.fromkeys((schedules[0], selected)))
+    both = [schedules[0], *([] if selected is schedules[0] else [selected])]
     with Progress(f"running {selected.label}") as progress:
         measured = run_schedules(
             both, transport=transport, link=_link(bandwidth, latency), num_rounds=rounds, progress=progress
@@ -286,7 +293,7 @@ def _write_page(
     from windtunnel.systems.collectives.page import DrawnSchedule, collectives_page
 
     pictures = []
-    for item in dict.fromkeys(drawn):
+    for item in drawn:
         graph = hardware.build(item.schedule.program)
         pictures.append(DrawnSchedule(item.schedule.label, graph, replay(graph)))
     collectives_page(title, table, pictures, path, overwrite=force)
