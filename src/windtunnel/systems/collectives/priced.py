@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -39,11 +40,13 @@ from windtunnel.simulate import replay
 from windtunnel.systems.collectives.grouping import in_order, unit_predecessors, units
 from windtunnel.systems.collectives.program import Program, Stage
 
-__all__ = ["GpuCluster", "build_graph", "dgx2_cluster", "price_ns"]
+__all__ = ["GpuCluster", "build_graph", "dgx2_cluster", "price_ns", "read_cluster"]
 
 NUM_CHUNKS = 16
 """Of what works chunk by chunk: rows of a product, parts of a message."""
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+_GPUS_PER_PORT = {"dgx-1v": 2, "dgx-2": 2}
+"""Machines whose GPUs are those of the release's constants, with the GPUs that share a network port."""
 _MEETING = frozenset({"all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"})
 
 
@@ -76,11 +79,16 @@ class GpuCluster:
         per_node, num_nodes = self.network.sizes
         if num_ranks <= per_node:
             return Topology((num_ranks,), self.network.links[:1], self.network.sharers[:1])
-        if num_ranks > per_node * num_nodes or num_ranks % per_node:
+        if num_ranks > per_node * num_nodes:
             raise InputError(
-                f"{num_ranks} ranks do not fill nodes of {per_node} devices", where=self.name,
-                fix=f"give a multiple of {per_node}, at most {per_node * num_nodes}",
-            )  # fmt: skip
+                f"{self.name} has {per_node * num_nodes} devices, not {num_ranks}",
+                where="--on",
+                fix=f"give {-(-num_ranks // per_node)} nodes",
+            )
+        if num_ranks % per_node:
+            raise InputError(
+                f"{num_ranks} ranks do not fill nodes of {per_node} devices", fix=f"give a multiple of {per_node}"
+            )
         return Topology((per_node, num_ranks // per_node), self.network.links, self.network.sharers)
 
     def between_groups(self, group_sizes: tuple[int, ...]) -> Topology:
@@ -91,10 +99,32 @@ class GpuCluster:
 
 def dgx2_cluster(num_nodes: int = 16) -> GpuCluster:
     """DGX-2 of 16 V100 on NVSwitches, two of them on each of eight ports of InfiniBand EDR: the paper's cluster."""
-    node = machine("dgx-2")
+    return _cluster("dgx-2", num_nodes)
+
+
+def read_cluster(text: str) -> GpuCluster:
+    """The cluster that a command line names: ``dgx-2``, ``16xdgx-2``.
+
+    Raises
+    ------
+    InputError
+        It is no number of machines of the catalog, or NCCL's constants are not known for its GPUs.
+    """
+    parts = re.fullmatch(r"(?:(\d+)x)?([a-z][\w-]*)", text.strip().lower())
+    if parts is None or parts[1] == "0":
+        raise InputError(f"{text!r} names no cluster", where="--on", fix="such as dgx-2 or 16xdgx-2")
+    if parts[2] not in _GPUS_PER_PORT:
+        known = ", ".join(_GPUS_PER_PORT)
+        raise InputError(f"the constants of NCCL are not known for {parts[2]}", where="--on", fix=f"known: {known}")
+    return _cluster(parts[2], int(parts[1] or 1))
+
+
+def _cluster(name: str, num_nodes: int) -> GpuCluster:
+    node = machine(name)
     assert node.device_link is not None
     assert node.network_link is not None
-    network = Topology((len(node.devices), num_nodes), (node.device_link, node.network_link), (1, 2))
+    sharers = (1, _GPUS_PER_PORT[name])
+    network = Topology((len(node.devices), num_nodes), (node.device_link, node.network_link), sharers)
     return GpuCluster(f"{num_nodes}x {node.name}", node.devices[0], network)
 
 
