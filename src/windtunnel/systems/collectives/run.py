@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.base.progress import Progress
 from windtunnel.flights.receipt import Receipt
 from windtunnel.hardware import Link
+from windtunnel.measure.disturbance import Neighbors
 from windtunnel.measure.fingerprint import machine
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
 from windtunnel.systems.collectives.executor import Executor
@@ -38,11 +39,14 @@ class MeasuredSchedule:
         Of each round, on the slowest rank.
     difference : float
         Largest relative difference of its results from those of the first schedule.
+    neighbors_ratio : float
+        Share of all cores that other programs took meanwhile.
     """
 
     schedule: Schedule
     duration_ns_R: NDArray[np.int64]
     difference: float
+    neighbors_ratio: float = 0.0
 
     @property
     def duration(self) -> Estimate:
@@ -84,12 +88,14 @@ def run_schedules(
     """
     program = schedules[0].program
     inputs = random_inputs(program, seed)
+    neighbors = Neighbors()
     with Executor(sum(program.group_sizes), transport, link) as executor:
         numbers = [executor.load(lower(item.program)) for item in schedules]
         results = [_results(executor, number, item, inputs) for number, item in zip(numbers, schedules, strict=True)]
         elapsed_ns = executor.time(numbers, num_rounds, budget_s=budget_s, progress=progress).max(axis=2)
+    taken_ratio = neighbors.cores_ratio or 0.0
     return [
-        MeasuredSchedule(item, elapsed_ns[:, index], _difference(results[0], results[index]))
+        MeasuredSchedule(item, elapsed_ns[:, index], _difference(results[0], results[index]), taken_ratio)
         for index, item in enumerate(schedules)
     ]
 
@@ -123,6 +129,7 @@ def receipts_of(
             hardware_fingerprint=machine(),
             conditions=conditions,
             num_rounds=len(item.duration_ns_R),
+            neighbors_ratio=item.neighbors_ratio,
         )
         for price, item in zip(priced[1:], measured[1:], strict=True)
     ]

@@ -17,9 +17,10 @@ import typer
 from windtunnel import registry
 from windtunnel.base.tables import Table
 from windtunnel.cli.console import Progress, show, suggest
-from windtunnel.cli.files import require_free
+from windtunnel.cli.files import database_of, require_free
 from windtunnel.cli.options import Force, Fresh, HtmlPath, Json, LedgerPath, TimeLimit, seconds_of
 from windtunnel.errors import InputError
+from windtunnel.measure.disturbance import MAX_NEIGHBORS
 from windtunnel.systems.collectives.verb import ProgramName, ScheduleName, find_schedule, schedule_document
 from windtunnel.units import format_duration, format_ratio, format_size, parse_duration, parse_rate
 
@@ -83,7 +84,7 @@ def plan(
     if report is not None:
         require_free(report, force=force)
     program = read_program(name)
-    hardware = _hardware(program, on, bandwidth, latency, transport, fresh=fresh)
+    hardware = _hardware(program, on, bandwidth, latency, transport, fresh=fresh, max_schedules=max_schedules)
     with Progress(f"pricing schedules of {program.name}") as progress:
         priced = search_schedules(program, hardware.price_ns, max_schedules=max_schedules, progress=progress)
     baseline = _baseline(priced)
@@ -150,10 +151,12 @@ def run(
     }
 
     def lines() -> Iterator[str | Table]:
-        rows = [(item.schedule.label, _interval(item), _speedup(measured[0], item), item.difference)
-                for item in measured]  # fmt: skip
-        titles = {"schedule": str, "time per step": str, "speed-up": "{:.2f}x", "difference of results": "{:.1g}"}
-        yield Table(titles, rows)
+        rows = [
+            (item.schedule.label, item.duration.value, item.duration.half_width_ratio, _speedup(measured[0], item))
+            for item in measured
+        ]
+        yield Table({"schedule": str, "time per step": format_duration, "±": format_ratio, "speed-up": "{:.2f}x"}, rows)
+        yield from _remarks(measured)
 
     show(document, lines(), as_json=as_json)
 
@@ -181,7 +184,7 @@ def verify(
     from windtunnel.systems.collectives.workloads import read_program
 
     program = read_program(name)
-    hardware = _hardware(program, "", bandwidth, latency, transport, fresh=fresh)
+    hardware = _hardware(program, "", bandwidth, latency, transport, fresh=fresh, max_schedules=max_schedules)
     with Progress(f"pricing schedules of {program.name}") as progress:
         priced = search_schedules(program, hardware.price_ns, max_schedules=max_schedules, progress=progress)
     baseline = _baseline(priced)
@@ -208,16 +211,27 @@ def verify(
     }
 
     def lines() -> Iterator[str | Table]:
-        titles = {"schedule": str, "predicted": format_duration, "measured": str, "error": format_ratio,
-                  "speed-up": "{:.2f}x", "difference": "{:.1g}"}  # fmt: skip
+        titles = {
+            "schedule": str,
+            "predicted": format_duration,
+            "measured": format_duration,
+            "±": format_ratio,
+            "error": format_ratio,
+            "speed-up": "{:.2f}x",
+        }
         rows = [
             (
-                item.schedule.label, price.duration_ns, _interval(item),
-                price.duration_ns / item.duration.value - 1, _speedup(measured[0], item), item.difference,
+                item.schedule.label,
+                price.duration_ns,
+                item.duration.value,
+                item.duration.half_width_ratio,
+                price.duration_ns / item.duration.value - 1,
+                _speedup(measured[0], item),
             )
             for price, item in zip(selected, measured, strict=True)
-        ]  # fmt: skip
+        ]
         yield Table(titles, rows)
+        yield from _remarks(measured)
 
     show(document, lines(), as_json=as_json)
 
@@ -227,9 +241,13 @@ def _baseline(priced: Sequence[PricedSchedule]) -> PricedSchedule:
     return next(item for item in priced if not item.schedule.steps)
 
 
-def _interval(item: MeasuredSchedule) -> str:
-    low, high = format_duration(item.duration.low), format_duration(item.duration.high)
-    return f"{format_duration(item.duration.value)} ({low} to {high})"
+def _remarks(measured: Sequence[MeasuredSchedule]) -> Iterator[str]:
+    """How far results differ, and what other programs took of the host."""
+    yield ""
+    worst = max(item.difference for item in measured)
+    yield f"results: {'equal to the last bit' if not worst else f'equal up to {worst:.1g}, relative'}"
+    if measured[0].neighbors_ratio > MAX_NEIGHBORS:
+        yield f"warning: other programs took {measured[0].neighbors_ratio:.0%} of this machine's cores meanwhile"
 
 
 def _speedup(baseline: MeasuredSchedule, item: MeasuredSchedule) -> float:
@@ -247,21 +265,26 @@ def _link(bandwidth: str, latency: str) -> Link | None:
     return Link("emulated", parse_rate(bandwidth), latency_ns=parse_duration(latency))
 
 
-def _hardware(program: Program, on: str, bandwidth: str, latency: str, transport: str, *, fresh: bool) -> _Hardware:
+def _hardware(
+    program: Program, on: str, bandwidth: str, latency: str, transport: str, *, fresh: bool, max_schedules: int
+) -> _Hardware:
     """What prices programs: a cluster of GPUs, or this host after a calibration."""
     if on and on not in ("this-host", "localhost"):
         from windtunnel.systems.collectives.priced import build_graph, read_cluster
 
         cluster = read_cluster(on)
         return _Hardware(cluster.name, lambda item: build_graph(item, cluster))
-    from windtunnel.systems.collectives.lower import lower
-    from windtunnel.systems.collectives.simulated import calibrate, simulate_plan
+    from windtunnel.systems.collectives.host import calibrate_programs
+    from windtunnel.systems.collectives.schedules import closure
 
     link = _link(bandwidth, latency)
-    with Progress("calibrating this host") as progress:
-        calibration = calibrate(program, transport=transport, link=link, fresh=fresh, progress=progress)
+    programs = [item.program for item in closure(program, max_schedules)]
+    with Progress("measuring instructions on this host") as progress:
+        prices = calibrate_programs(
+            programs, transport=transport, link=link, database=database_of(fresh=fresh), progress=progress
+        )
     where = f"this host, {sum(program.group_sizes)} processes" + (f", {bandwidth}" if bandwidth else "")
-    return _Hardware(where, lambda item: simulate_plan(lower(item), calibration))
+    return _Hardware(where, prices.build_graph)
 
 
 def _priced_document(item: PricedSchedule) -> dict[str, Any]:
@@ -274,6 +297,7 @@ def _measured_document(item: MeasuredSchedule) -> dict[str, Any]:
         "duration_ns": item.duration.value,
         "interval_ns": [item.duration.low, item.duration.high],
         "difference": item.difference,
+        "neighbors_ratio": item.neighbors_ratio,
     }
 
 

@@ -1,0 +1,107 @@
+"""Prices of schedules on this host: their plans, replayed with times of instructions that were measured here.
+
+In: the schedules of a program, a transport, a link. Out: graphs of their plans. Not here: how an instruction is
+measured (``calibration``), the replay (``simulated``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from windtunnel.base.progress import Progress
+from windtunnel.graph import Graph
+from windtunnel.hardware import Link
+from windtunnel.hardware.cores import usable_cores
+from windtunnel.measure.database import ProfileDatabase
+from windtunnel.systems.collectives.calibration import Calibration, Work, calibrate, work_of
+from windtunnel.systems.collectives.executor import Executor
+from windtunnel.systems.collectives.lower import lower
+from windtunnel.systems.collectives.plan import Plan
+from windtunnel.systems.collectives.program import Program
+from windtunnel.systems.collectives.simulated import build_plan_graph
+
+__all__ = ["HostPrices", "calibrate_programs"]
+
+_MAX_LOADED_BYTES = 1 << 30
+"""Buffers of plans that processes hold at once; more plans get new processes."""
+
+
+@dataclass(frozen=True)
+class HostPrices:
+    """What plans take on this host.
+
+    Attributes
+    ----------
+    calibration : Calibration
+    link : Link, optional
+        Emulated between any two ranks.
+    """
+
+    calibration: Calibration
+    link: Link | None = None
+
+    def build_graph(self, program: Program) -> Graph:
+        """The graph of a program's plan; its replay is the price."""
+        return build_plan_graph(lower(program), self.calibration, self.link, num_cores=len(usable_cores()))
+
+
+def calibrate_programs(
+    programs: Sequence[Program],
+    *,
+    transport: str = "shared_memory",
+    link: Link | None = None,
+    database: ProfileDatabase | None = None,
+    progress: Progress | None = None,
+) -> HostPrices:
+    """Measure every instruction of these programs' plans that is not known.
+
+    Parameters
+    ----------
+    programs : sequence of Program
+        Schedules of one program.
+    transport : str
+        ``shared_memory`` or ``gloo``.
+    link : Link, optional
+    database : ProfileDatabase, optional
+        Where what is known is taken from, and what is measured is kept.
+    progress : callable, optional
+        Called with (what, done, total).
+    """
+    durations_ns: dict[Work, float] = {}
+    message_ns = event_ns = 0.0
+    waiting = _plans_of_new_work([lower(program) for program in programs])
+    total = len(waiting)
+    while waiting:
+        with Executor(len(waiting[0].ranks), transport, link) as executor:
+            numbers: list[int] = []
+            loaded_bytes = 0
+            while waiting and (not numbers or loaded_bytes + _buffer_bytes(waiting[0]) <= _MAX_LOADED_BYTES):
+                plan = waiting.pop(0)
+                loaded_bytes += _buffer_bytes(plan)
+                numbers.append(executor.load(plan))
+                if progress is not None:
+                    progress("plans", total - len(waiting), total)
+            found = calibrate(executor, numbers, num_cores=len(usable_cores()), database=database)
+        durations_ns |= found.durations_ns
+        message_ns, event_ns = found.message_ns, found.event_ns
+    return HostPrices(Calibration(durations_ns, message_ns, event_ns), link)
+
+
+def _plans_of_new_work(plans: Sequence[Plan]) -> list[Plan]:
+    """Plans with an instruction that no plan before them has."""
+    seen: set[Work] = set()
+    result: list[Plan] = []
+    for plan in plans:
+        works = {
+            work for rank in plan.ranks for items in rank.threads.values() for item in items
+            if (work := work_of(item, rank)) is not None
+        }  # fmt: skip
+        if not result or works - seen:
+            seen |= works
+            result.append(plan)
+    return result
+
+
+def _buffer_bytes(plan: Plan) -> int:
+    return sum(buffer.size_bytes for rank in plan.ranks for buffer in rank.buffers.values())
