@@ -106,6 +106,7 @@ BARS = (
     "coconet_published",
     "coconet_scale",
     "coconet_tuned",
+    "coconet_user",
     "flower_side_by_side",
     "virtual_true",
     "systolic_exact",
