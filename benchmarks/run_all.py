@@ -107,6 +107,7 @@ BARS = (
     "coconet_scale",
     "coconet_tuned",
     "coconet_user",
+    "coconet_predicted",
     "flower_side_by_side",
     "virtual_true",
     "systolic_exact",
