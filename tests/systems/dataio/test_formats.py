@@ -224,7 +224,7 @@ def test_a_sample_that_the_file_lacks_is_an_error(tmp_path):
 def test_a_missing_file_says_how_to_make_it(tmp_path):
     config = configure(tmp_path, "npz")
 
-    with pytest.raises(InputError, match=r"(?s)not there.*--generate"):
+    with pytest.raises(InputError, match=r"(?s)not there.*dataio run"):
         read_sample(config.dataset, 0, 0, storage=config.storage)
 
 

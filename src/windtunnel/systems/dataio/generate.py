@@ -132,7 +132,7 @@ def _present(storage: Storage, config: DlioConfig, seed: int, is_forced: bool) -
     present = {**storage.sizes(f"{folder}/train"), **storage.sizes(f"{folder}/valid")}
     if not present or is_forced:
         return {}
-    fix = "choose another dataset.data_folder, or replace its files with --force"
+    fix = "choose another dataset.data_folder, or remove the folder"
     name = f"{folder}/{_MANIFEST}"
     if storage.size(name) is None:
         raise InputError(f"the folder holds {len(present):,} files of an unknown data set", where=folder, fix=fix)

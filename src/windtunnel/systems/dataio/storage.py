@@ -217,8 +217,8 @@ class LocalStorage(Storage):
             mount = f"check that {self.root} is mounted, and its server"
             return InputError(f"the storage does not answer: {reason}", where=str(path), fix=mount)
         if isinstance(error, FileNotFoundError):
-            generate = "generate the data set: windtunnel dataio run CONFIG --generate"
-            return InputError("the file is not there", where=str(path), fix=generate)
+            write = "windtunnel dataio run CONFIG writes the files of a data set that are missing"
+            return InputError("the file is not there", where=str(path), fix=write)
         return InputError(f"the file cannot be used: {reason}", where=str(path), fix="check the path and permissions")
 
 

@@ -51,7 +51,7 @@ def damage_error(key: str, sample: int | None, reason: object) -> InputError:
     text = " ".join(str(reason).split())[:300] or type(reason).__name__
     return InputError(
         f"the file is damaged or of another format: {text}", where=where,
-        fix="remove it and generate the missing files: windtunnel dataio run CONFIG --generate",
+        fix="remove it; windtunnel dataio run CONFIG writes the files that are missing",
     )  # fmt: skip
 
 
