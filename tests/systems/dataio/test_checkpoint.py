@@ -173,12 +173,23 @@ def test_random_checkpoints_do_not_compress_and_constant_ones_do(tmp_path):
 
 def test_checkpoints_without_training_are_written_and_read_as_often_as_requested(tmp_path):
     options = {"num_checkpoints_write": 3, "num_checkpoints_read": 2, "fsync": True}
-    result = run_checkpoints(configure(tmp_path, checkpoint=options))
+    config = configure(tmp_path, checkpoint=options, data=2, zero_stage=3)
+    result = run_checkpoints(config, 2)
 
     assert (3, 2) == (len(result.write_s), len(result.read_s))
+    assert checkpoint_layout(config, 2).num_bytes() == result.num_bytes
     assert 3 == len(list((tmp_path / "saved").iterdir()))
     with pytest.raises(InputError, match="none is written"):
         run_checkpoints(configure(tmp_path, checkpoint={"num_checkpoints_read": 2}))
+
+
+def test_checkpoints_that_do_not_fit_are_refused_before_writing(tmp_path):
+    options = {"num_checkpoints_write": 1}
+    config = configure(tmp_path, checkpoint=options, num_layers=9, transformer={**TINY, "vocab_size": 10**13})
+
+    with pytest.raises(InputError, match="do not fit"):
+        run_checkpoints(config)
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_shipped_language_models_are_laid_out():

@@ -55,22 +55,22 @@ def test_a_data_set_that_is_too_small_says_how_many_files_it_needs():
     assert check.is_met is False
     assert "500 steps x batch 7 x 8 accelerators = 28,000 samples" in check.arithmetic
     assert "5 x 1 host x 256 GiB / 140 MiB = 9,376 samples" in check.arithmetic
-    assert "++workload.dataset.num_files_train=28000" == check.fix
-    fixed = load_config("unet3d_h100", [check.fix])
+    assert "--set dataset.num_files_train=28000" == check.fix
+    fixed = load_config("unet3d_h100", [check.fix.removeprefix("--set ")])
     assert checks(fixed)["size of the data set"].is_met
 
 
 def test_memory_of_hosts_decides_where_it_is_large():
     check = checks(load_config("unet3d_h100"), host_memory_bytes=1 << 40, num_hosts=2)["size of the data set"]
 
-    assert "++workload.dataset.num_files_train=75001" == check.fix
+    assert "--set dataset.num_files_train=75001" == check.fix
 
 
 def test_a_lower_threshold_and_other_steps_left_out_are_found():
     config = load_config("unet3d_h100", ["metric.au=0.8", "output.metric.exclude_start_steps=5"])
     found = checks(config)
 
-    assert (False, "++workload.metric.au=0.9") == (found["threshold of AU"].is_met, found["threshold of AU"].fix)
+    assert (False, "--set metric.au=0.9") == (found["threshold of AU"].is_met, found["threshold of AU"].fix)
     assert found["steps left out"].is_met is False
 
 

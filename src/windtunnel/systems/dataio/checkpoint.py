@@ -26,6 +26,7 @@ from windtunnel.systems.dataio.checkpoint_sizes import ELEMENT_BYTES, StateFile,
 from windtunnel.systems.dataio.config import DlioConfig
 from windtunnel.systems.dataio.formats.format import damage_error
 from windtunnel.systems.dataio.storage import open_storage
+from windtunnel.units import format_size
 
 __all__ = ["CheckpointTimes", "Checkpointer", "open_checkpoint", "run_checkpoints"]
 
@@ -225,13 +226,14 @@ def _sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class CheckpointTimes:
-    """What checkpoints of one rank took.
+    """What checkpoints of a job took.
 
     Attributes
     ----------
     num_bytes : int
-        Of one checkpoint.
+        Of one checkpoint, all ranks together.
     write_s, read_s : tuple of float
+        Until the last rank is done.
     """
 
     num_bytes: int
@@ -240,19 +242,16 @@ class CheckpointTimes:
 
 
 def run_checkpoints(
-    config: DlioConfig,
-    rank: int = 0,
-    num_ranks: int = 1,
-    *,
-    is_cold: bool = True,
-    progress: Progress | None = None,
+    config: DlioConfig, num_ranks: int = 1, *, is_cold: bool = True, progress: Progress | None = None
 ) -> CheckpointTimes:
     """Write ``num_checkpoints_write`` checkpoints and read ``num_checkpoints_read``, without training.
+
+    All ranks are on this host, each a thread: writing and reading files do not hold the interpreter.
 
     Parameters
     ----------
     config : DlioConfig
-    rank, num_ranks : int
+    num_ranks : int
     is_cold : bool
         What is read is dropped from the memory of this host before.
     progress : callable, optional
@@ -260,7 +259,7 @@ def run_checkpoints(
     Raises
     ------
     InputError
-        More are read than written, or the storage fails.
+        More are read than written, there is not enough room, or the storage fails.
     """
     options = config.checkpoint
     num_writes, num_reads = max(options.num_checkpoints_write, 0), max(options.num_checkpoints_read, 0)
@@ -269,23 +268,41 @@ def run_checkpoints(
             f"{num_reads} checkpoints are read, and none is written", where="checkpoint.num_checkpoints_read",
             fix="set num_checkpoints_write: 1 or more",
         )  # fmt: skip
-    checkpointer = Checkpointer(config, rank, num_ranks)
+    layout = checkpoint_layout(config, num_ranks)
+    num_bytes = sum(layout.rank_bytes(rank) for rank in range(layout.num_writers))
+    _require_room(config, num_bytes, num_writes)
+    ranks = [Checkpointer(config, rank, num_ranks) for rank in range(num_ranks)]
     pause_s = max(options.time_between_checkpoints, 0)
     write_s, read_s = [], []
-    for index in range(num_writes):
-        _pause(pause_s if index else 0)
-        write_s.append(elapsed_ns(lambda step=index: checkpointer.save(0, step)) / 1e9)  # type: ignore[misc]
-        if progress is not None:
-            progress("writing checkpoints", index + 1, num_writes)
-    for index in range(num_reads):
-        _pause(pause_s if index else 0)
-        step = index % num_writes
-        if is_cold:
-            evict(checkpointer.paths(0, step))
-        read_s.append(elapsed_ns(lambda step=step: checkpointer.load(0, step)) / 1e9)  # type: ignore[misc]
-        if progress is not None:
-            progress("reading checkpoints", index + 1, num_reads)
-    return CheckpointTimes(checkpointer.num_bytes, tuple(write_s), tuple(read_s))
+    with ThreadPoolExecutor(num_ranks, "rank") as threads:
+
+        def time_all(action: Callable[[Checkpointer], object]) -> float:
+            return elapsed_ns(lambda: list(threads.map(action, ranks))) / 1e9
+
+        for index in range(num_writes):
+            _pause(pause_s if index else 0)
+            write_s.append(time_all(lambda rank, step=index: rank.save(0, step)))  # type: ignore[misc]
+            if progress is not None:
+                progress("writing checkpoints", index + 1, num_writes)
+        for index in range(num_reads):
+            _pause(pause_s if index else 0)
+            step = index % num_writes
+            if is_cold:
+                evict(path for rank in ranks for path in rank.paths(0, step))
+            read_s.append(time_all(lambda rank, step=step: rank.load(0, step)))  # type: ignore[misc]
+            if progress is not None:
+                progress("reading checkpoints", index + 1, num_reads)
+    return CheckpointTimes(num_bytes, tuple(write_s), tuple(read_s))
+
+
+def _require_room(config: DlioConfig, num_bytes: int, num_writes: int) -> None:
+    storage = open_storage(config.storage)
+    free = storage.free_bytes()
+    if free is not None and num_bytes * num_writes > free:
+        raise InputError(
+            f"{num_writes} checkpoints of {format_size(num_bytes)} do not fit: {format_size(free)} are free",
+            where=storage.root, fix="reduce checkpoint.num_checkpoints_write, or choose another storage.storage_root",
+        )  # fmt: skip
 
 
 def _pause(seconds: float) -> None:

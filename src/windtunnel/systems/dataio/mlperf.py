@@ -83,7 +83,7 @@ def _threshold(config: DlioConfig) -> RuleCheck:
         return RuleCheck(rule, None, f"no threshold for {config.model.name!r}")
     arithmetic = f"metric.au {config.metric.au:g}, at least {minimum:g} ({format_ratio(minimum)})"
     is_met = config.metric.au >= minimum
-    return RuleCheck(rule, is_met, arithmetic, "" if is_met else f"++workload.metric.au={minimum:g}")
+    return RuleCheck(rule, is_met, arithmetic, "" if is_met else f"--set metric.au={minimum:g}")
 
 
 def _dataset_size(config: DlioConfig, num_accelerators: int, host_memory_bytes: int, num_hosts: int) -> RuleCheck:
@@ -100,7 +100,7 @@ def _dataset_size(config: DlioConfig, num_accelerators: int, host_memory_bytes: 
         f"{format_count(dataset.num_files_train)} files x {dataset.num_samples_per_file} = {format_count(present)}"
     )
     num_files = math.ceil(needed / dataset.num_samples_per_file)
-    fix = "" if present >= needed else f"++workload.dataset.num_files_train={num_files}"
+    fix = "" if present >= needed else f"--set dataset.num_files_train={num_files}"
     return RuleCheck("size of the data set", present >= needed, arithmetic, fix)
 
 
@@ -112,6 +112,6 @@ def _excluded_steps(config: DlioConfig) -> RuleCheck:
         f"rule is {EXCLUDED_START_STEPS} and 0"
     )
     fix = (
-        "" if is_met else "++workload.output.metric.exclude_start_steps=1 ++workload.output.metric.exclude_end_steps=0"
+        "" if is_met else "--set output.metric.exclude_start_steps=1 --set output.metric.exclude_end_steps=0"
     )
     return RuleCheck("steps left out", is_met, arithmetic, fix)

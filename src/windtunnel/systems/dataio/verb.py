@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from windtunnel import registry
-from windtunnel.systems.dataio import verb_capture, verb_predict, verb_run  # noqa: F401 - each registers its verbs
+from windtunnel.systems.dataio import (  # noqa: F401 - each registers its verbs
+    verb_capture,
+    verb_predict,
+    verb_run,
+    verb_show,
+)
 
 
 @registry.verb("dataio", source="DLIO")

@@ -25,6 +25,7 @@ from windtunnel.systems.dataio.options import (
     require_cache,
     running_place,
 )
+from windtunnel.systems.dataio.verb_checkpoint import run_checkpoint_job
 from windtunnel.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -64,10 +65,15 @@ def run(
     """
     from windtunnel.systems.dataio.page import dataio_page
     from windtunnel.systems.dataio.run import run_job
+    from windtunnel.systems.dataio.source import config_with_folder
 
     require_cache(cache)
     if html is not None:
         require_free(html, force=force)
+    loaded = config_with_folder(config, overrides or [], folder)
+    if loaded.is_checkpoint_only:
+        run_checkpoint_job(loaded, ranks, is_cold=cache == "cold", as_json=as_json)
+        return
     with running_place(config, overrides, ranks, folder, disk, compute) as place, Progress("running") as progress:
         result = run_job(
             place.job, cache=cache, limit_bytes_per_s=place.limit_bytes_per_s,
