@@ -64,7 +64,7 @@ def check_mlperf_rules(
         _workload(config),
         _threshold(config),
         _dataset_size(config, num_accelerators, host_memory_bytes, num_hosts),
-        _excluded_steps(config),
+        _steps_left_out(config),
         RuleCheck("repeated runs", None, f"{NUM_RUNS} runs in a row count; each has to reach the threshold"),
     ]
 
@@ -104,14 +104,12 @@ def _dataset_size(config: DlioConfig, num_accelerators: int, host_memory_bytes: 
     return RuleCheck("size of the data set", present >= needed, arithmetic, fix)
 
 
-def _excluded_steps(config: DlioConfig) -> RuleCheck:
+def _steps_left_out(config: DlioConfig) -> RuleCheck:
     metric = config.output.metric
     is_met = metric.exclude_start_steps == EXCLUDED_START_STEPS and metric.exclude_end_steps == 0
     arithmetic = (
         f"{metric.exclude_start_steps} steps at the start and {metric.exclude_end_steps} at the end are left out; the "
         f"rule is {EXCLUDED_START_STEPS} and 0"
     )
-    fix = (
-        "" if is_met else "--set output.metric.exclude_start_steps=1 --set output.metric.exclude_end_steps=0"
-    )
+    fix = "" if is_met else "--set output.metric.exclude_start_steps=1 --set output.metric.exclude_end_steps=0"
     return RuleCheck("steps left out", is_met, arithmetic, fix)
