@@ -42,6 +42,7 @@ VERBS_BEFORE = {
     "can",
     "on",
     "test",
+    "declare",
     "require",
     "print",
     "say",

@@ -7,7 +7,7 @@ parameters: it returns the changed graph or, where that takes prices, an ``Unpri
 ``NotApplicableError`` with the reason where it has nothing to act on, edits the memory columns where memory changes,
 and notes ``samples_ratio`` (``graph.note``) where an iteration then trains on more samples (absent: 1).
 
-Internal modules: ``batch_shapes``, ``block_patterns``, ``ddp_reducer``, ``parameter_values``, ``peak_memory``,
+Internal modules: ``batch_shapes``, ``block_patterns``, ``ddp_reducer``, ``peak_memory``,
 ``samples_per_iteration``, ``saved_activations``.
 """
 

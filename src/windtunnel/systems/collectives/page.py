@@ -26,7 +26,7 @@ _DRAWN_KINDS = (Kind.COMPUTE, Kind.COMM, Kind.COPY)
 
 @dataclass(frozen=True, slots=True)
 class DrawnSchedule:
-    """A schedule as it is drawn."""
+    """A schedule with its timeline."""
 
     label: str
     graph: Graph
@@ -34,7 +34,7 @@ class DrawnSchedule:
 
 
 def collectives_page(
-    name: str, table: Table, drawn: Sequence[DrawnSchedule], path: str | Path, *, overwrite: bool = False
+    name: str, table: Table, pictures: Sequence[DrawnSchedule], path: str | Path, *, overwrite: bool = False
 ) -> Path:
     """Write the page.
 
@@ -44,7 +44,7 @@ def collectives_page(
         Of the program and the hardware.
     table : Table
         Schedules with their times.
-    drawn : sequence of DrawnSchedule
+    pictures : sequence of DrawnSchedule
         The baseline first.
     path : path
     overwrite : bool
@@ -54,12 +54,12 @@ def collectives_page(
     InputError
         The file is there already and ``overwrite`` is False.
     """
-    longest_ns = max((item.timeline.makespan_ns for item in drawn), default=1)
+    longest_ns = max((item.timeline.makespan_ns for item in pictures), default=1)
     sections = [Section("schedules", "schedules", "What a step takes by schedule", table_html(table))]
-    for index, item in enumerate(drawn):
-        factor = drawn[0].timeline.makespan_ns / max(item.timeline.makespan_ns, 1)
+    for index, item in enumerate(pictures):
+        factor = pictures[0].timeline.makespan_ns / max(item.timeline.makespan_ns, 1)
         title = f"{item.label} takes {format_duration(item.timeline.makespan_ns)}"
-        title += f": {factor:.2f} times as fast as {drawn[0].label}" if index else ""
+        title += f": {factor:.2f} times as fast as {pictures[0].label}" if index else ""
         sections.append(Section(f"timeline{index}", item.label, title, draw_timeline(item, longest_ns)))
     return write_text(Path(path), _page(name, f"<h1>{escape(name)}</h1>", sections), overwrite=overwrite)
 

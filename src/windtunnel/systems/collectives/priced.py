@@ -262,7 +262,7 @@ class _Prices:
         """What a unit consists of."""
         ops = [stage.op for stage in stages if not self.program.types[stage.name].is_scalar]
         if len(stages) > 1 and "reduce_scatter" in ops:
-            return self._fused_ring(unit, stages)
+            return self._ring_phases(unit, stages)
         if len(stages) > 1 and "send" in ops:
             first = [stage for stage in stages if stage.op != "send"]
             return [self._pass(unit, first, stages, "collective"), self._sending(unit, stages[-1])]
@@ -272,7 +272,7 @@ class _Prices:
             return [self._product(stages[-1])]
         return [self._pass(unit, stages, stages, "stream")]
 
-    def _fused_ring(self, unit: str, stages: list[Stage]) -> list[_Phase]:
+    def _ring_phases(self, unit: str, stages: list[Stage]) -> list[_Phase]:
         """Reduce-scatter, computation and all-gather in one kernel, for the latency and the bytes of one all-reduce.
 
         Further all-gathers cost their bytes. Where a sum over ranks is needed in between, all wait for it.
@@ -353,13 +353,13 @@ class _Prices:
         a view of what it is cut from.
         """
         working = [stage for stage in inside if stage.op != "slice"]
-        made = {stage.name for stage in working}
+        created = {stage.name for stage in working}
         at_hand = {stage.name for stage in stages if stage.op in ("reduce_scatter", "all_gather", "send")}
         read = dict.fromkeys(
             name for stage in working for name in (stage.reads[1:] if stage.op == "update" else stage.reads)
-            if name not in made | at_hand
+            if name not in created | at_hand
         )  # fmt: skip
-        written = [stage.name for stage in working if stage.op == "update" or self._leaves(stage, made | at_hand)]
+        written = [stage.name for stage in working if stage.op == "update" or self._leaves(stage, created | at_hand)]
         return [*read, *written]
 
     def _leaves(self, stage: Stage, here: set[str]) -> bool:

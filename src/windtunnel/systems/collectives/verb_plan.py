@@ -93,10 +93,10 @@ def plan(
         "program": name,
         "hardware": hardware.name,
         "baseline_ns": baseline.duration_ns,
-        "schedules": [_priced_document(item) for item in priced],
+        "schedules": [_price_document(item) for item in priced],
     }
     best = best_of_each_kind(priced)
-    table = _priced_table(best[:_MAX_ROWS], baseline)
+    table = _price_table(best[:_MAX_ROWS], baseline)
 
     def lines() -> Iterator[str | Table]:
         yield f"{program.name} on {hardware.name}: {len(priced)} schedules, {len(best)} kinds"
@@ -147,7 +147,7 @@ def run(
     document = {
         "schema": "windtunnel.collectives-run/1",
         "program": name,
-        "schedules": [_measured_document(item) for item in measured],
+        "schedules": [_measurement_document(item) for item in measured],
     }
 
     def lines() -> Iterator[str | Table]:
@@ -204,7 +204,7 @@ def verify(
         "program": name,
         "hardware": hardware.name,
         "schedules": [
-            {**_measured_document(item), "predicted_ns": price.duration_ns}
+            {**_measurement_document(item), "predicted_ns": price.duration_ns}
             for price, item in zip(selected, measured, strict=True)
         ],
         "receipts": [receipt.json() for receipt in receipts],
@@ -287,11 +287,11 @@ def _hardware(
     return _Hardware(where, prices.build_graph)
 
 
-def _priced_document(item: PricedSchedule) -> dict[str, Any]:
+def _price_document(item: PricedSchedule) -> dict[str, Any]:
     return {**schedule_document(item.schedule), "duration_ns": item.duration_ns}
 
 
-def _measured_document(item: MeasuredSchedule) -> dict[str, Any]:
+def _measurement_document(item: MeasuredSchedule) -> dict[str, Any]:
     return {
         **schedule_document(item.schedule),
         "duration_ns": item.duration.value,
@@ -301,7 +301,7 @@ def _measured_document(item: MeasuredSchedule) -> dict[str, Any]:
     }
 
 
-def _priced_table(best: Sequence[PricedSchedule], baseline: PricedSchedule) -> Table:
+def _price_table(best: Sequence[PricedSchedule], baseline: PricedSchedule) -> Table:
     rows = [
         (item.schedule.label, item.duration_ns, baseline.duration_ns / max(item.duration_ns, 1), item.state_bytes)
         for item in best
@@ -311,13 +311,13 @@ def _priced_table(best: Sequence[PricedSchedule], baseline: PricedSchedule) -> T
 
 
 def _write_page(
-    title: str, hardware: _Hardware, table: Table, drawn: Sequence[PricedSchedule], path: Path, *, force: bool
+    title: str, hardware: _Hardware, table: Table, pictured: Sequence[PricedSchedule], path: Path, *, force: bool
 ) -> None:
     from windtunnel.simulate import replay
     from windtunnel.systems.collectives.page import DrawnSchedule, collectives_page
 
     pictures = []
-    for item in drawn:
+    for item in pictured:
         graph = hardware.build(item.schedule.program)
         pictures.append(DrawnSchedule(item.schedule.label, graph, replay(graph)))
     collectives_page(title, table, pictures, path, overwrite=force)
