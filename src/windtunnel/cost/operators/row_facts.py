@@ -194,7 +194,9 @@ def describe_table(call: Call) -> tuple[str, Row]:
     elif name in ("index", "index_put"):
         numbers = [shape for shape in call.shapes[1] if _is_tensor(shape)]
         count = float(max(math.prod(shape) for shape in numbers))
-        width = float(math.prod(call.shapes[0][len(call.shapes[1]) :]))
+        # a mask covers several dimensions of the tensor, a list of numbers covers one
+        is_mask = len(numbers) == 1 and numbers[0] == call.shapes[0][: len(numbers[0])]
+        width = float(math.prod(call.shapes[0][len(numbers[0]) if is_mask else len(call.shapes[1]) :]))
         table = float(math.prod(call.shapes[0]))
     else:
         return "", {}
