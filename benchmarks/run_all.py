@@ -108,6 +108,7 @@ BARS = (
     "coconet_tuned",
     "coconet_user",
     "coconet_predicted",
+    "async_tensor_parallel",
     "flower_side_by_side",
     "virtual_true",
     "systolic_exact",

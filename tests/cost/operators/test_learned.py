@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from windtunnel.cost import price
+from windtunnel.cost.operators.calls import Call
 from windtunnel.cost.operators.facts import FAMILIES, facts_of
 from windtunnel.cost.operators.learned import LearnedPricer
 from windtunnel.cost.operators.learned_features import FEATURES, features_of
 from windtunnel.cost.operators.learned_model import SHIPPED, load_learned_model, read_shipped_model
 from windtunnel.cost.operators.learned_trees import BoostedTrees
+from windtunnel.cost.operators.row_facts import describe_table
 from windtunnel.cost.pricing import AUTO
 from windtunnel.cost.work import Work
 from windtunnel.errors import SchemaVersionError
@@ -141,3 +143,12 @@ def test_devices_that_are_compared_differ_only_by_their_sheets():
     for size in (16, 100, 512, 2000, 8192):
         row = product(size, 768, 768)
         assert took_ns(row, H200, pricer) <= took_ns(row, device("h100"), pricer)
+
+
+def test_a_mask_covers_as_many_dimensions_as_it_has():
+    """Masking [12, 8192, 4096] by [12, 8192] writes rows of 4096, not of 8192 · 4096."""
+    masked = Call("index_put", [[12, 8192, 4096], [[12, 8192]], [], []], [], [], 2, 0.0)
+    numbered = Call("index_put", [[100, 8, 4], [[5], [5]], [5, 4], []], [], [], 2, 0.0)
+
+    assert 12 * 8192 * 4096 * 2 == describe_table(masked)[1]["written_bytes"]
+    assert 5 * 4 * 2 == describe_table(numbered)[1]["written_bytes"]
