@@ -101,12 +101,14 @@ def test_the_choice_is_the_least_and_no_faster_than_the_bus(op, size_bytes, topo
 
 
 @given(st.integers(1, 2**32), st.sampled_from([NODE, CLUSTER]))
-def test_two_collectives_in_place_of_an_all_reduce_never_help(size_bytes, topology):
+def test_two_collectives_in_place_of_an_all_reduce_hardly_ever_help(size_bytes, topology):
+    """Each chooses its protocol for itself, which is worth up to 2.9 %, at 26 MB on a node."""
+
     def total(*ops):
         return sum(nccl_price(op, size_bytes, topology).duration_ns for op in ops)
 
-    assert total("all_reduce") <= total("reduce_scatter", "all_gather") + 2
-    assert total("all_reduce") <= total("reduce", "broadcast") + 2
+    assert 0.97 * total("all_reduce") <= total("reduce_scatter", "all_gather") + 2
+    assert 0.97 * total("all_reduce") <= total("reduce", "broadcast") + 2
 
 
 def test_a_message_shares_the_ports_of_its_node():
