@@ -79,3 +79,56 @@ def test_a_program_with_wrong_layouts_names_the_repair(own_program):
     assert 2 == outcome.code
     assert "multiplies it by 2" in outcome.stderr
     assert "remove" in outcome.stderr
+
+
+def test_plan_prices_the_papers_schedules_on_a_node_of_gpus(tmp_path):
+    page = tmp_path / "plan.html"
+    program = "tensor-parallel:num_ranks=16,batch=8,sequence=1024,hidden=3072,dtype=float16"
+
+    outcome = windtunnel("collectives", "plan", program, "--on", "dgx-2", "--html", page, "--json")
+
+    document = json.loads(outcome.stdout)
+    durations = {item["label"]: item["duration_ns"] for item in reversed(document["schedules"])}
+    assert 0 == outcome.code
+    assert "overlap(MM, fuse(RS-C-AG))" == document["schedules"][0]["label"]
+    assert durations["MM - AR - C"] == document["baseline_ns"]
+    assert durations["overlap(MM, fuse(RS-C-AG))"] < durations["MM - fuse(RS-C-AG)"] < durations["MM - AR - C"]
+    assert 3 == page.read_text(encoding="utf-8").count('aria-label="timeline of')
+
+
+@pytest.mark.parametrize(
+    ("cluster", "text"),
+    [
+        ("dgx-h100", "constants of NCCL are not known"),
+        ("0xdgx-2", "names no cluster"),
+        ("dgx-2", "has 16 devices, not 64"),
+    ],
+)
+def test_clusters_that_cannot_be_priced_say_why(cluster, text):
+    outcome = windtunnel("collectives", "plan", "adam:num_ranks=64", "--on", cluster)
+
+    assert 2 == outcome.code
+    assert text in outcome.stderr
+
+
+def test_verify_runs_the_best_schedules_and_keeps_receipts(tmp_path):
+    ledger = tmp_path / "ledger.db"
+    program = "sgd:num_ranks=2,num_parameters=5000"
+
+    outcome = windtunnel(
+        "collectives", "verify", program, "--bandwidth", "1GB/s", "--rounds", 3, "--ledger", ledger, "--json"
+    )
+
+    document = json.loads(outcome.stdout)
+    assert 0 == outcome.code
+    assert "AR - C" == document["schedules"][0]["label"]
+    assert 3 == len(document["receipts"])
+    assert all(0 == item["difference"] for item in document["schedules"])
+    assert 3 == windtunnel("db", "receipts", "--ledger", ledger).stdout.count("collectives-schedule")
+
+
+def test_a_latency_without_a_bandwidth_is_refused():
+    outcome = windtunnel("collectives", "run", "sgd", "--latency", "1ms")
+
+    assert 2 == outcome.code
+    assert "--bandwidth" in outcome.stderr

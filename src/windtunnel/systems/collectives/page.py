@@ -20,7 +20,7 @@ from windtunnel.units import format_duration
 
 __all__ = ["DrawnSchedule", "collectives_page"]
 
-_ROW, _MAX_ROWS, _MIN_WIDTH, _NUM_TICKS = 22, 12, 0.4, 5
+_ROW, _MAX_ROWS, _MIN_WIDTH, _MIN_BORDERED_WIDTH, _NUM_TICKS = 22, 12, 0.4, 2.0, 5
 _DRAWN_KINDS = (Kind.COMPUTE, Kind.COMM, Kind.COPY)
 
 
@@ -71,7 +71,7 @@ def draw_timeline(item: DrawnSchedule, longest_ns: int) -> str:
     resources = [int(row) for row in dict.fromkeys(graph.tasks["resource"].tolist()) if row >= 0]
     resources = sorted(resources)[:_MAX_ROWS]
     titles = graph.resources.strings("name").to_numpy()
-    frame = Frame(210, 6, 6 + _ROW * len(resources), 1120)
+    frame = Frame(210, 6, 6 + _ROW * len(resources), 1090)
     body = frame.axes([format_duration(longest_ns * tick / _NUM_TICKS) for tick in range(_NUM_TICKS + 1)], [])
     row_of = {resource: row for row, resource in enumerate(resources)}
     for resource, row in row_of.items():
@@ -82,10 +82,11 @@ def draw_timeline(item: DrawnSchedule, longest_ns: int) -> str:
             left, right = frame.x(start_ns / longest_ns), frame.x(finish_ns / longest_ns)
             label = f"{names[task]}: {format_duration(finish_ns - start_ns)}"
             color = KIND_COLORS[Kind(kinds[task])]
+            border = "#fff" if right - left > _MIN_BORDERED_WIDTH else color
             body.append(
                 f'<rect x="{left:.1f}" y="{frame.top + _ROW * row_of[resource] + 3}" '
                 f'width="{max(right - left, _MIN_WIDTH):.2f}" height="{_ROW - 6}" fill="{color}" '
-                f'stroke="#fff" stroke-width="0.5"><title>{escape(label)}</title></rect>'
+                f'stroke="{border}" stroke-width="0.5"><title>{escape(label)}</title></rect>'
             )
     key = "".join(
         f'<span><i style="background:{KIND_COLORS[kind]}"></i> {KIND_LABELS[kind]}</span> ' for kind in _DRAWN_KINDS
