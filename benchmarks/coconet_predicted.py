@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks import bar
 from benchmarks.coconet_tuned import optimizer_schedules, plans_of, product_schedules
 from windtunnel.hardware import Link
+from windtunnel.measure.rounds import quiet_rows
 from windtunnel.simulate import replay
 from windtunnel.systems.collectives.calibration import calibrate
 from windtunnel.systems.collectives.executor import Executor
@@ -38,7 +39,7 @@ def compare(schedules, link, rounds, whole=()):
     with Executor(len(next(iter(plans.values())).ranks), link=link) as executor:
         numbers = [executor.load(plan) for plan in plans.values()]
         calibration = calibrate(executor, numbers, num_cores=num_cores)
-        measured = np.median(executor.time(numbers, rounds).max(axis=2), axis=0) / 1e6
+        measured = quiet_rows(executor.time(numbers, rounds).max(axis=2)) / 1e6
     predicted = [
         replay(build_plan_graph(plan, calibration, link, num_cores=num_cores)).makespan_ns / 1e6
         for plan in plans.values()

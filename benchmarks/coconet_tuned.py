@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks import bar
 from windtunnel.hardware import Link
+from windtunnel.measure.rounds import quiet_rows
 from windtunnel.systems.collectives.build import Builder
 from windtunnel.systems.collectives.executor import Executor
 from windtunnel.systems.collectives.grouping import fuse, overlap
@@ -87,7 +88,7 @@ def outputs(executor, number, program, inputs):
 
 
 def measure(num_ranks, schedules, plans, link, rounds, inputs=None):
-    """Median seconds of each schedule, and the largest difference of a result from that of the first full one."""
+    """Seconds of each schedule, the lower quartile of rounds, and the largest difference of a result from that of the first full one."""
     with Executor(num_ranks, link=link) as executor:
         numbers = {name: executor.load(plan) for name, plan in plans.items()}
         difference, first = 0.0, None
@@ -98,8 +99,8 @@ def measure(num_ranks, schedules, plans, link, rounds, inputs=None):
                 first = first or result
                 difference = max(difference, *(float(np.abs(a - b).max()) for a, b in zip(first, result, strict=True)))
         times = executor.time(list(numbers.values()), rounds)
-    medians = np.median(times.max(axis=2), axis=0) / 1e9
-    return dict(zip(plans, medians.tolist(), strict=True)), difference
+    seconds = quiet_rows(times.max(axis=2)) / 1e9
+    return dict(zip(plans, seconds.tolist(), strict=True)), difference
 
 
 def products(num_ranks, rounds):
