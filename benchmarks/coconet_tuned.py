@@ -88,7 +88,7 @@ def outputs(executor, number, program, inputs):
 
 
 def measure(num_ranks, schedules, plans, link, rounds, inputs=None):
-    """Seconds of each schedule, the lower quartile of rounds, and the largest difference of a result from that of the first full one."""
+    """Seconds of each schedule, and the largest difference of a result from that of the program as written."""
     with Executor(num_ranks, link=link) as executor:
         numbers = {name: executor.load(plan) for name, plan in plans.items()}
         difference, first = 0.0, None
