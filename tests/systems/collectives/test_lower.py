@@ -205,6 +205,17 @@ def test_an_all_reduce_sends_what_a_ring_sends():
     assert [2 * 3 * 250 * 4] * 4 == [rank.traffic_bytes() for rank in plan.ranks]
 
 
+def test_the_published_pipeline_sends_one_kth_between_groups_piece_by_piece():
+    schedules = {item.label: item.program for item in closure(workload("pipeline", num_ranks=4, **SMALL))}
+    between = {}
+    for label in ("AR - C - P2P", "overlap(RS, fuse(C-P2P), AG)"):
+        plan = lower(schedules[label], num_pieces=3)
+        sends = [item for item in plan.ranks[0].threads["compute"] if isinstance(item, Send) and item.peer == 4]
+        between[label] = (len(sends), sum(item.source.size for item in sends))
+
+    assert {"AR - C - P2P": (1, 9 * 12), "overlap(RS, fuse(C-P2P), AG)": (3, 3 * 12)} == between
+
+
 def test_a_plan_that_waits_for_ever_names_who_waits_for_what():
     program = adam(num_ranks=2, num_parameters=4)
     plan = lower(program)
