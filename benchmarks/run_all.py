@@ -109,6 +109,7 @@ BARS = (
     "coconet_user",
     "coconet_predicted",
     "async_tensor_parallel",
+    "coconet_ring",
     "flower_side_by_side",
     "virtual_true",
     "systolic_exact",
