@@ -20,7 +20,7 @@ from windtunnel.systems.collectives.lower import lower
 from windtunnel.systems.collectives.transforms import split
 
 TARGET = ">= 1.5x gloo's all_reduce at 4 to 64 MiB, k = 2 and 4, equal sums"
-PIECE_BYTES = {2: 1 << 20, 4: 1 << 18}
+PIECE_BYTES = 1 << 20
 
 
 def all_reduce(num_ranks, size):
@@ -29,7 +29,7 @@ def all_reduce(num_ranks, size):
     whole = builder.program(builder.all_reduce(builder.declare_local("g", (size,)), name="total"))
     halves = split(whole, "total")
     program = fuse(halves, [stage.name for stage in halves.stages], "collective")
-    return program, lower(program, max(1, 4 * size // num_ranks // PIECE_BYTES[num_ranks]))
+    return program, lower(program, max(1, 4 * size // num_ranks // PIECE_BYTES))
 
 
 def compare(num_ranks, sizes_mib, rounds):

@@ -44,6 +44,9 @@ _LEAD_NS, _SPIN_NS = 300_000, 60_000
 class Channels(Protocol):
     """How a rank exchanges messages with the others."""
 
+    def array(self, start: int, size: int, dtype: str) -> Array:
+        """Memory for what is sent, at a byte of the slots' memory where messages lie there."""
+
     def begin_round(self) -> None:
         """Prepare for all messages again; every rank has received those of the last round."""
 
@@ -141,10 +144,9 @@ class _Links:
         return lambda: bucket.due_ns(size_bytes, time.monotonic_ns()) + latency_ns
 
 
-def file_bytes(slots: Slots) -> int:
-    """Bytes of the file that ``SharedMemory`` needs for these messages."""
-    flags = sum(map(len, slots.values())) * _LINE * 8
-    return flags + max((start + size for row in slots.values() for start, size in row), default=0)
+def file_bytes(slots: Slots, num_bytes: int) -> int:
+    """Bytes of the file that ``SharedMemory`` needs for these messages, whose slots lie in ``num_bytes``."""
+    return sum(map(len, slots.values())) * _LINE * 8 + num_bytes
 
 
 class SharedMemory:
@@ -155,7 +157,7 @@ class SharedMemory:
     rank : int
     slots : Slots
     path : Path
-        A file of ``file_bytes(slots)``.
+        A file of ``file_bytes(slots, num_bytes)``.
     link : Link, optional
         Emulated between any two ranks, one for each direction.
 
@@ -184,18 +186,25 @@ class SharedMemory:
         """Expect the number of this round in each slot."""
         self.round += 1
 
+    def array(self, start: int, size: int, dtype: str) -> Array:
+        """An array from a byte on; a message whose slot is a part of it is sent without a copy."""
+        result: Array = np.frombuffer(self._memory, dtype, size, self._first_byte + start)
+        return result
+
     def _slot(self, source: int, target: int, index: int, like: Array) -> tuple[int, Array]:
-        start = self._first_byte + self._slots[source, target][index][0]
-        slot: Array = np.frombuffer(self._memory, like.dtype, like.size, start).reshape(like.shape)
+        start, _ = self._slots[source, target][index]
+        slot = self.array(start, like.size, like.dtype.str).reshape(like.shape)
         return (self._flags[source, target] + index) * _LINE, slot
 
     def sender(self, peer: int, index: int, source: Array) -> Callable[[], None]:
-        """See ``Channels``: copies the array to its slot."""
+        """See ``Channels``: copies the array to its slot, unless it lies there."""
         flag, slot = self._slot(self.rank, peer, index, source)
         words, due = self._words, self._links.due(peer, source.nbytes)
+        is_direct = slot.ctypes.data == source.ctypes.data
 
         def send() -> None:
-            np.copyto(slot, source)
+            if not is_direct:
+                np.copyto(slot, source)
             words[flag + 1] = due()
             words[flag] = self.round
 
@@ -236,6 +245,11 @@ class GlooChannels:
         }
         self._posted: dict[tuple[int, int], Any] = {}
         self._sends: list[Any] = []
+
+    def array(self, start: int, size: int, dtype: str) -> Array:
+        """See ``Channels``: an array of its own, as gloo copies what is sent."""
+        del start
+        return np.zeros(size, dtype)
 
     def begin_round(self) -> None:
         """Post all receives."""

@@ -22,14 +22,23 @@ def two_messages():
     return plan_of(sender, {"compute": (ReceiveReduce(0, 0, X, X), Receive(0, 1, Y))})
 
 
+def makespan_ns(link=None, **settings):
+    return replay(build_plan_graph(two_messages(), TIMES, link, **settings)).makespan_ns
+
+
 def test_without_a_link_a_message_is_there_after_its_copy():
     """Copy 100, event 3, sends until 203 and 303; received from 210 to 240, and from 310 to 410."""
-    assert 410 == replay(build_plan_graph(two_messages(), TIMES)).makespan_ns
+    assert 410 == makespan_ns(copies_all=True)
+
+
+def test_data_that_stay_are_not_copied():
+    """Copy 100, event 3, received from 110 to 140, then to 240."""
+    assert 240 == makespan_ns()
 
 
 def test_a_link_carries_one_message_after_the_other():
     """Sent until 203 and 303, carried until 363 and 523, there 1,007 later; the last copy takes 100."""
-    assert 523 + 1007 + 100 == replay(build_plan_graph(two_messages(), TIMES, LINK)).makespan_ns
+    assert 523 + 1007 + 100 == makespan_ns(LINK, copies_all=True)
 
 
 def test_threads_share_the_cores_of_the_host():

@@ -66,10 +66,25 @@ def test_a_message_takes_the_memory_of_one_that_has_been_received_for_sure():
     """When a rank sends its third message it has the second one of the other rank, which had received its first."""
     plan = plan_of(*({"compute": (Send(1 - rank, 0, X), Receive(1 - rank, 0, X)) * 3} for rank in range(2)))
 
-    assert [(0, 16), (64, 16), (0, 16)] == validate(plan).slots(plan)[0, 1]
+    assert [(0, 16), (64, 16), (0, 16)] == validate(plan).layout(plan).slots[0, 1]
 
 
-def test_messages_that_nothing_answers_lie_apart():
-    plan = plan_of({"compute": (Send(1, 0, X), Send(1, 0, X))}, {"compute": (Receive(0, 0, X), Receive(0, 0, X))})
+def test_data_that_stay_until_they_are_received_are_sent_where_they_lie():
+    """Rank 0 overwrites the first elements after an answer, the next ones before."""
+    first, second = View("x", 0, (4,)), View("x", 4, (4,))
+    sender = (Send(1, 0, first), Send(1, 0, second), Copy(first, second), Receive(1, 0, first), Copy(second, first))
+    receiver = (Receive(0, 0, first), Receive(0, 0, second), Send(0, 0, first))
+    plan = plan_of({"compute": sender}, {"compute": receiver})
+    messages = validate(plan)
 
-    assert [(0, 16), (64, 16)] == validate(plan).slots(plan)[0, 1]
+    assert {(0, "compute", 0), (1, "compute", 2)} == messages.find_direct(plan)
+    assert [(0, 16), (64, 16)] == messages.layout(plan).slots[0, 1]
+    assert [(128, 16)] == messages.layout(plan).slots[1, 0]
+    assert {(0, "x"): 0, (1, "x"): 128} == messages.layout(plan).regions
+
+
+def test_what_another_thread_may_write_is_not_sent_where_it_lies():
+    threads = {"compute": (Send(1, 0, X),), "communication": (Copy(View("x", 4, (4,)), X),)}
+    plan = plan_of(threads, {"compute": (Receive(0, 0, X),)})
+
+    assert set() == validate(plan).find_direct(plan)

@@ -130,13 +130,15 @@ class Executor:
             fix = f"start {len(plan.ranks)} processes"
             raise InputError(f"{plan.name} has {len(plan.ranks)} ranks, not {self.num_ranks}", fix=fix)
         messages = validate(plan)
-        slots = messages.slots(plan)
+        layout = messages.layout(plan)
         path = self._folder / f"plan{len(self.plans)}"
-        make_file(path, file_bytes(slots) if self.transport == "shared_memory" else 0)
+        is_shared = self.transport == "shared_memory"
+        make_file(path, file_bytes(layout.slots, layout.num_bytes) if is_shared else 0)
         numbers = messages.numbers()
         for rank in range(self.num_ranks):
             local = {(thread, index): number for (owner, thread, index), number in numbers.items() if owner == rank}
-            self._ask(rank, "load", plan.ranks[rank], local, slots, str(path))
+            regions = {name: start for (owner, name), start in layout.regions.items() if owner == rank}
+            self._ask(rank, "load", plan.ranks[rank], local, layout.slots, regions, str(path))
         path.unlink()  # the processes keep what they have mapped
         self.plans.append(plan)
         return len(self.plans) - 1

@@ -30,7 +30,12 @@ __all__ = ["build_plan_graph"]
 
 
 def build_plan_graph(
-    plan: Plan, calibration: Calibration, link: Link | None = None, *, num_cores: int | None = None
+    plan: Plan,
+    calibration: Calibration,
+    link: Link | None = None,
+    *,
+    num_cores: int | None = None,
+    copies_all: bool = False,
 ) -> Graph:
     """The graph of one round of a plan.
 
@@ -43,6 +48,8 @@ def build_plan_graph(
     num_cores : int, optional
         Of the host that all ranks share; more threads than this slow each other down. By default each thread has a
         core of its own.
+    copies_all : bool
+        Whether sends copy also what stays as it is until it is received, as gloo does.
 
     Raises
     ------
@@ -52,6 +59,7 @@ def build_plan_graph(
         The calibration does not know an instruction.
     """
     messages = validate(plan)
+    direct = set() if copies_all else messages.find_direct(plan)
     builder = GraphBuilder()
     cores = -1
     if num_cores is not None:
@@ -62,21 +70,21 @@ def build_plan_graph(
             name = f"rank {rank.rank} {thread}"
             resource = builder.resource(name, ResourceKind.HOST_THREAD, machine=0) if num_cores is None else cores
             for index, item in enumerate(items):
-                label = rank.labels.get(thread, ())
-                tasks[rank.rank, thread, index] = builder.task(
+                label, position = rank.labels.get(thread, ()), (rank.rank, thread, index)
+                tasks[position] = builder.task(
                     f"{thread}: {item}",
                     op=type(item).__name__,
                     layer=label[index] if index < len(label) else "",
                     kind=_kind(item),
                     rank=rank.rank,
                     resource=resource,
-                    duration_ns=calibration.duration_ns(work_of(item, rank)),
+                    duration_ns=0 if position in direct else calibration.duration_ns(work_of(item, rank)),
                 )
                 if index:
                     before = tasks[rank.rank, thread, index - 1]
-                    builder.edge(before, tasks[rank.rank, thread, index], kind=EdgeKind.ORDER)
+                    builder.edge(before, tasks[position], kind=EdgeKind.ORDER)
     _add_events(builder, plan, calibration, tasks)
-    for edge, slots in messages.slots(plan).items():
+    for edge, slots in messages.layout(plan).slots.items():
         wire = builder.resource(f"link {edge[0]} to {edge[1]}", ResourceKind.LINK) if link is not None else -1
         for send, receive, (_, size) in zip(messages.sends[edge], messages.receives[edge], slots, strict=True):
             source, lag_ns = tasks[send], round(calibration.message_ns)

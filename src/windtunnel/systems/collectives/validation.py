@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.systems.collectives.plan import (
+    Call,
+    Copy,
     Instruction,
+    MatMul,
     Plan,
     RankPlan,
     Receive,
@@ -27,7 +30,7 @@ from windtunnel.systems.collectives.plan import (
     Wait,
 )
 
-__all__ = ["Messages", "describe", "describe_waits", "validate", "view_bytes", "views_of"]
+__all__ = ["Layout", "Messages", "describe", "describe_waits", "validate", "view_bytes", "views_of"]
 
 Edge = tuple[int, int]  # source and target of messages
 Position = tuple[int, str, int]  # rank, thread, index of an instruction
@@ -42,7 +45,7 @@ class Messages:
     sends, receives : mapping of (source, target) to list of (rank, thread, index)
         The n-th send of an edge is received by the n-th receive.
     clocks : mapping of (rank, thread, index) to int [threads]
-        How many instructions of each thread are known to be done when a send begins, or a receive is done.
+        How many instructions of each thread are known to be done when an instruction begins, or a receive is done.
     """
 
     sends: dict[Edge, list[Position]] = field(default_factory=dict)
@@ -54,30 +57,101 @@ class Messages:
         rows = [*self.sends.values(), *self.receives.values()]
         return {position: number for row in rows for number, position in enumerate(row)}
 
-    def slots(self, plan: Plan) -> dict[Edge, list[tuple[int, int]]]:
-        """First byte and bytes of memory for each message.
+    def find_direct(self, plan: Plan) -> set[Position]:
+        """Sends whose data stay as they are until they have been received for sure, so that they need no copy."""
+        writes: dict[tuple[int, str], list[tuple[int, int, int, Position]]] = {}
+        threads = [(rank.rank, thread) for rank in plan.ranks for thread in rank.threads]
+        for number, (rank, thread) in enumerate(threads):
+            for index, item in enumerate(plan.ranks[rank].threads[thread]):
+                for view in _written_views(item):
+                    row = writes.setdefault((rank, view.buffer), [])
+                    row.append((view.start, _end(view), number, (rank, thread, index)))
+        result = set()
+        for edge, sends in self.sends.items():
+            for send, receive in zip(sends, self.receives[edge], strict=True):
+                view, before, done = _sent_view(plan, send), self.clocks[send], self.clocks[receive]
+                if view.strides == () and all(
+                    stop <= view.start
+                    or start >= _end(view)
+                    or position[2] < before[number]
+                    or (done <= self.clocks[position]).all()
+                    for start, stop, number, position in writes.get((send[0], view.buffer), ())
+                ):
+                    result.add(send)
+        return result
 
-        A message takes the memory of an earlier one of its edge if that has been received for sure when it is sent,
-        so that memory is little, and no sender waits for its receiver.
+    def layout(self, plan: Plan) -> Layout:
+        """Where messages lie in the memory that all ranks share.
+
+        A direct message lies in its sender's buffer. Another one takes the memory of an earlier one of its edge if that
+        has been received for sure when it is sent: memory is little, and no sender waits for its receiver.
         """
-        end = 0
-        result: dict[Edge, list[tuple[int, int]]] = {}
+        direct = self.find_direct(plan)
+        result = Layout()
         for edge, sends in self.sends.items():
             users: list[tuple[int, int, NDArray[np.int64]]] = []  # first byte, bytes, clock of the last receive
             for send, receive in zip(sends, self.receives[edge], strict=True):
-                rank, thread, index = send
-                item = plan.ranks[rank].threads[thread][index]
-                assert isinstance(item, Send)
-                size = view_bytes(plan.ranks[rank], item.source)
-                before, done = self.clocks[send], self.clocks[receive]
-                free = next(
-                    (i for i, (_, room, last) in enumerate(users) if room >= size and (last <= before).all()), -1
-                )
-                start, room = users.pop(free)[:2] if free >= 0 else (end, -(-size // 64) * 64)
-                end = max(end, start + room)
-                users.append((start, room, done))
-                result.setdefault(edge, []).append((start, size))
+                rank, view = plan.ranks[send[0]], _sent_view(plan, send)
+                size, before = view_bytes(rank, view), self.clocks[send]
+                if send in direct:
+                    region = result.regions.get((rank.rank, view.buffer))
+                    if region is None:
+                        region = result.regions[rank.rank, view.buffer] = result.extend(
+                            rank.buffers[view.buffer].size_bytes
+                        )
+                    start = region + view.start * np.dtype(rank.buffers[view.buffer].dtype).itemsize
+                else:
+                    fits = (i for i, (_, room, last) in enumerate(users) if room >= size and (last <= before).all())
+                    free = next(fits, -1)
+                    start, room = users.pop(free)[:2] if free >= 0 else (result.extend(size), size)
+                    users.append((start, room, self.clocks[receive]))
+                result.slots.setdefault(edge, []).append((start, size))
         return result
+
+
+@dataclass
+class Layout:
+    """Memory that ranks share.
+
+    Attributes
+    ----------
+    slots : mapping of (source, target) to list of (int, int)
+        First byte and bytes of each message.
+    regions : mapping of (rank, buffer) to int
+        First byte of buffers that lie there, too.
+    num_bytes : int
+    """
+
+    slots: dict[Edge, list[tuple[int, int]]] = field(default_factory=dict)
+    regions: dict[tuple[int, str], int] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def extend(self, size: int) -> int:
+        """Add memory; its first byte."""
+        start = self.num_bytes
+        self.num_bytes += -(-size // 64) * 64
+        return start
+
+
+def _written_views(item: Instruction) -> list[View]:
+    """What an instruction writes, of a call all that it may write."""
+    if isinstance(item, Call):
+        return list(item.arguments)
+    return [item.target] if isinstance(item, MatMul | Copy | Receive | ReceiveReduce) else []
+
+
+def _sent_view(plan: Plan, position: Position) -> View:
+    rank, thread, index = position
+    item = plan.ranks[rank].threads[thread][index]
+    assert isinstance(item, Send)
+    return item.source
+
+
+def _end(view: View) -> int:
+    """Behind the last element of a view, in its buffer."""
+    if not view.strides or not view.size:
+        return view.start + view.size
+    return view.start + 1 + sum((n - 1) * step for n, step in zip(view.shape, view.strides, strict=True))
 
 
 def views_of(item: Instruction) -> list[View]:
@@ -141,9 +215,7 @@ def _is_peer(plan: Plan, rank: int, peer: int) -> bool:
 def _check_view(view: View, rank: RankPlan, where: str) -> None:
     if view.buffer not in rank.buffers:
         raise InputError(f"there is no buffer {view.buffer!r}", where=where, fix=f"there are {', '.join(rank.buffers)}")
-    reach = sum((n - 1) * step for n, step in zip(view.shape, view.strides, strict=True)) if view.strides else 0
-    end = view.start + (reach + 1 if view.strides and view.size else view.size)
-    size = rank.buffers[view.buffer].size
+    end, size = _end(view), rank.buffers[view.buffer].size
     if min((view.start, *view.shape, *view.strides)) < 0 or end > size:
         message = f"elements {view.start} to {end} of {view.buffer} are not there"
         raise InputError(message, where=where, fix=f"it has {size} elements")
@@ -207,6 +279,7 @@ def _run_without_data(plan: Plan) -> tuple[Messages, dict[tuple[int, str], int]]
                     receives.append(position)
                 elif isinstance(item, Send):
                     result.sends.setdefault((rank, item.peer), []).append(position)
+                if not isinstance(item, Receive | ReceiveReduce):
                     result.clocks[position] = clock.copy()
                 index += 1
                 clock[number] = index

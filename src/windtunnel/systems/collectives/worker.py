@@ -14,12 +14,11 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from windtunnel.measure.allocator import hold_heap
-from windtunnel.measure.channels import TRANSPORTS, Channels, Start
+from windtunnel.measure.channels import TRANSPORTS, Channels, Slots, Start
 from windtunnel.measure.rounds import elapsed_ns, quiet, rounds
 from windtunnel.measure.workers import Place
 from windtunnel.systems.collectives.interpret import Buffers, compute
@@ -42,9 +41,20 @@ _MAX_INSTRUCTIONS, _MIN_PASSES, _MAX_PASSES, _BUDGET_S = 64, 3, 50, 0.1
 class LoadedPlan:
     """A plan of one rank with its buffers, as functions."""
 
-    def __init__(self, plan: RankPlan, numbers: Mapping[tuple[str, int], int], channels: Channels) -> None:
+    def __init__(
+        self,
+        plan: RankPlan,
+        numbers: Mapping[tuple[str, int], int],
+        regions: Mapping[str, int],
+        channels: Channels,
+    ) -> None:
         self.plan, self.channels = plan, channels
-        self.buffers: Buffers = {name: np.zeros(item.size, item.dtype) for name, item in plan.buffers.items()}
+        self.buffers: Buffers = {
+            name: channels.array(regions[name], item.size, item.dtype)
+            if name in regions
+            else np.zeros(item.size, item.dtype)
+            for name, item in plan.buffers.items()
+        }
         self.inputs: Buffers = {}
         self.events: dict[int, threading.Event] = {}
         for item in (item for items in plan.threads.values() for item in items):
@@ -113,10 +123,17 @@ class Rank:
         self.loaded: list[LoadedPlan] = []
         self.pool = ThreadPoolExecutor(1)
 
-    def load(self, plan: RankPlan, numbers: Mapping[tuple[str, int], int], slots: Any, path: str) -> None:
+    def load(
+        self,
+        plan: RankPlan,
+        numbers: Mapping[tuple[str, int], int],
+        slots: Slots,
+        regions: Mapping[str, int],
+        path: str,
+    ) -> None:
         """Prepare a plan."""
         channels = TRANSPORTS[self.transport](self.place.rank, slots, Path(path), self.link)
-        self.loaded.append(LoadedPlan(plan, numbers, channels))
+        self.loaded.append(LoadedPlan(plan, numbers, regions, channels))
 
     def fill(self, index: int, inputs: Buffers) -> None:
         """Contents that buffers have at the beginning of each round."""
