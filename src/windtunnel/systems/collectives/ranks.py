@@ -6,7 +6,9 @@ In: stages. Out: instructions on the rank's buffers, and its plan once all units
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 
 from windtunnel.systems.collectives.kernels import storage_dtype
 from windtunnel.systems.collectives.layouts import TensorType, block, ring_dim
@@ -126,25 +128,10 @@ class RankLowering:
 
     def slice_of(self, stage: Stage) -> list[Instruction]:
         """A copy of the rank's block, unless it is used where it lies."""
-        source, target = self.memory.view(str(stage.operands[0])), self.memory.view(stage.name)
-        item, dim = self.program.types[str(stage.operands[0])], stage.setting("dim")
-        if is_contiguous(dim):
-            own = self.memory.block_of(source, item, dim)
-            return [] if own == target or not target.size else [Copy(own, target)]
-        strided, packed = self._columns(source, target, item, dim, self.rank)
-        return [Copy(strided, packed)] if target.size else []
-
-    def _columns(
-        self, full: View, packed: View, item: TensorType, dim: int, rank: int
-    ) -> tuple[View, View]:  # fmt: skip
-        """A block of a later dimension within a full tensor, and packed, both as matrices."""
-        start, stop = block(item.shape[dim], rank, self.num_ranks)
-        before, after = 1, 1
-        for index, extent in enumerate(item.shape):
-            before, after = before * (extent if index < dim else 1), after * (extent if index > dim else 1)
-        shape = (before, (stop - start) * after)
-        strided = View(full.buffer, full.start + start * after, shape, (item.shape[dim] * after, 1))
-        return strided, packed.reshape(*shape)
+        item = self.program.types[stage.reads[0]]
+        own = self.chunks(self.memory.view(stage.reads[0]), item, stage.setting("dim"))[self.rank]
+        target = self.memory.view(stage.name)
+        return [] if own == target else copies([own], [target])
 
     # --- communication --------------------------------------------------------------------------------------
 
@@ -178,93 +165,77 @@ class RankLowering:
 
     def reduce(self, stage: Stage) -> list[Instruction]:
         """All-reduce, reduce-scatter, reduce."""
-        item = self.program.types[stage.reads[0]]
+        item, tag = self.program.types[stage.reads[0]], self.tags[stage.name]
         dim = stage.setting("dim") if stage.op == "reduce_scatter" else ring_dim(item, self.num_ranks)
-        source, target = self.memory.view(stage.reads[0]), self.memory.view(stage.name)
+        target, dtype = self.memory.view(stage.name), storage_dtype(item.dtype)
+        own = self.chunks(self.memory.view(stage.reads[0]), item, dim)
+        total = result = target if stage.op == "reduce_scatter" else self.chunks(target, item, dim)[self.rank]
         items: list[Instruction] = []
-        own = {c: source.part(*chunk_range(item, dim, c, self.num_ranks)) for c in range(self.num_ranks)} if (
-            is_contiguous(dim)) else self._pack(stage, source, item, dim, items)  # fmt: skip
-        if storage_dtype(item.dtype) == "float16":  # sums of 16-bit values are kept in 32 bits
-            own = self._widen(stage, own, items)
-        result = target if stage.op == "reduce_scatter" else self.memory.block_of(target, item, dim)
-        wide = result
-        if storage_dtype(item.dtype) == "float16":
-            wide = self.memory.buffer(f"{stage.name} sum", result.size, "float32")
-        work = self.work([view.size for view in own.values()], self.memory.buffers[own[0].buffer].dtype)
-        tag = self.tags[stage.name]
-        items += flatten_hops(
-            reduce_hops(self.place, own.__getitem__, wide, work, tag, stage.setting("reduction", "sum"))
-        )
-        if wide != result:
-            items.append(Copy(wide, result))
+        if dtype == "float16":  # sums of 16-bit values are kept in 32 bits
+            dtype = "float32"
+            total = self.memory.buffer(f"{stage.name} sum", result.size, dtype)
+        if dtype != storage_dtype(item.dtype) or not is_contiguous(dim):
+            packed = self.consecutive(f"{stage.name} packed", own, dtype)
+            items += copies(own, packed)
+            own = packed
+        work = self.work([view.size for view in own], dtype)
+        reduction = stage.setting("reduction", "sum")
+        items += flatten_hops(reduce_hops(self.place, own.__getitem__, total, work, tag, reduction))
+        if total != result:
+            items += copies([total], [result])
         if stage.op == "reduce_scatter":
             return items
-
-        def part(chunk: int) -> View:
-            return target.part(*chunk_range(item, dim, chunk, self.num_ranks))
-
+        parts = self.chunks(target, item, dim)
         if stage.op == "reduce":
-            return [*items, *to_root(self.place, part, stage.setting("root"), tag)]
-        return [*items, *flatten_hops(gather_hops(self.place, part, tag))]
+            return [*items, *to_root(self.place, parts.__getitem__, stage.setting("root"), tag)]
+        return [*items, *flatten_hops(gather_hops(self.place, parts.__getitem__, tag))]
+
+    def gather(self, stage: Stage) -> list[Instruction]:
+        """All-gather."""
+        item = self.program.types[stage.reads[0]]
+        chunks = self.chunks(self.memory.view(stage.name), item, item.layout.dim)
+        parts = chunks
+        if not is_contiguous(item.layout.dim):
+            parts = self.consecutive(f"{stage.name} packed", chunks, storage_dtype(item.dtype))
+        items = self.put(self.memory.view(stage.reads[0]), parts[self.rank])
+        items += flatten_hops(gather_hops(self.place, parts.__getitem__, self.tags[stage.name]))
+        return items if parts is chunks else [*items, *copies(parts, chunks)]
 
     def work(self, sizes: Iterable[int], dtype: str) -> tuple[View, View]:
         """Two buffers for partial sums of chunks."""
         size = max(sizes)
         return self.memory.buffer(f"work 0 {dtype}", size, dtype), self.memory.buffer(f"work 1 {dtype}", size, dtype)
 
-    def _pack(
-        self, stage: Stage, source: View, item: TensorType, dim: int, items: list[Instruction]
-    ) -> dict[int, View]:  # fmt: skip
-        """Chunks of columns, one behind the other."""
-        packed = self.memory.buffer(f"{stage.name} packed", item.num_elements, storage_dtype(item.dtype))
-        views, start = {}, 0
-        for chunk in range(self.num_ranks):
-            size = self.memory_size(item, dim, chunk)
-            views[chunk] = packed.part(start, size)
-            start += size
-            if size:
-                items.append(Copy(*self._columns(source, views[chunk], item, dim, chunk)))
-        return views
-
-    def memory_size(self, item: TensorType, dim: int, chunk: int) -> int:
-        """Elements of a block of any dimension."""
-        start, stop = block(item.shape[dim], chunk, self.num_ranks)
-        return item.num_elements // max(item.shape[dim], 1) * (stop - start)
-
-    def _widen(self, stage: Stage, own: Mapping[int, View], items: list[Instruction]) -> dict[int, View]:
-        """Chunks in 32 bits."""
-        wide = self.memory.buffer(f"{stage.name} wide", sum(view.size for view in own.values()), "float32")
-        views, start = {}, 0
-        for chunk, view in own.items():
-            views[chunk] = wide.part(start, view.size)
-            start += view.size
-            if view.size:
-                items.append(Copy(view, views[chunk]))
-        return views
-
-    def gather(self, stage: Stage) -> list[Instruction]:
-        """All-gather."""
-        item = self.program.types[stage.reads[0]]
-        source, target = self.memory.view(stage.reads[0]), self.memory.view(stage.name)
-        dim, tag = item.layout.dim, self.tags[stage.name]
+    def chunks(self, full: View, item: TensorType, dim: int) -> list[View]:
+        """Blocks of a full tensor; those of later dimensions are matrices with strides."""
         if is_contiguous(dim):
+            return [full.part(*chunk_range(item, dim, chunk, self.num_ranks)) for chunk in range(self.num_ranks)]
+        before, after = math.prod(item.shape[:dim]), math.prod(item.shape[dim + 1 :])
+        views = []
+        for chunk in range(self.num_ranks):
+            start, stop = block(item.shape[dim], chunk, self.num_ranks)
+            shape, strides = (before, (stop - start) * after), (item.shape[dim] * after, 1)
+            views.append(View(full.buffer, full.start + start * after, shape, strides))
+        return views
 
-            def part(chunk: int) -> View:
-                return target.part(*chunk_range(item, dim, chunk, self.num_ranks))
-
-            return [*self.put(source, part(self.rank)), *flatten_hops(gather_hops(self.place, part, tag))]
-        unused: list[Instruction] = []
-        packed = self._pack(stage, target, item, dim, unused)
-        items = self.put(source, packed[self.rank])
-        items += flatten_hops(gather_hops(self.place, packed.__getitem__, tag))
-        for chunk, view in packed.items():
-            if view.size:
-                strided, matrix = self._columns(target, view, item, dim, chunk)
-                items.append(Copy(matrix, strided))
-        return items
+    def consecutive(self, name: str, chunks: Sequence[View], dtype: str) -> list[View]:
+        """Memory for packed chunks, one behind the other."""
+        ends = list(itertools.accumulate(view.size for view in chunks))
+        buffer = self.memory.buffer(name, ends[-1], dtype)
+        return [buffer.part(end - view.size, view.size) for view, end in zip(chunks, ends, strict=True)]
 
     @staticmethod
     def put(source: View, target: View) -> list[Instruction]:
         """A copy, unless it lies there already."""
         is_there = (source.buffer, source.start, source.size) == (target.buffer, target.start, target.size)
-        return [] if is_there or not target.size else [Copy(source, target)]
+        return [] if is_there else copies([source], [target])
+
+
+def copies(sources: Sequence[View], targets: Sequence[View]) -> list[Instruction]:
+    """Copies between views of equal sizes, of which one side may be packed."""
+    items: list[Instruction] = []
+    for source, target in zip(sources, targets, strict=True):
+        shape = (source if source.strides else target).shape
+        pair = [view if view.strides else view.reshape(*shape) for view in (source, target)]
+        items += [Copy(*pair)] if target.size else []
+    return items
