@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Kind
 from windtunnel.hardware import Device, Link, Topology
 from windtunnel.simulate import replay
-from windtunnel.systems.collectives.priced import GpuCluster, build_graph, dgx2_cluster, price_ns
+from windtunnel.systems.collectives.priced import GpuCluster, build_graph, dgx2_cluster, price_ns, read_cluster
 from windtunnel.systems.collectives.schedules import Step as Move
 from windtunnel.systems.collectives.schedules import apply_steps, closure
 from windtunnel.systems.collectives.workloads import adam, lamb, pipeline, sgd, tensor_parallel
@@ -158,3 +158,11 @@ def test_groups_have_to_fill_nodes():
     with pytest.raises(InputError, match="6 ranks do not fill nodes of 4"):
         price_ns(adam(6, N), TOY)
     assert Kind.COMM in build_graph(adam(8, N), TOY).tasks["kind"]
+
+
+def test_clusters_are_read_by_name():
+    assert dgx2_cluster(1) == read_cluster("dgx-2")
+    assert 64 == read_cluster("4xDGX-2").network.num_members
+    for text in ("16xdgx-h100", "0xdgx-2", "many nodes"):
+        with pytest.raises(InputError):
+            read_cluster(text)

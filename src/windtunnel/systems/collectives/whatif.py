@@ -6,8 +6,8 @@ with each all-gather before products, and each reduce-scatter behind one, cut in
     all-gather  [1][2][3]                 products [0][1][2][3]         chunk 0 is the rank's own
     products    [0][1][2][3]              reduce-scatter  [0][1][2]     chunk 3 is the rank's own
 
-A product starts on a chunk when it has come; a ring starts on a chunk when it is made. Copies between the two, such as
-``cat``, are cut, too. Not here: prices: a chunk of a product is taken to cost its share of the product.
+A product starts on a chunk when it has come; a ring starts on a chunk when it is computed. Copies between the two,
+such as ``cat``, are cut, too. Not here: prices; a chunk of a product is taken to cost its share of the product.
 
 References
 ----------
@@ -139,18 +139,19 @@ class _Finder:
             return None
         ordered = sorted(products, key=self.position.__getitem__)
         kept = self._movable(copies + ordered if is_gather else ordered + copies[::-1])
-        made = tuple(row for row in kept if row in ordered)
-        if not made or len(kept) - len(made) < len(copies):
+        near_products = tuple(row for row in kept if row in ordered)
+        near_copies = tuple(row for row in kept if row not in ordered)
+        if not near_products or len(near_copies) < len(copies):
             return None
-        return _Ring(message, tuple(row for row in kept if row not in made), made, is_gather, num_chunks)
+        return _Ring(message, near_copies, near_products, is_gather, num_chunks)
 
     def _neighbors(self, row: int, *, forward: bool) -> list[int]:
         """Tasks that read what a task makes, or make what it reads."""
         edges = self.graph.edges
         indptr, rows = self.graph.successors_csr() if forward else self.graph.predecessors_csr()
-        mine = rows[indptr[row] : indptr[row + 1]]
-        mine = mine[edges["kind"][mine] == EdgeKind.DATA]
-        return sorted(set(edges["dst" if forward else "src"][mine].tolist()))
+        incident = rows[indptr[row] : indptr[row + 1]]
+        incident = incident[edges["kind"][incident] == EdgeKind.DATA]
+        return sorted(set(edges["dst" if forward else "src"][incident].tolist()))
 
     def _is_product(self, row: int, message: int, *, is_gather: bool) -> bool:
         """Whether a task is a product of which rows are made one after the other, as the ring brings or takes them."""
@@ -179,8 +180,8 @@ class _Finder:
         indptr, incoming = self.graph.predecessors_csr()
         result: list[int] = []
         for row in rows:
-            mine = incoming[indptr[row] : indptr[row + 1]]
-            needed = edges["src"][mine[edges["kind"][mine] != EdgeKind.ORDER]]
+            incident = incoming[indptr[row] : indptr[row + 1]]
+            needed = edges["src"][incident[edges["kind"][incident] != EdgeKind.ORDER]]
             near = needed[(resource[needed] == resource[row]) & ~np.isin(needed, result)]
             if not result or (
                 resource[row] == resource[result[0]] and (self.position[near] < self.position[result[0]]).all()
@@ -232,9 +233,9 @@ def _chunk_waits(
             head = pieces[ring.computed[0]]
             dropped |= {(chunks[-1], pieces[row][0]) for row in ring.computed}
             added += zip(chunks, head[1:], strict=True)
-            mine = rows[indptr[ring.message] : indptr[ring.message + 1]]
-            mine = mine[before.edges["kind"][mine] == EdgeKind.DATA]  # the rank's own part has to be there
-            sources = [int(row) for row in before.edges["src"][mine]]
+            incident = rows[indptr[ring.message] : indptr[ring.message + 1]]
+            incident = incident[before.edges["kind"][incident] == EdgeKind.DATA]  # the rank's own part has to be there
+            sources = [int(row) for row in before.edges["src"][incident]]
             added += [(pieces[row][-1] if row in pieces else row, head[0]) for row in sources]
         else:
             tail = pieces[ring.computed[-1]]
