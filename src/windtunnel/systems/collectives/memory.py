@@ -17,7 +17,7 @@ from windtunnel.systems.collectives.program import Program, Stage
 
 __all__ = ["Memory", "Pieces", "chunk_range", "is_contiguous"]
 
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 128 << 10
 _MAX_PIECES = 16
 
 

@@ -218,7 +218,14 @@ class Stream:
         return levels
 
     def _hops(self, steps: Sequence[_Step], piece: int) -> list[Hop]:
-        return [hop for step in steps for hop in self._step_hops(step, piece)]
+        hops: list[Hop] = []
+        for step in steps:
+            following = self._step_hops(step, piece)
+            if step.loop is not None and hops:  # computing is no hop of its own: the ring goes on meanwhile
+                hops[-1].rest += following[0].rest
+            else:
+                hops += following
+        return hops
 
     def _step_hops(self, step: _Step, piece: int) -> list[Hop]:
         """What a step does to a piece."""
@@ -240,7 +247,9 @@ class Stream:
             if stage.op == "all_reduce":
                 return gather_hops(lowering.place, parts_of, tag)
             own = self._own(lowering.memory.view(stage.reads[0]), piece)
-            return [Hop(rest=lowering.put(own, parts_of(lowering.rank))), *gather_hops(lowering.place, parts_of, tag)]
+            hops = gather_hops(lowering.place, parts_of, tag) or [Hop()]
+            hops[0].sends[:0] = lowering.put(own, parts_of(lowering.rank))
+            return hops
         result = self._own(target, piece) if stage.op == "reduce_scatter" else parts_of(lowering.rank)
         source = self._parts(lowering.memory.view(stage.reads[0]), piece)
         work = lowering.work([source(c).size for c in range(lowering.num_ranks)], storage_dtype(item.dtype))
