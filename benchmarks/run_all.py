@@ -141,6 +141,8 @@ BARS = (
     "cluster_flown",
     "slurm_driven",
     "stash_flown",
+    "au_predicted",
+    "io_advice_flown",
     "stall_features",
     "recommender",
 )

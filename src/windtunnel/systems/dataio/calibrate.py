@@ -9,11 +9,12 @@ at once, and a loader runs for some batches with no, one and as many workers as 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -34,7 +35,7 @@ __all__ = ["LoadingCosts", "measure_costs", "measure_samples", "read_costs", "wr
 
 SCHEMA = "windtunnel.dataio-costs/1"
 _STREAMS = (1, 2, 4)
-_MAX_SAMPLES, _MIN_SAMPLES, _SAMPLE_BUDGET_NS = 64, 4, 1_500_000_000
+_MAX_SAMPLES, _ROW, _SAMPLE_BUDGET_NS = 64, 16, 1_500_000_000
 _CURVE_BUDGET_BYTES, _CURVE_BUDGET_S = 1 << 28, 1.5
 _LOADER_BUDGET_NS = 1_500_000_000
 _FIRST_BYTES = 4096
@@ -99,7 +100,7 @@ class LoadingCosts:
     @property
     def stream_bytes_per_s(self) -> float:
         """What one reader of samples gets once the first bytes are there."""
-        extra_ns = median(self.cold_ns) - median(self.warm_ns) - self.latency_ns
+        extra_ns = fmean(self.cold_ns) - fmean(self.warm_ns) - self.latency_ns
         fastest = 4 * self.pool_bytes_per_s
         return (
             min(self.sample_device_bytes / max(extra_ns, 1.0) * 1e9, fastest) if self.sample_device_bytes else fastest
@@ -148,7 +149,7 @@ def measure_costs(job: LoadingJob, *, overhead_ns: float = 0.0, progress: Progre
     report("samples", 0, 3)
     warm_ns, cold_ns, device_bytes = measure_samples(job)
     report("storage", 1, 3)
-    curve, latency_ns = _storage(job.files, max(job.record_bytes, 1), median(cold_ns))
+    curve, latency_ns = _storage(job.files, max(job.record_bytes, 1), quiet(cold_ns))
     report("loader", 2, 3)
     loader = _loader_costs(job, quiet(warm_ns), num_cores)
     report("loader", 3, 3)
@@ -157,9 +158,9 @@ def measure_costs(job: LoadingJob, *, overhead_ns: float = 0.0, progress: Progre
         file_bytes=[float(path.stat().st_size) for path in files[: len(warm_ns)]],
         warm_ns=warm_ns,
         cold_ns=cold_ns,
-        overhead_ns=min(overhead_ns, median(warm_ns)),
+        overhead_ns=min(overhead_ns, quiet(warm_ns)),
         sample_device_bytes=device_bytes,
-        latency_ns=min(latency_ns, max(median(cold_ns) - median(warm_ns), 0.0)),
+        latency_ns=min(latency_ns, max(fmean(cold_ns) - fmean(warm_ns), 0.0) / 2),
         curve=curve,
         num_cores=num_cores,
         memory_bytes=free_memory_bytes() or 1 << 62,
@@ -188,16 +189,17 @@ def measure_samples(job: LoadingJob) -> tuple[list[float], list[float], float]:
     cold: list[float] = []
     device_bytes = 0
     reader.read(job.keys[0], indices[0])
-    # Each file is read cold and then warm, so that a machine that slows down slows both.
-    for row, index in zip(rows, indices, strict=True):
-        key, path = job.keys[row], job.files[row]
-        evict([path])
+    # In rows of files, one after the other without a pause: a device that is limited, or works ahead, serves single
+    # reads at another rate than many. Each row is read cold and then warm, so that a slow moment meets both.
+    for first in range(0, len(rows), _ROW):
+        row = list(zip(rows[first : first + _ROW], indices[first : first + _ROW], strict=True))
+        evict(job.files[number] for number, _ in row)
         before = read_io_bytes()[0]
-        cold.append(float(elapsed_ns(partial(reader.read, key, index))))
+        cold += [float(elapsed_ns(partial(reader.read, job.keys[number], index))) for number, index in row]
         device_bytes += read_io_bytes()[0] - before
-        read_all([path])
-        warm.append(float(elapsed_ns(partial(reader.read, key, index))))
-        if sum(cold) + sum(warm) > _SAMPLE_BUDGET_NS and len(cold) >= _MIN_SAMPLES:
+        read_all(job.files[number] for number, _ in row)
+        warm += [float(elapsed_ns(partial(reader.read, job.keys[number], index))) for number, index in row]
+        if sum(cold) + sum(warm) > _SAMPLE_BUDGET_NS:
             break
     if job.is_direct:  # the page cache has no part in it
         warm = cold
@@ -214,12 +216,17 @@ def _storage(files: Sequence[Path], record_bytes: int, cold_ns: float) -> tuple[
     curve = {streams: measure_read_rate(used, streams) for streams in _STREAMS if streams <= len(used)}
     first = _spread(files, 16)
     evict(first)
-    return curve, float(median(elapsed_ns(partial(_read_first, path)) for path in first))
+    return curve, quiet([elapsed_ns(partial(_read_first, path)) for path in first])
 
 
 def _read_first(path: Path) -> bytes:
-    with path.open("rb", buffering=0) as file:
-        return file.read(_FIRST_BYTES)
+    """Read the first bytes of a file, without what the kernel would read ahead."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        return os.read(file, _FIRST_BYTES)
+    finally:
+        os.close(file)
 
 
 def _loader_costs(job: LoadingJob, sample_ns: float, num_cores: int) -> dict[str, Any]:

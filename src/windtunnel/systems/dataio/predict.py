@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.measure.rounds import quiet
 from windtunnel.systems.dataio.calibrate import LoadingCosts
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.metrics import BlockTimes, job_metrics
@@ -239,7 +240,7 @@ def batches_of(
     scale = _size_ratios(job)[files]
     is_read = _reads_of_device(job, costs, samples, state, random)
     # per sample: a constant part, and one that grows with its size
-    sized_ns = max(float(np.mean(costs.warm_ns)) - costs.overhead_ns, 0.0)
+    sized_ns = max(quiet(costs.warm_ns) - costs.overhead_ns, 0.0)
     noise = 1.0 if random is None else random.choice(_noise(costs), samples.shape)
     decode_ns = (sized_ns * scale * noise).sum(axis=2)
     device_bytes = (costs.sample_device_bytes * scale * is_read).sum(axis=2)

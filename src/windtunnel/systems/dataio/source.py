@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 import numpy as np
 
@@ -161,6 +161,6 @@ def measure_store(base: DlioConfig, costs: LoadingCosts, format_name: str, per_f
         sizes = [float(path.stat().st_size) for path in job.files[: len(warm_ns)]]
     return replace(
         costs, format=format_name, file_bytes=sizes, warm_ns=warm_ns, cold_ns=cold_ns,
-        overhead_ns=min(overhead_ns, median(warm_ns)), sample_device_bytes=device_bytes,
-        latency_ns=min(costs.latency_ns, max(median(cold_ns) - median(warm_ns), 0.0)),
+        overhead_ns=min(overhead_ns, quiet(warm_ns)), sample_device_bytes=device_bytes,
+        latency_ns=min(costs.latency_ns, max(fmean(cold_ns) - fmean(warm_ns), 0.0) / 2),
     )  # fmt: skip
