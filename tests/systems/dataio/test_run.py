@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import windtunnel
+from tests.shared_data import shared_path
 from tests.systems.dataio.jobs import config_in, costs, real_job
 from windtunnel.errors import InputError
 from windtunnel.systems.dataio.config_file import dump_config, load_config
@@ -18,7 +19,7 @@ from windtunnel.systems.dataio.predict import predict_job
 from windtunnel.systems.dataio.record import record_script
 from windtunnel.systems.dataio.results import read_results
 from windtunnel.systems.dataio.run import run_job, running
-from windtunnel.systems.dataio.source import job_of, measure_job
+from windtunnel.systems.dataio.source import ensure_files, job_of, measure_job
 from windtunnel.systems.dataio.worker import EpochTask
 
 _SCRIPT = """
@@ -62,13 +63,11 @@ def test_any_number_of_workers_reads_the_same_samples(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_ranks_run_epochs_evaluations_and_write_results(tmp_path: Path) -> None:
     config = config_in(tmp_path / "data", num_files_eval=8)
-    config = replace(config, workflow=replace(config.workflow, evaluation=True))
-    from windtunnel.systems.dataio.source import ensure_files
-
+    config = replace(config, workflow=replace(config.workflow, evaluation=True, checkpoint=True))
     ensure_files(config)
     job = job_of(config, 2)
 
-    result = run_job(job, cache="warm")
+    result = run_job(job, cache="warm", checkpoint_folder=tmp_path / "checkpoints")
     result.write(tmp_path / "results")
 
     assert [len(record.spans) for run in result.epochs for record in run.ranks] == [6, 6, 6, 6]
@@ -76,6 +75,8 @@ def test_two_ranks_run_epochs_evaluations_and_write_results(tmp_path: Path) -> N
     metrics = result.metrics()
     assert all(ratio is not None and 0 < ratio <= 1 for ratio in metrics.au_ratios)
     assert len(result.evaluations) == 2
+    assert len(result.checkpoint_s) == 2
+    assert any((tmp_path / "checkpoints").rglob("*.safetensors"))
     assert any("page cache" in note for note in result.notes())
     assert read_results(tmp_path / "results").metrics().au_ratios == pytest.approx(metrics.au_ratios, abs=1e-3)
 
@@ -94,6 +95,13 @@ def test_costs_are_measured_and_a_change_is_flown(tmp_path: Path) -> None:
     assert flight.receipt().num_rounds == 3
     assert len(flight.baseline_ns) == len(flight.changed_ns) == 3
     assert min(flight.baseline_ns) >= 2_000_000
+
+
+def test_results_of_dlio_are_shown() -> None:
+    done = windtunnel("dataio", "show", shared_path("serve/dlio/reference_run"))
+
+    assert done.code == 0, done.stderr
+    assert "94.60%" in done.stdout
 
 
 def test_a_run_without_files_says_how_to_get_them(tmp_path: Path) -> None:

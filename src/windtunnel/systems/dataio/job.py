@@ -116,6 +116,12 @@ class LoadingJob:
         random = np.random.default_rng([self.seed, epoch, 2])
         return self.compute.draw_ns(random, self.num_ranks * self.num_steps).reshape(self.num_ranks, self.num_steps)
 
+    def has_checkpoint_after(self, epoch: int) -> bool:
+        """Whether a checkpoint follows this epoch, counted from 1; not where steps decide."""
+        options = self.config.checkpoint
+        late = epoch - options.checkpoint_after_epoch
+        return self.steps_between_checkpoints <= 0 and late >= 0 and not late % options.epochs_between_checkpoints
+
     def has_eval_after(self, epoch: int) -> bool:
         """Whether an evaluation follows this epoch, counted from 1."""
         first = self.eval_after_epoch

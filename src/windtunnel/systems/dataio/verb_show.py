@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,8 +43,11 @@ def show_demands(
 
     Show what a job demands from storage: bytes per second, sizes of data set and checkpoints.
 
-    Exits with 1 where a rule of MLPerf Storage is not met.
+    A folder with results of DLIO shows their AU, recomputed. Exits with 1 where a rule of MLPerf Storage is not met.
     """
+    if Path(config).is_dir():
+        _show_results(Path(config), as_json=as_json)
+        return
     from windtunnel.hardware.host import this_host
     from windtunnel.systems.dataio.config_file import load_config, to_mapping
     from windtunnel.systems.dataio.demands import demands_of
@@ -70,6 +74,33 @@ def show_demands(
         suggest("windtunnel", "dataio", "run" if loaded.is_checkpoint_only else "predict", config)
     if any(rule.is_met is False for rule in rules):
         raise typer.Exit(1)
+
+
+def _show_results(folder: Path, *, as_json: bool) -> None:
+    """Show AU and throughput of a run of DLIO, recomputed from the times of its steps."""
+    from windtunnel.systems.dataio.results import read_results
+
+    results = read_results(folder)
+    ours, theirs = results.metrics(), results.metrics(is_dlio=True)
+    reported = results.reported_au_ratios or (None,) * len(results.epochs)
+    document = {
+        "schema": "windtunnel.dataio-results/1",
+        "num_ranks": results.num_ranks,
+        "batch_size": results.batch_size if results.is_batch_given else None,
+        "reported_au_ratios": list(results.reported_au_ratios),
+        "dlio_samples_per_s": theirs.samples_per_s,
+        **ours.to_dict(),
+    }
+    columns = {"epoch": "{}", "AU": "{:.2%}", "reported AU": "{:.2%}", "samples/s": "{:,.2f}", "DLIO counts": "{:,.2f}"}
+    rows = zip(results.epochs, ours.au_ratios, reported, ours.samples_per_s, theirs.samples_per_s, strict=True)
+    lines: list[str | Table] = [
+        f"{results.num_ranks} ranks, {len(results.epochs)} epochs",
+        "",
+        Table(columns, list(rows)),
+    ]
+    if not results.is_batch_given:
+        lines.append("no configuration is kept with the results: throughput is that of batches of one sample")
+    show(document, lines + [f"note: {note}" for note in ours.notes], as_json=as_json)
 
 
 def _lines(config: DlioConfig, demands: Demands, rules: list[RuleCheck]) -> Iterator[str | Table]:

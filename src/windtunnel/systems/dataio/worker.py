@@ -19,6 +19,7 @@ import torch.distributed as dist
 from windtunnel.measure.links import sleep_until
 from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.workers import Place
+from windtunnel.systems.dataio.checkpoint import open_checkpoint
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.loading import BatchSpan, SampleSet, make_loader
 from windtunnel.systems.dataio.metrics import BlockTimes
@@ -136,6 +137,8 @@ class _Rank:
         self._loaders: dict[bool, Any] = {}
         self._step = _real_step(config.job.compute_job)
         self._checkpoint: Callable[[int, int], None] | None = None
+        if config.checkpoint_folder is not None:
+            self._checkpoint = open_checkpoint(config.job.config, config.checkpoint_folder, rank, num_ranks)
 
     def run(self, task: EpochTask) -> EpochRecord:
         """Run an epoch."""
@@ -172,6 +175,8 @@ class _Rank:
         if timed.load_ns:
             blocks.append(timed.block(ends[-1], batch_size))
             starts.append(timed.started)
+        if self._checkpoint is not None and not task.is_eval and job.has_checkpoint_after(task.epoch):
+            saved_s.append(self._save(task.epoch, steps - 1))
         return EpochRecord(blocks, starts, saved_s, spans, begun_ns, got, ends)
 
     def _loader_of(self, *, is_eval: bool) -> tuple[Any, Any]:
