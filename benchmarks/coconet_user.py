@@ -24,7 +24,7 @@ from windtunnel.sources.torch.launch import Ranks
 from windtunnel.sources.torch.ranks import capture_ranks
 from windtunnel.whatifs import parse_request, whatif
 
-ARGUMENTS, RANKS = ("mlp", "--adamw", "--batch=128"), Ranks(2, 300e6)
+ARGUMENTS, RANKS = ("mlp", "--adamw", "--batch=96"), Ranks(2, 300e6)
 CAPS = ("1MiB", "4MiB", "8MiB")
 SLICED = "sliced-optimizer"
 RULE = StopRule(rounds=16, precision=0.01, time_limit_s=60.0, turn_ns=600_000_000, warmup=2)

@@ -122,10 +122,11 @@ class BackgroundRing:
         def add(step: int, start: int, stop: int) -> torch.Tensor:
             part = self._chunk(chunks, -2 - step)[start:stop]
             part += incoming[step][start:stop]
+            if step == self.num_ranks - 2:  # it is this rank's own, and still in the cache
+                part /= self.num_ranks
             return part
 
         self._go_round(self._chunk(chunks, -1), incoming, add)
-        self._chunk(chunks, 0).div_(self.num_ranks)
 
     def _all_gather(self, flat: torch.Tensor) -> None:
         chunks = self._chunks(flat)
