@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from tests.systems.collectives.plans import plan_of
@@ -22,8 +24,8 @@ def two_messages():
     return plan_of(sender, {"compute": (ReceiveReduce(0, 0, X, X), Receive(0, 1, Y))})
 
 
-def makespan_ns(link=None, **settings):
-    return replay(build_plan_graph(two_messages(), TIMES, link, **settings)).makespan_ns
+def makespan_ns(link=None, *, copies_all=False):
+    return replay(build_plan_graph(two_messages(), replace(TIMES, copies_all=copies_all), link)).makespan_ns
 
 
 def test_without_a_link_a_message_is_there_after_its_copy():

@@ -75,11 +75,14 @@ class Calibration:
         From the end of a send to the beginning of what its receiver does with it, without the link.
     event_ns : float
         From a signal to the end of the wait.
+    copies_all : bool
+        Whether sends copy also what stays as it is until it is received, as gloo does.
     """
 
     durations_ns: Mapping[Work, float]
     message_ns: float = 0.0
     event_ns: float = 0.0
+    copies_all: bool = False
 
     def duration_ns(self, work: Work | None) -> int:
         """The time of some work; between measured amounts it is linear, beyond them it has the rate of the nearest.
@@ -139,7 +142,7 @@ def calibrate(
     if database is not None:
         database.add(_measurement(work, executor, result[work]) for work in missing)
     message_ns, event_ns = result.pop(_MESSAGE), result.pop(_EVENT)
-    return Calibration(result, message_ns, event_ns)
+    return Calibration(result, message_ns, event_ns, executor.transport != "shared_memory")
 
 
 def _positions(plan: Plan) -> dict[Work, dict[int, list[tuple[str, int]]]]:

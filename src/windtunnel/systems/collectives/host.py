@@ -70,6 +70,7 @@ def calibrate_programs(
     """
     durations_ns: dict[Work, float] = {}
     message_ns = event_ns = 0.0
+    copies_all = transport != "shared_memory"
     waiting = _plans_of_new_work([lower(program) for program in programs])
     total = len(waiting)
     while waiting:
@@ -85,7 +86,7 @@ def calibrate_programs(
             found = calibrate(executor, numbers, num_cores=len(usable_cores()), database=database)
         durations_ns |= found.durations_ns
         message_ns, event_ns = found.message_ns, found.event_ns
-    return HostPrices(Calibration(durations_ns, message_ns, event_ns), link)
+    return HostPrices(Calibration(durations_ns, message_ns, event_ns, copies_all), link)
 
 
 def _plans_of_new_work(plans: Sequence[Plan]) -> list[Plan]:

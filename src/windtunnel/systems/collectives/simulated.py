@@ -35,7 +35,6 @@ def build_plan_graph(
     link: Link | None = None,
     *,
     num_cores: int | None = None,
-    copies_all: bool = False,
 ) -> Graph:
     """The graph of one round of a plan.
 
@@ -48,8 +47,6 @@ def build_plan_graph(
     num_cores : int, optional
         Of the host that all ranks share; more threads than this slow each other down. By default each thread has a
         core of its own.
-    copies_all : bool
-        Whether sends copy also what stays as it is until it is received, as gloo does.
 
     Raises
     ------
@@ -59,7 +56,7 @@ def build_plan_graph(
         The calibration does not know an instruction.
     """
     messages = validate(plan)
-    direct = set() if copies_all else messages.find_direct(plan)
+    direct = set() if calibration.copies_all else messages.find_direct(plan)
     builder = GraphBuilder()
     cores = -1
     if num_cores is not None:
