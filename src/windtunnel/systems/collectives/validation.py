@@ -63,13 +63,13 @@ class Messages:
         threads = [(rank.rank, thread) for rank in plan.ranks for thread in rank.threads]
         for number, (rank, thread) in enumerate(threads):
             for index, item in enumerate(plan.ranks[rank].threads[thread]):
-                for view in _written_views(item):
+                for view in _views_to_write(item):
                     row = writes.setdefault((rank, view.buffer), [])
                     row.append((view.start, _end(view), number, (rank, thread, index)))
         result = set()
         for edge, sends in self.sends.items():
             for send, receive in zip(sends, self.receives[edge], strict=True):
-                view, before, done = _sent_view(plan, send), self.clocks[send], self.clocks[receive]
+                view, before, done = _view_of_send(plan, send), self.clocks[send], self.clocks[receive]
                 if view.strides == () and all(
                     stop <= view.start
                     or start >= _end(view)
@@ -91,7 +91,7 @@ class Messages:
         for edge, sends in self.sends.items():
             users: list[tuple[int, int, NDArray[np.int64]]] = []  # first byte, bytes, clock of the last receive
             for send, receive in zip(sends, self.receives[edge], strict=True):
-                rank, view = plan.ranks[send[0]], _sent_view(plan, send)
+                rank, view = plan.ranks[send[0]], _view_of_send(plan, send)
                 size, before = view_bytes(rank, view), self.clocks[send]
                 if send in direct:
                     region = result.regions.get((rank.rank, view.buffer))
@@ -133,14 +133,14 @@ class Layout:
         return start
 
 
-def _written_views(item: Instruction) -> list[View]:
+def _views_to_write(item: Instruction) -> list[View]:
     """What an instruction writes, of a call all that it may write."""
     if isinstance(item, Call):
         return list(item.arguments)
     return [item.target] if isinstance(item, MatMul | Copy | Receive | ReceiveReduce) else []
 
 
-def _sent_view(plan: Plan, position: Position) -> View:
+def _view_of_send(plan: Plan, position: Position) -> View:
     rank, thread, index = position
     item = plan.ranks[rank].threads[thread][index]
     assert isinstance(item, Send)
