@@ -74,7 +74,7 @@ def main() -> None:
     bar.report(
         "coconet_user",
         receipt.measured,
-        f">= {SPEEDUP}x over DDP as it is; predicted within {ERROR:.0%}; losses equal to {LOSS:g} over {NUM_STEPS} steps",
+        f">= {SPEEDUP}x over DDP as it is; predicted within {ERROR:.0%}; losses of {NUM_STEPS} steps equal to {LOSS:g}",
         receipt.measured >= SPEEDUP and abs(error) <= ERROR and difference <= LOSS and not math.isnan(difference),
         plan=request,
         predicted=plans[request],
