@@ -99,6 +99,8 @@ def generate(
     present = _present(storage, config, seed, is_forced)
     _require_room(storage, kind, splits, present)
     if rank == 0:
+        for folder in ("train", "valid"):  # DLIO lists both
+            storage.make_folder(f"{config.dataset.data_folder.rstrip('/')}/{folder}")
         _write_manifest(storage, config, seed)
     tasks = [
         (is_eval, files, file)

@@ -62,6 +62,9 @@ class Storage(ABC):
     def remove(self, key: str) -> None:
         """Remove a file; nothing happens where it is not there."""
 
+    def make_folder(self, key: str) -> None:  # noqa: B027 - a bucket has no folders
+        """Create an empty folder."""
+
     def remove_scratch(self, keys: Iterable[str]) -> None:  # noqa: B027 - uploads leave nothing behind
         """Remove what an interrupted run left of these files."""
 
@@ -185,6 +188,13 @@ class LocalStorage(Storage):
     def remove(self, key: str) -> None:
         """Remove a file."""
         self.local_path(key).unlink(missing_ok=True)
+
+    def make_folder(self, key: str) -> None:
+        """Create an empty folder; nothing happens where it is there."""
+        try:
+            self.local_path(key).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self.explain(key, error) from error
 
     def remove_scratch(self, keys: Iterable[str]) -> None:
         """Remove what a run that was killed left of these files, in their folders."""
