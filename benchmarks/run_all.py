@@ -142,6 +142,7 @@ BARS = (
     "slurm_driven",
     "stash_flown",
     "au_predicted",
+    "dlio_compatible",
     "io_advice_flown",
     "stall_features",
     "recommender",
