@@ -153,7 +153,7 @@ def require_host(tensors: Iterable[torch.Tensor]) -> None:
     devices = sorted({tensor.device.type for tensor in tensors} - {"cpu"})
     if devices:
         raise InputError(
-            f"this step computes on {', '.join(devices)}; of several processes only ones on the host are captured",
+            f"this step computes on {', '.join(devices)}, whose kernels are not captured",
             where=f"parameters on {', '.join(devices)}",
             fix="record it with torch.profiler (activities CPU and the device), export the trace, load it as Kineto",
         )

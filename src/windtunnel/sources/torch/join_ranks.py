@@ -1,8 +1,9 @@
 """The captured ranks of one step become one graph.
 
 In: the graph of each rank, captured over the same iterations on one host. Out: one graph whose ranks begin together
-and meet in their messages, and whose replay takes as long as the unprofiled step. Not here: matching and meeting
-(``sources.ranks``), which any job needs.
+and meet in their messages, and whose replay takes as long as the unprofiled step. Ranks on GPUs were traced with their
+collectives as kernels, and each takes as long as its own step already: they meet as ranks of any trace do. Not here:
+matching and meeting (``sources.ranks``), which any job needs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.errors import TraceError
 from windtunnel.graph import Graph, Kind, ResourceKind
 from windtunnel.graph.ranks import meetings
 from windtunnel.simulate import replay
@@ -42,6 +44,8 @@ def join_step_ranks(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
     TraceError
         The ranks do not agree about what they sent each other; names rank, message and number.
     """
+    if any("samples_ns" not in graph.tasks for graph in graphs):  # timelines, of GPUs
+        return _join_timelines(graphs, names)
     least, late_ns = _shortest(graphs)
     own = [_with_least(graph, least) for graph in graphs] if least else list(graphs)
     own = [own[0], *[_with_calls_of(own[0], graph) for graph in own[1:]]]  # the joined graph keeps one program
@@ -50,6 +54,28 @@ def join_step_ranks(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
         earliest_ns=np.zeros(merged.num_tasks, dtype=np.int64), duration_ns=_set_chance_waits(merged, late_ns)
     )
     return _as_long_as_the_step(Graph(together, merged.edges, merged.resources, merged.meta), graphs)
+
+
+def _join_timelines(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
+    counts = [graph.num_iterations for graph in graphs]
+    if len(set(counts)) > 1:
+        raise TraceError(
+            f"the ranks have traces of {', '.join(map(str, counts))} iterations",
+            where=", ".join(names[:8]),
+            fix="capture again: another program disturbed some of them",
+        )
+    own = [_begin_at_zero(graph) for graph in graphs]
+    own = [own[0], *[_with_calls_of(own[0], graph) for graph in own[1:]]]  # the joined graph keeps one program
+    return merge(own, names, align="none", hosts=["one"] * len(graphs), allow_missing=False)
+
+
+def _begin_at_zero(graph: Graph) -> Graph:
+    """Times of a rank since its first task, as ranks begin their iterations together."""
+    first_ns = int(graph.tasks["start_ns"].min()) if graph.num_tasks else 0
+    columns = {"start_ns": graph.tasks["start_ns"] - first_ns}
+    if "earliest_ns" in graph.tasks:
+        columns["earliest_ns"] = np.maximum(graph.tasks["earliest_ns"] - first_ns, 0)
+    return graph.with_columns(**columns)
 
 
 def _shortest(graphs: Sequence[Graph]) -> tuple[dict[Key, Int], dict[Key, int]]:

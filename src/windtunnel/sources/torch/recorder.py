@@ -336,7 +336,7 @@ class Recorder:
         if slot is Slot.DISCOVER:
             self.recording.discovery.unwatch()
             self._end_messages()
-            if not (self._is_fake or is_distributed()) and lies_on_device(self.recording.discovery):
+            if not self._is_fake and lies_on_device(self.recording.discovery):
                 self.recording.device = DeviceTraces()
                 self._slots[self._position :] = schedule_on_device(self._iterations)
             if is_regular:
