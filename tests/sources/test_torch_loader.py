@@ -5,7 +5,7 @@ import pytest
 
 from windtunnel.cost.ceilings import Ceilings
 from windtunnel.cost.peak import Bandwidth, Peak
-from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.reports import explain
 from windtunnel.simulate import replay
 from windtunnel.systems.utilization.model import utilization
@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs the extra torch")
 
 import torch
 
-from windtunnel.sources.torch.loader import LoaderMeter, Loading, with_workers
+from windtunnel.sources.torch.loader import WAITING, LoaderMeter, Loading, with_workers, with_workers_in_trace
 
 MS = 1_000_000
 
@@ -113,3 +113,30 @@ def test_the_meter_times_the_waits_and_leaves_nothing_behind():
     assert meter.take_wait_ns() > 0
     assert 0 == meter.take_wait_ns()
     assert original is _MultiProcessingDataLoaderIter._get_data
+
+
+def test_traced_iterations_wait_for_batches_that_workers_load_meanwhile():
+    """Two iterations of 100 ns of work, whose waits of 300 and 340 are 20 of taking a batch and the rest waiting."""
+    builder = GraphBuilder()
+    thread = builder.resource("main thread", ResourceKind.HOST_THREAD)
+    last, start_ns = None, 0
+    for iteration, wait_ns in enumerate((20, 340, 300)):
+        for name, duration_ns, phase in ((WAITING, wait_ns, Phase.DATA), ("work", 100, Phase.FORWARD)):
+            task = builder.task(
+                name, kind=Kind.HOST, resource=thread, duration_ns=duration_ns, phase=phase, iteration=iteration,
+                start_ns=start_ns,
+            )  # fmt: skip
+            start_ns += duration_ns
+            if last is not None:
+                builder.edge(last, task, kind=EdgeKind.ORDER)
+            last = task
+    graph = with_workers_in_trace(builder.build({"source": "kineto"}), num_workers=2, fetch_ns=840)
+    timeline = replay(graph)
+    waits = graph.select(name="enumerate.*")
+
+    assert [20, 20, 20] == graph.duration_ns[waits].tolist()
+    assert {"num_workers": 2, "fetch_ns": 840} == dict(graph.meta.loader)
+    assert [420, 420, 420] == graph.duration_ns[graph.select(op="load")].tolist()  # a step, which is bound by them
+    assert [20, 460, 900] == timeline.finish_ns[waits].tolist()
+    quicker = replay(graph.scale(graph.select(op="load"), 0.1))
+    assert [20, 140, 260] == quicker.finish_ns[waits].tolist()

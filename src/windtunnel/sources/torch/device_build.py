@@ -27,6 +27,7 @@ from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.sources.torch.device_traces import DeviceTraces
 from windtunnel.sources.torch.facts import host_facts, summary_ns
 from windtunnel.sources.torch.labels import plain
+from windtunnel.sources.torch.loader import WAITING, with_workers_in_trace
 from windtunnel.sources.torch.precision import precision
 from windtunnel.sources.torch.program import keep_models, keep_optimizers
 from windtunnel.sources.torch.recording import Recording
@@ -65,10 +66,11 @@ def build_device_graph(recording: Recording) -> Graph:
         light = _select_marks(_with_plain_names(to_events(read_trace(traces.trace("light")))), traces)
         events, matched = (light, 0.0) if events is None else share_operators(light, events)
     assert events is not None
-    traced = build_graph(events, window=profile.ITERATION)
+    traced = build_graph(_with_loader_waits(events), window=profile.ITERATION)
     traces.remove()
     step_ns = float(np.median(recording.bare_ns)) if recording.bare_ns else None
     graph = _without_profiler(traced, step_ns)
+    graph = with_workers_in_trace(graph, recording.num_workers, recording.fetch_ns)
     known = precision(recording.bare_ns) if recording.bare_ns else {}
     notes = [item["note"] for item in (graph.meta.overhead, known) if "note" in item]
     overhead = {
@@ -93,6 +95,14 @@ def build_device_graph(recording: Recording) -> Graph:
         memory_base_bytes=recording.discovery.resident_bytes(),
         is_complete=recording.is_complete,
     )
+
+
+def _with_loader_waits(events: Events) -> Events:
+    """Let waits for batches of workers be tasks: the profiler's note of them is an annotation, which has no time."""
+    is_wait = np.array([name.startswith(WAITING) for name in events.names], dtype=bool)[events.name]
+    category = events.category.copy()
+    category[is_wait & (category == Category.ANNOTATION)] = Category.OPERATOR
+    return replace(events, category=category)
 
 
 def _read_operators(traces: DeviceTraces) -> profile.Events | None:

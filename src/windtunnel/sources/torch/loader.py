@@ -3,12 +3,13 @@
 ``LoaderMeter`` times, in the workers, how long a batch takes to load and, in the training thread, how long it waits
 for one. ``with_workers`` then takes the waiting out of the thread and puts the loading into the graph: waiting is
 an edge, not a cost. One iteration stands for the steady state: while it trains, the workers make one batch, in a
-batch's time over their number.
+batch's time over their number. ``with_workers_in_trace`` does the same to several traced iterations of a GPU.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,10 +24,11 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.sources.torch.overhead import central
 
-__all__ = ["LoaderMeter", "Loading", "with_workers"]
+__all__ = ["WAITING", "LoaderMeter", "Loading", "with_workers", "with_workers_in_trace"]
 
 _MAX_WORKERS = 256
-_WAITING = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter"
+WAITING = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter"
+"""How the profiler names the time in which a thread gets a batch from workers."""
 # taking a batch that is ready costs this at most; what is above is waiting
 _HANDOVER_NS = 1_000_000
 _BOUND_RATIO = 0.05
@@ -109,7 +111,7 @@ class LoaderMeter:
 def with_workers(graph: Graph, loading: Loading) -> Graph:
     """Add the workers' loading to a captured iteration, and make its waiting an edge."""
     waits = graph.select(phase=Phase.DATA) & graph.tasks.strings("name").where(
-        {name: name.startswith(_WAITING) for name in graph.tasks.strings("name").values}
+        {name: name.startswith(WAITING) for name in graph.tasks.strings("name").values}
     )
     if not loading.num_workers or not waits.any() or not loading.light_waits_ns:
         return graph
@@ -130,6 +132,59 @@ def with_workers(graph: Graph, loading: Loading) -> Graph:
     load_samples = whole_samples if is_bound else np.full(samples.shape[1], load_ns)
     changed = graph.with_columns(duration_ns=duration, samples_ns=samples)
     return _append_loading_tasks(changed, loading, load_ns, load_samples)
+
+
+def with_workers_in_trace(graph: Graph, num_workers: int, fetch_ns: int) -> Graph:
+    """Add the workers' loading to iterations that follow each other, and make the waits for batches edges.
+
+    The batch of an iteration is loaded during the one before.
+
+    Parameters
+    ----------
+    graph : Graph
+        Of a timeline: host threads, streams, iterations.
+    num_workers, fetch_ns : int
+        Workers, and the mean time per batch in one of them.
+    """
+    waits = graph.select(phase=Phase.DATA, name=f"{re.escape(WAITING)}.*")
+    iteration = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int32))
+    rows = np.flatnonzero(waits)
+    longest = rows[np.lexsort((-graph.duration_ns[rows], iteration[rows]))]
+    waiters = longest[np.unique(iteration[longest], return_index=True)[1]]  # the longest wait of each iteration
+    if not num_workers or not len(waiters):
+        return graph
+    handover_ns = min(_HANDOVER_NS, int(graph.duration_ns[waiters].min()))
+    waited_ns = graph.duration_ns[waiters] - handover_ns
+    step_ns = _step_ns(graph, waiters)
+    is_bound = waited_ns.sum() > _BOUND_RATIO * step_ns * len(waiters)
+    load_ns = step_ns if is_bound else min(fetch_ns // num_workers, step_ns)
+    mask = np.zeros(graph.num_tasks, dtype=bool)
+    mask[waiters] = True
+    changed = graph.set_duration(mask, np.full(int(mask.sum()), handover_ns), cost_source="measured")
+    changed, resource = changed.add_resource(f"{num_workers} loader workers", ResourceKind.HOST_THREAD)
+    loads = np.arange(len(waiters)) + changed.num_tasks
+    columns = {
+        "name": "load batch",
+        "op": "load",
+        "kind": int(Kind.IO),
+        "phase": int(Phase.DATA),
+        "resource": resource,
+        "duration_ns": np.full(len(waiters), load_ns),
+        "iteration": iteration[waiters],
+        "cost_source": "measured",
+    }
+    changed = changed.insert(columns, after=[None] * len(waiters))
+    changed = changed.connect(waiters, loads, EdgeKind.CONTROL)
+    changed = changed.connect(loads[:-1], waiters[1:], EdgeKind.SYNC)
+    return changed.with_meta(loader={"num_workers": num_workers, "fetch_ns": fetch_ns})
+
+
+def _step_ns(graph: Graph, waiters: Any) -> int:
+    """From one wait to the next, in the middle; of a single iteration what its thread does."""
+    if len(waiters) > 1:
+        ends = graph.tasks["start_ns"][waiters] + graph.duration_ns[waiters]
+        return int(np.median(np.diff(ends)))
+    return int(graph.duration_ns[graph.tasks["resource"] == graph.tasks["resource"][waiters[0]]].sum())
 
 
 def _append_loading_tasks(graph: Graph, loading: Loading, load_ns: int, load_samples: Any) -> Graph:
