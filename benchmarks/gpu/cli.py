@@ -30,16 +30,17 @@ UNIT_S = 130.0  # on an H200, operators run again included
 NEEDED = ("numba", "pyarrow", "msgspec", "typer", "pydantic", "rich")
 ORDER = ("decoder_lm", "residual_net", "perceptron", "compiled_lm", "attention_by_hand", "lora_accumulation")
 FLOWN = {
-    "decoder_lm": "fused-optimizer,activation-checkpointing",
+    "decoder_lm": "chunked-loss,fused-optimizer,activation-checkpointing",
     "residual_net": "amp,channels-last",
-    "perceptron": "fused-optimizer,foreach-optimizer",
+    "perceptron": "cuda-graphs,fused-optimizer,foreach-optimizer",
     "attention_by_hand": "tf32,fused-optimizer",
     "lora_accumulation": "no-activation-checkpointing",
     "streams_net": "amp,channels-last",
 }
 STEPS = {"decoder_lm": 100, "residual_net": 80, "perceptron": 600, "lora_accumulation": 40}
 ALONE_S, COMMAND_S, FLIGHT_S, RERUN_S = 45.0, 45.0, 75.0, 90.0
-RERUN = ("amp", "tf32", "channels-last", "fused-optimizer", "batch-size:factor=2", "activation-checkpointing")
+RERUN = ("amp", "tf32", "channels-last", "fused-optimizer", "batch-size:factor=2", "activation-checkpointing",
+         "chunked-loss")  # fmt: skip
 SHOWN_BYTES, KEPT_GRAPH_BYTES = 4000, 1_500_000
 
 

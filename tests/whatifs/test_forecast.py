@@ -198,3 +198,25 @@ def test_a_model_without_an_interval_is_unsure_but_no_bound():
 
     assert 1.0 == pytest.approx(slow.unsure_ratio, rel=1e-3)
     assert 0.0 == slow.at_bound_ratio
+
+
+def test_what_will_run_compiled_is_placed_with_fused_kernels():
+    """A chain of two kernels of 40 and 20 µs makes the trip of the longer one; a step that is not compiled has both."""
+    builder = GraphBuilder()
+    thread = builder.resource("main thread", ResourceKind.HOST_THREAD)
+    rows = [
+        builder.task(op, op=op, kind=Kind.COMPUTE, resource=thread, duration_ns=0, phase=Phase.FORWARD, flops=1,
+                     bytes_read=moved, bytes_written=0)
+        for op, moved in (("aten::mm", 50_000), ("aten::add", 40_000), ("aten::mul", 20_000), ("aten::mm", 50_000))
+    ]  # fmt: skip
+    for src, dst in itertools.pairwise(rows):
+        builder.edge(src, dst, kind=EdgeKind.ORDER)
+    graph = builder.build()
+    eager, compiled = (
+        forecast(graph.with_meta(is_uncompiled=is_uncompiled), CHIP, model=[RooflinePricer()])
+        for is_uncompiled in (False, True)
+    )
+
+    assert 20 * US == pytest.approx(eager.device_ns - compiled.device_ns, rel=0.01)
+    assert 1 == compiled.graph.select(name="fused kernel").sum()
+    assert eager.host_ns > compiled.host_ns

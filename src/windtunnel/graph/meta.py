@@ -108,6 +108,8 @@ class Meta:
         ``cost_ns``; ``iterations_per_epoch`` where the loader says it.
     is_complete : bool
         Whether all iterations that were asked for were measured.
+    is_uncompiled : bool
+        Whether the program is given to ``torch.compile``, and this graph holds its operators one by one all the same.
     memory_base_bytes : int
         What is always there, on each rank: parameters, optimizer state, buffers.
     rank_base_bytes : tuple of int
@@ -171,6 +173,7 @@ class Meta:
     loader: Facts = field(default_factory=dict)
     irregular: Facts = field(default_factory=dict)
     is_complete: bool = True
+    is_uncompiled: bool = False
     memory_base_bytes: int = 0
     rank_base_bytes: tuple[int, ...] = ()
     memory: Facts = field(default_factory=dict)

@@ -7,6 +7,7 @@ Not here: printing, really running it (flights).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +18,14 @@ from windtunnel.cost.host_times import HOST_TABLE
 from windtunnel.cost.intervals import draw_durations
 from windtunnel.cost.pricing import AUTO, Model, Tiers, device_of, price, tiers_of
 from windtunnel.cost.step_interval import step_ends
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, ResourceKind
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device, Fabric, Machine, fabric_of
 from windtunnel.simulate import replay, replay_many
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
+from windtunnel.whatifs.compilation import fuse_compiled_kernels
 from windtunnel.whatifs.messages import has_messages, price_messages
 from windtunnel.whatifs.placing import place_on
 
@@ -203,7 +205,11 @@ def _price_for_device(
     graph: Graph, device: Device, dtype: str, tiers: Tiers, captured: int, batch_size: int, launch_ns: int | None
 ) -> Graph:
     changed = graph if batch_size == captured else with_batch(graph, captured, batch_size)
-    return price(place_on(changed, device, launch_ns), device, tiers, dtype=dtype)
+    priced = price(place_on(changed, device, launch_ns), device, tiers, dtype=dtype)
+    if graph.meta.is_uncompiled:  # captured operator by operator, and will run as compiled code
+        with suppress(NotApplicableError):
+            return fuse_compiled_kernels(priced)
+    return priced
 
 
 def _never_quicker(graphs: Sequence[Graph], *, is_larger: bool) -> Graph:

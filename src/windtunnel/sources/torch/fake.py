@@ -132,6 +132,7 @@ def fake_capture_script(
 
 
 def _graph(recording: Any) -> Graph:
+    from windtunnel.sources.torch.annotate import asks_to_compile
     from windtunnel.sources.torch.build import build_graph
     from windtunnel.sources.torch.fake_events import as_if_real
 
@@ -140,4 +141,6 @@ def _graph(recording: Any) -> Graph:
     untimed = graph.drop_columns(["samples_ns", "duration_std_ns", "start_ns"]).set_columns(
         {"duration_ns": nothing, "cost_source": Strings.repeat("not run", graph.num_tasks)}
     )
-    return untimed.with_meta(source=NOT_RUN, iteration_ns={}, profiled_iteration_ns={}, overhead={})
+    return untimed.with_meta(
+        source=NOT_RUN, iteration_ns={}, profiled_iteration_ns={}, overhead={}, is_uncompiled=asks_to_compile()
+    )
