@@ -291,11 +291,6 @@ def _document(
 ) -> dict[str, Any]:
     from windtunnel.cost.roofline import BOUND_ERROR
 
-    if found.graph.meta.is_uncompiled and found.device_kind == "gpu":
-        yield (
-            "  the script uses torch.compile: kernels between products are taken as fused, by an estimate; "
-            "a capture on a GPU has the real ones"
-        )
     common = {"launch_ns": launch_ns, "bound_error": BOUND_ERROR}
     if len(answers) > 1:
         forecasts = [{**_as_dict(answer.found, facts), **answer.json()} for answer in answers]
@@ -385,6 +380,11 @@ def _limit(found: Forecast) -> str:
 def _how_sure(found: Forecast) -> Iterator[str]:
     from windtunnel.cost.roofline import BOUND_ERROR
 
+    if found.graph.meta.is_uncompiled and found.device_kind == "gpu":
+        yield (
+            "  the script uses torch.compile: kernels between products are taken as fused, by an estimate; "
+            "a capture on a GPU has the real ones"
+        )
     if found.unsure_ratio > found.at_bound_ratio:
         share = format_ratio(found.unsure_ratio - found.at_bound_ratio)
         yield f"  {share} of the device time is priced by a model without an error estimate"
