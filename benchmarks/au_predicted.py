@@ -21,7 +21,7 @@ TARGET = (
     "predicted AU within 3 points and step time within 5 % in the median of >= 40 runs, at most five minutes, "
     "a replay >= 1,000 times faster than the job sleeps"
 )
-FORMATS = ("npy", "npz", "csv", "png", "jpeg", "tfrecord", "indexed_binary", "hdf5")
+FORMATS = ("npy", "npz", "csv", "png", "tfrecord", "indexed_binary", "hdf5")
 RECORD_BYTES, NUM_FILES, BATCH = 400_000, 48, 4
 DISK_BYTES_PER_S = 40e6
 LONG_EPOCH, LONG_STEP_S = 50_000, 0.3
@@ -119,6 +119,8 @@ def main() -> None:
             config = config_of(name, folder)
             costs = first if name == formats[0] else measure_store(config, first, name, 1, folder)
             rows += cells(name, costs, folder, 1)
+            if bar.is_verbose():
+                print(bar.table(rows[-6:]), file=sys.stderr, flush=True)
         speed = long_replay(first, folder)
     taken_s = time.perf_counter() - begun
     if bar.is_verbose() or quick:
