@@ -143,6 +143,7 @@ BARS = (
     "stash_flown",
     "au_predicted",
     "dlio_compatible",
+    "dlio_side_by_side",
     "io_advice_flown",
     "stall_features",
     "recommender",
