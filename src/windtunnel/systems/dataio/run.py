@@ -187,7 +187,7 @@ def running(
         raise InputError(
             f"{len(missing)} of {len(job.keys)} files of the data set do not exist",
             where=str(missing[0] if missing else "dataset.data_folder"),
-            fix="windtunnel dataio generate CONFIG writes them",
+            fix="windtunnel dataio run CONFIG writes them",
         )
     ranks = RankConfig(job, limit_bytes_per_s, checkpoint_folder)
     with Workers(_MODULE, ranks, num_ranks=job.num_ranks, title="training job", patience_s=_PATIENCE_S) as workers:
