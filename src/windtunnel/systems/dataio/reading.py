@@ -12,7 +12,6 @@ import zipfile
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import WindtunnelError
@@ -87,8 +86,7 @@ class SampleReader:
                 return self._open[key].read(index)
             file = self._format.open_file(key)
             try:
-                # what is mapped or buffered ends with the file
-                return np.array(file.read(index))
+                return file.read(index)  # no view of what ends with the file
             finally:
                 file.close()
         except WindtunnelError as error:
