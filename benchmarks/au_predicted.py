@@ -1,9 +1,11 @@
 """AU and step time of real loader runs, predicted from short measurements.
 
-The data sets lie on a disk that the kernel limits to a rate, which other programs cannot change; files are dropped from
-memory before each epoch. Every format is generated and its samples are measured; the loader is measured once. Then each
-format runs with 0, 1 and 2 workers at step times below and above that of loading, and every run is compared with the
-replay of its loader. Last, a job that would sleep for hours is replayed.
+The data sets lie on a disk that the kernel limits to a rate, which other programs cannot change. Loader workers read
+files that were dropped from memory; without workers files are in memory, as a limited disk that rests while a step
+computes saves up for a burst. What it saved before an epoch is used up by reading another file. Every format is
+generated and its samples are measured; the loader is measured once. Then each format runs with 0, 1 and 2 workers at
+step times below and above that of loading, and every run is compared with the replay of its loader. Last, a job that
+would sleep for hours is replayed.
 """
 
 import contextlib
@@ -23,7 +25,7 @@ TARGET = (
 )
 FORMATS = ("npy", "npz", "csv", "png", "tfrecord", "indexed_binary", "hdf5")
 RECORD_BYTES, NUM_FILES, BATCH = 400_000, 48, 4
-DISK_BYTES_PER_S = 40e6
+DISK_BYTES_PER_S, SPARE_BYTES = 40e6, 8 << 20
 LONG_EPOCH, LONG_STEP_S = 50_000, 0.3
 
 
@@ -43,28 +45,36 @@ def config_of(format_name: str, folder: Path):
 
 def cells(format_name: str, costs, folder: Path, repeats: int):
     """Measured and predicted AU and step of one format, by workers, step time and state of the page cache."""
+    from windtunnel.measure.disks import read_all
     from windtunnel.systems.dataio.config import TimeDraw
     from windtunnel.systems.dataio.metrics import job_metrics
     from windtunnel.systems.dataio.predict import predict_job
-    from windtunnel.systems.dataio.run import running
+    from windtunnel.systems.dataio.run import drop_from_memory, running
     from windtunnel.systems.dataio.source import job_of
     from windtunnel.systems.dataio.worker import EpochTask
 
     base = job_of(config_of(format_name, folder), 1)
+    spare = folder / "spare"
     for num_workers in (0, 1, 2):
         job = replace(base, num_workers=num_workers)
-        alone_ns = predict_job(replace(job, compute=TimeDraw()), costs, num_draws=0, explains=False).step_ns
+        cache = "cold" if num_workers else "warm"
+        alone_ns = predict_job(
+            replace(job, compute=TimeDraw()), costs, cache=cache, num_draws=0, explains=False
+        ).step_ns
         with running(job) as ranks:
             ranks.run(EpochTask(1, compute_s=0.0), cache="cold")
             for factor in (0.6, 1.5):
-                step_s = max(factor * alone_ns / 1e9, 0.002)
+                step_s = max(factor * alone_ns / 1e9, 0.02)
                 timed = replace(job, compute=TimeDraw("constant", step_s))
                 begun = time.perf_counter()
-                prediction = predict_job(timed, costs, num_draws=0, explains=False)
+                prediction = predict_job(timed, costs, cache=cache, num_draws=0, explains=False)
                 replay_s = time.perf_counter() - begun
                 au, steps = [], []
                 for repeat in range(repeats):
-                    run = ranks.run(EpochTask(2 + repeat, compute_s=step_s), cache="cold")
+                    if num_workers:
+                        drop_from_memory([*base.files, spare])
+                        read_all([spare])
+                    run = ranks.run(EpochTask(2 + repeat, compute_s=step_s), cache="as-is" if num_workers else "warm")
                     au.append(job_metrics({1: [run.ranks[0].blocks]}).au_ratio)
                     steps.append(run.step_s)
                 measured, step = statistics.median(au), statistics.median(steps)
@@ -112,6 +122,7 @@ def main() -> None:
         throttle_disk(Path(scratch), DISK_BYTES_PER_S, 400 << 20) as folder,
         interrupt_after(900, "the bar"),
     ):
+        (folder / "spare").write_bytes(os.urandom(SPARE_BYTES))
         for name in formats:
             ensure_files(config_of(name, folder))
         first = measure_job(job_of(config_of(formats[0], folder), 1))
