@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import lzma
 import tarfile
+import tokenize
 import zipfile
 from types import TracebackType
 from typing import Any
@@ -23,7 +24,9 @@ from windtunnel.systems.dataio.storage import open_storage
 
 __all__ = ["SampleReader", "read_sample"]
 
-_DAMAGE = (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, RuntimeError, SyntaxError)
+_DAMAGE = (
+    *DAMAGE, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, tokenize.TokenError, RuntimeError, SyntaxError,
+)  # fmt: skip
 
 
 class SampleReader:
