@@ -147,13 +147,30 @@ def job_and_costs(
 ) -> Iterator[tuple[LoadingJob, LoadingCosts]]:
     """Read or measure what loading costs; files of the job stay until the context ends."""
     from windtunnel.systems.dataio.calibrate import read_costs
-    from windtunnel.systems.dataio.source import config_with_folder, job_of, measure_job
+    from windtunnel.systems.dataio.generate import generate
+    from windtunnel.systems.dataio.source import config_with_folder, has_files, job_of, measure_job, sample_of
 
+    config = config_with_folder(text, overrides or [], folder)
+    job = job_of(config, ranks)
     if costs is not None:
-        known = read_costs(costs)
-        yield job_of(config_with_folder(text, overrides or [], folder), ranks), known
+        yield job, read_costs(costs)
         return
-    with running_place(text, overrides, ranks, folder, disk) as place:
+    if disk or has_files(config) or not job.files:
+        with running_place(text, overrides, ranks, folder, disk) as place:
+            with Progress("measuring") as progress:
+                measured = measure_job(place.job, progress=progress)
+            yield place.job, measured
+        return
+    _ = job.num_steps  # refuses an epoch without steps before anything is written
+    disk_folder = next(path for path in Path(config.dataset.data_folder).resolve().parents if path.is_dir())
+    with tempfile.TemporaryDirectory(prefix="windtunnel-sample-", dir=disk_folder) as scratch:
+        sample = sample_of(config, Path(scratch))
+        advise(
+            f"the data set is not in {config.dataset.data_folder}: costs are those of {sample.dataset.num_files_train} "
+            f"generated files in {disk_folder}, which are removed afterwards"
+        )
+        with Progress("generating a sample of the data set") as progress:
+            generate(sample, progress=progress)
         with Progress("measuring") as progress:
-            measured = measure_job(place.job, progress=progress)
-        yield place.job, measured
+            measured = measure_job(job_of(sample, ranks), progress=progress)
+        yield job, measured

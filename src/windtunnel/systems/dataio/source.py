@@ -25,10 +25,11 @@ from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.order import Dataset
 from windtunnel.systems.dataio.storage import open_storage
 
-__all__ = ["config_with_folder", "ensure_files", "job_of", "measure_job", "measure_store"]
+__all__ = ["config_with_folder", "ensure_files", "has_files", "job_of", "measure_job", "measure_store", "sample_of"]
 
 _TINY_FILES, _FEW_FILES = 16, 24
 _TINY_BYTES = 16.0
+_SAMPLE_BYTES, _SAMPLE_FILES, _SAMPLE_BATCHES = 1 << 29, 64, 4
 
 
 def config_with_folder(source: str, overrides: Sequence[str], folder: Path | None) -> DlioConfig:
@@ -109,10 +110,34 @@ def _local_files(config: DlioConfig, keys: Sequence[str]) -> tuple[Path, ...]:
 
 def ensure_files(config: DlioConfig, *, progress: Progress | None = None) -> None:
     """Generate the files of the data set that are missing."""
+    if not has_files(config):
+        generate(config, progress=progress)
+
+
+def has_files(config: DlioConfig) -> bool:
+    """Whether all files of the data set are there; False for one that does not lie in a folder."""
     job = job_of(config, 1)
     paths = (*job.files, *job.eval_files)
-    if not paths or not all(path.exists() for path in paths):
-        generate(config, progress=progress)
+    return bool(paths) and all(path.exists() for path in paths)
+
+
+def sample_of(config: DlioConfig, folder: Path) -> DlioConfig:
+    """A small data set of the same kind in a folder, on which costs are measured where the real one does not exist.
+
+    It has enough files for some batches, and at most ``_SAMPLE_BYTES`` beyond that.
+    """
+    data, batch = config.dataset, config.reader.batch_size
+    record = max(round(data.record_length_bytes), 1)
+    per_file = max(1, min(data.num_samples_per_file, _SAMPLE_BYTES // record))
+    needed = -(-_SAMPLE_BATCHES * batch // per_file)
+    num_files = max(needed, min(_SAMPLE_FILES, _SAMPLE_BYTES // (per_file * record)))
+    if per_file == data.num_samples_per_file:
+        num_files = min(num_files, data.num_files_train)
+    small = replace(
+        data, data_folder=str(folder), num_files_train=num_files, num_files_eval=0,
+        num_samples_per_file=per_file, num_subfolders_train=0, num_subfolders_eval=0,
+    )  # fmt: skip
+    return replace(config, dataset=small, workflow=replace(config.workflow, evaluation=False))
 
 
 def measure_job(job: LoadingJob, *, progress: Progress | None = None) -> LoadingCosts:
