@@ -158,7 +158,8 @@ def _start_server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     environment |= {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
     # the package that is tested, which need not be the one that is installed
     start = (
-        f"import sys; sys.path.insert(0, {str(_SOURCE)!r}); sys.path.append({str(_ROOT)!r}); "
+        f"import sys; {str(_SOURCE)!r} in sys.path or sys.path.insert(0, {str(_SOURCE)!r}); "
+        f"sys.path.append({str(_ROOT)!r}); "
         f"from tests.fork_server import serve; serve({theirs.fileno()})"
     )
     with theirs:

@@ -27,6 +27,8 @@ VERBS = (
     "demo",
     "chip",
     "cluster",
+    "collectives",
+    "dataio",
     "kernel",
     "pipeline",
     "place",

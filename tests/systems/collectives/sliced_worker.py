@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel import registry
 from windtunnel.sources.torch.live import LiveProgram
+from windtunnel.systems.collectives import sliced
 
 __all__ = ["main"]
 
@@ -65,7 +66,8 @@ def _train(worker, config):
     others = [item for item in net.parameters() if item.dim() <= 1]
     groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0, "lr": 2e-2}]
     flight = registry.get("flight", "sliced-optimizer").function
-    with flight(program, piece_bytes=256) if config["is_sliced"] else nullcontext():
+    sliced.PIECE_BYTES = 256  # several pieces to a bucket
+    with flight(program) if config["is_sliced"] else nullcontext():
         result, model, optimizer = _run(worker, config, program, net, groups)
     weights = [item.detach().double().sum().item() for item in model.state_dict().values()]
     return {**result, "weights": weights, "state_bytes_after": _state_bytes(optimizer)}

@@ -30,9 +30,7 @@ _KEPT = "models with sliced optimizers"
 @proven_by(rises("reduce-scatters"), falls("optimizer state bytes"))
 @at_start
 @contextmanager
-def sliced_optimizer(
-    program: LiveProgram, *, overlaps_forward: bool = True, piece_bytes: int = 1 << 20
-) -> Iterator[None]:
+def sliced_optimizer(program: LiveProgram, *, overlaps_forward: bool = True) -> Iterator[None]:
     """Reduce-scatter gradients, update a slice on each rank, and gather parameters during the next forward pass."""
     from torch.nn.parallel import DistributedDataParallel as Reducing
 
@@ -48,9 +46,7 @@ def sliced_optimizer(
                 where="sliced-optimizer",
                 fix="ask for the prediction only",
             )
-        sliced.append(
-            SlicedOptimizer(model, overlaps_forward=overlaps_forward, piece_bytes=piece_bytes, counts=program.counts)
-        )
+        sliced.append(SlicedOptimizer(model, overlaps_forward=overlaps_forward, counts=program.counts))
 
     @functools.wraps(original)
     def construct(model: Any, *args: Any, **kwargs: Any) -> None:

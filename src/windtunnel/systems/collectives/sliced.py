@@ -32,6 +32,8 @@ __all__ = ["ELEMENTWISE", "REDUCE_SCATTERS", "SlicedOptimizer"]
 
 # optimizers of torch whose update of an element reads no other element
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
+PIECE_BYTES = 1 << 20
+"""Largest message: a bucket is sent in pieces, so that a piece is added while the next one travels."""
 REDUCE_SCATTERS = "reduce-scatters"  # what the flight proves
 
 
@@ -48,8 +50,6 @@ class SlicedOptimizer:
         object, as it makes a process group.
     overlaps_forward : bool
         Gather parameters during the next forward pass; else ``step()`` waits for them.
-    piece_bytes : int
-        Largest message.
     counts : Counter, optional
         Counts reduce-scatters.
 
@@ -64,7 +64,6 @@ class SlicedOptimizer:
         model: torch.nn.parallel.DistributedDataParallel,
         *,
         overlaps_forward: bool = True,
-        piece_bytes: int = 1 << 20,
         counts: Counter[str] | None = None,
     ) -> None:
         import torch.distributed as dist
@@ -73,7 +72,7 @@ class SlicedOptimizer:
         self.optimizer: torch.optim.Optimizer | None = None
         self._model, self._overlaps_forward = model, overlaps_forward
         self._counts = Counter[str]() if counts is None else counts
-        self._ring = BackgroundRing(dist.new_group(backend="gloo"), piece_bytes=piece_bytes)
+        self._ring = BackgroundRing(dist.new_group(backend="gloo"), piece_bytes=PIECE_BYTES)
         self._seen: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = []
         self._previous: list[tuple[int, ...]] = []
         self._buckets: list[Bucket] = []  # empty until the schedule is in effect

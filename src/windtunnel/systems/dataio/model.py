@@ -139,7 +139,7 @@ def loader_graph(batches: Batches, setup: LoaderSetup) -> Graph:
     >>> zeros = np.zeros((1, 4), np.int64)
     >>> batches = Batches(zeros, zeros, zeros, zeros + 30, zeros + 10)
     >>> replay(loader_graph(batches, LoaderSetup(num_workers=2, num_cores=2))).makespan_ns
-    70
+    80
     """
     ranks, steps = batches.num_ranks, batches.num_steps
     num_workers = setup.num_workers

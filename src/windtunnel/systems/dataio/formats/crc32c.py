@@ -80,7 +80,7 @@ def mask_crc32c(data: bytes | NDArray[np.uint8]) -> int:
     Examples
     --------
     >>> hex(mask_crc32c(b"123456789"))
-    '0xc78aafe8'
+    '0xc78ab0e5'
     """
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
