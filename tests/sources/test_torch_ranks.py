@@ -14,6 +14,7 @@ import windtunnel as wt
 from windtunnel.errors import InputError
 from windtunnel.graph import Kind, Phase
 from windtunnel.measure.workers import WorkerError
+from windtunnel.sources.torch.join_ranks import keep_common_samples
 from windtunnel.sources.torch.launch import Ranks
 from windtunnel.sources.torch.ranks import capture_ranks
 from windtunnel.sources.torch.script import IncompleteCaptureError
@@ -167,3 +168,14 @@ def test_one_rank_is_killed_and_nothing_is_left(tmp_path):
 def test_no_processes_are_refused(tmp_path):
     with pytest.raises(InputError, match="0 processes"):
         capture_ranks(script(tmp_path, DDP), ranks=Ranks(0))
+
+
+def test_ranks_that_measured_unequally_often_are_joined(tmp_path):
+    """Other programs may disturb one rank only, which then measures again."""
+    graph = captured(tmp_path, PIPELINE)
+    samples = graph.tasks["samples_ns"]
+    twice = graph.with_columns(samples_ns=np.concatenate([samples, samples], axis=1))
+
+    first, second = keep_common_samples([graph, twice])
+
+    assert samples.shape == first.tasks["samples_ns"].shape == second.tasks["samples_ns"].shape

@@ -46,6 +46,7 @@ def join_step_ranks(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
     """
     if any("samples_ns" not in graph.tasks for graph in graphs):  # timelines, of GPUs
         return _join_timelines(graphs, names)
+    graphs = keep_common_samples(graphs)
     least, late_ns = _shortest(graphs)
     own = [_with_least(graph, least) for graph in graphs] if least else list(graphs)
     own = [own[0], *[_with_calls_of(own[0], graph) for graph in own[1:]]]  # the joined graph keeps one program
@@ -54,6 +55,16 @@ def join_step_ranks(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
         earliest_ns=np.zeros(merged.num_tasks, dtype=np.int64), duration_ns=_set_chance_waits(merged, late_ns)
     )
     return _as_long_as_the_step(Graph(together, merged.edges, merged.resources, merged.meta), graphs)
+
+
+def keep_common_samples(graphs: Sequence[Graph]) -> list[Graph]:
+    """Graphs with as many samples each: a rank that was disturbed by other programs may have measured fewer or more."""
+    count = min(graph.tasks["samples_ns"].shape[1] for graph in graphs)
+    return [
+        graph.with_columns(samples_ns=np.ascontiguousarray(samples[:, -count:])) if samples.shape[1] > count else graph
+        for graph in graphs
+        for samples in (graph.tasks["samples_ns"],)
+    ]
 
 
 def _join_timelines(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
