@@ -66,7 +66,7 @@ def prefetch(program: LiveProgram, *, num_batches: int = 2) -> Iterator[None]:
 
 
 def _load_in_thread(batches: Iterator[Any], num_batches: int) -> Iterator[Any]:
-    """The same batches, of which a thread keeps so many ready; it ends with the iterator."""
+    """The same batches, of which a thread keeps a number ready; it ends with the iterator."""
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(num_batches)
     is_over = threading.Event()
 

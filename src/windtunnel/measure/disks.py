@@ -118,7 +118,7 @@ def read_all(files: Iterable[Path]) -> tuple[int, int]:
 
 
 def measure_read_rate(files: Sequence[Path], num_streams: int) -> float:
-    """Bytes per second at which so many threads together read files that are not in memory, each file once."""
+    """Bytes per second at which a number of threads together read files that are not in memory, each file once."""
     evict(files)
     begun_ns = time.perf_counter_ns()
     with ThreadPoolExecutor(num_streams) as pool:

@@ -49,7 +49,7 @@ class Job:
         """Do it, in the thread."""
         try:
             self._work()
-        except BaseException as error:  # raised again by whoever waits
+        except BaseException as error:  # raised again where a thread waits for it
             self._error = error
         self._done.set()
 

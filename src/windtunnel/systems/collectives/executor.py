@@ -250,7 +250,7 @@ class Executor:
         return self._workers.receive(rank)
 
     def _round(self, number: int, *, record: bool = False) -> list[Any]:
-        for rank in range(self.num_ranks):  # a thread that has not begun is at its first instruction
+        for rank in range(self.num_ranks):  # a thread that has not started is at its first instruction
             for thread in range(2):
                 self._start.words[self._start.progress_word(thread, rank)] = 0
         try:

@@ -227,7 +227,7 @@ class SlicedOptimizer:
         yield self._model.register_forward_pre_hook(self._wait_in_evaluation).remove
 
         def collect(module: torch.nn.Module) -> set[int]:
-            """Buckets that whoever calls this module has to wait for."""
+            """Buckets that a call of this module has to wait for."""
             own = {bucket_of[id(item)] for item in module.parameters(recurse=False) if id(item) in bucket_of}
             for child in module.children():
                 own |= collect(child)

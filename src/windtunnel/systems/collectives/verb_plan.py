@@ -6,7 +6,6 @@ are priced.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["plan", "run", "verify"]
 
-_CLUSTER = re.compile(r"(?:(?P<count>\d+)x)?(?P<name>[a-z][\w-]*)")
 _NUM_RUN, _MAX_ROWS, _BUDGET_S = 3, 20, 60.0
 
 Bandwidth = Annotated[

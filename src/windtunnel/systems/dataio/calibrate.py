@@ -174,7 +174,7 @@ def _spread(files: Sequence[Path], count: int) -> list[Path]:
 
 
 def _spread_rows(num_files: int, count: int) -> list[int]:
-    """Numbers of so many files, all over the data set."""
+    """Numbers of a given count of files, all over the data set."""
     rows: list[int] = np.unique(np.linspace(0, num_files - 1, count).astype(int)).tolist()
     return rows
 
