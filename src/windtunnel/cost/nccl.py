@@ -76,6 +76,10 @@ class NcclRelease:
         table = self.tree_corrections[protocol]
         return table[index] if index < len(table) else 1.0
 
+    def launch_ns(self, price: NcclPrice) -> float:
+        """The part of a price's latency before its first byte, which a kernel that runs already does not pay."""
+        return _US * self.base_us[price.algorithm][PROTOCOLS.index(price.protocol)]
+
 
 NCCL_V100 = NcclRelease(
     name="nccl_v100",

@@ -111,6 +111,29 @@ def test_a_message_of_slices_takes_its_share_of_the_bytes():
     assert [nccl_p2p_ns(size, TOY.network), nccl_p2p_ns(size // 4, TOY.network)] == [item[0] for item in sent]
 
 
+def test_parts_of_a_ring_that_hands_them_on_pay_its_hops_each():
+    program = schedule(pipeline(4, 2, 64, 256), "overlap(RS, fuse(C-P2P), AG)")
+    graph = build_graph(program, TOY, 4)
+    price = nccl_price("reduce_scatter", 4 * 2 * 64 * 256, TOY.of_group(4))
+
+    hops_ns = price.latency_ns - TOY.release.launch_ns(price)
+    expected = [price.latency_ns, hops_ns, hops_ns, hops_ns]
+    assert hops_ns > 0
+    for op in ("reduce_scatter", "all_gather"):
+        assert of_op(graph, op) == pytest.approx([item + price.sending_ns / 4 for item in expected], abs=1), op
+    # the message of slices is one message, however many parts it has
+    sent_ns = nccl_p2p_ns(2 * 64 * 256, TOY.network)
+    assert sent_ns == pytest.approx(of_op(graph, "send").sum(), abs=2)
+
+
+def test_parts_that_go_around_a_ring_are_as_many_as_pay():
+    program = schedule(pipeline(4, 2, 64, 256), "overlap(RS, fuse(C-P2P), AG)")
+    times = [price_ns(program, TOY, num) for num in (1, 2, 4, 8, 16)]
+
+    assert min(times) == price_ns(program, TOY)
+    assert times[-1] > min(times)  # hops of the ring cost more than the overlap gains
+
+
 def test_norms_wait_for_all_ranks_inside_a_fused_collective():
     program = next(
         item.program for item in closure(lamb(4, N)) if "fuse(RS-C-AG)" in item.label and not item.program.overlaps

@@ -15,6 +15,12 @@ needed outside (or updates a tensor) is traffic. Products cost their roofline, a
 Collectives cost what NCCL's own model says (``cost.nccl``), a fused one what one all-reduce costs. Overlap is no
 formula: it comes out of the replay.
 
+A rank has its own block of a reduce-scatter after the last hop of the ring, and an all-gather starts with it. So where
+the next unit takes a reduce-scatter's result in parts, or an all-gather gets its input in parts, each part goes around
+the ring by itself and pays all its hops (a kernel does one hop after the other). Few parts overlap little, many pay
+many hops: the price is that of the best number. A product that feeds a ring is none of these: its rows are the blocks
+of one pass, in the order of the ring.
+
 All ranks do the same, and rank 0 of a group has blocks as large as any (``layouts.block``), so that every rank waits
 for rank 0 and its time is the time of all: one rank of each group stands for the group.
 
@@ -44,10 +50,14 @@ __all__ = ["GpuCluster", "build_graph", "dgx2_cluster", "price_ns", "read_cluste
 
 NUM_CHUNKS = 16
 """Of what works chunk by chunk: rows of a product, parts of a message."""
+_PART_COUNTS = (1, 2, 4, 8, NUM_CHUNKS)
+"""Numbers of parts to choose from where each part goes around a ring by itself."""
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 _GPUS_PER_PORT = {"dgx-1v": 2, "dgx-2": 2}
 """Machines whose GPUs are those of the release's constants, with the GPUs that share a network port."""
 _MEETING = frozenset({"all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"})
+_DISTRIBUTING = frozenset({"all_gather", "broadcast"})
+"""Collectives whose first hop needs a finished block; the result of the others is finished by their last hop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,7 @@ def _cluster(name: str, num_nodes: int) -> GpuCluster:
     return GpuCluster(f"{num_nodes}x {node.name}", node.devices[0], network)
 
 
-def price_ns(program: Program, cluster: GpuCluster, num_chunks: int = NUM_CHUNKS) -> int:
+def price_ns(program: Program, cluster: GpuCluster, num_chunks: int | None = None) -> int:
     """What a step of a program takes.
 
     Examples
@@ -141,7 +151,7 @@ def price_ns(program: Program, cluster: GpuCluster, num_chunks: int = NUM_CHUNKS
 
 
 def build_graph(
-    program: Program, cluster: GpuCluster, num_chunks: int = NUM_CHUNKS, *, is_folded: bool = True
+    program: Program, cluster: GpuCluster, num_chunks: int | None = None, *, is_folded: bool = True
 ) -> Graph:
     """The tasks of a step, with their durations.
 
@@ -149,8 +159,9 @@ def build_graph(
     ----------
     program : Program
     cluster : GpuCluster
-    num_chunks : int
-        Of phases that work chunk by chunk.
+    num_chunks : int, optional
+        Of phases that work chunk by chunk. The fastest number where parts of a message go around a ring one by one,
+        else ``NUM_CHUNKS``.
     is_folded : bool
         False has the tasks of all ranks, which takes as long.
 
@@ -159,7 +170,12 @@ def build_graph(
     InputError
         The cluster has no room for the groups.
     """
-    return _Builder(program, cluster, num_chunks, is_folded=is_folded).build()
+    builder = _Builder(program, cluster, num_chunks or NUM_CHUNKS, is_folded=is_folded)
+    graph = builder.build()
+    if num_chunks or not builder.has_passes:
+        return graph
+    others = (_Builder(program, cluster, num, is_folded=is_folded).build() for num in _PART_COUNTS[:-1])
+    return min((graph, *others), key=lambda item: replay(item).makespan_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +189,7 @@ class _Phase:
     start_ns: tuple[float, ...]  # launch, latency
     work_ns: tuple[float, ...]
     sent_bytes: int = 0
+    pass_ns: float = 0.0  # hops of a ring, which each further chunk pays where it goes around the ring by itself
     is_chunked: bool = True
     rows: dict[int, list[int]] = field(default_factory=dict)  # tasks by rank
 
@@ -189,16 +206,19 @@ class _Builder:
         self.resources: dict[tuple[str, int], int] = {}
         self.chain_of = {item: chain for chain in program.overlaps for item in chain.items}
         self.members = units(program)
+        self.before = unit_predecessors(program)
+        self.has_passes = False
 
     def build(self) -> Graph:
-        before = unit_predecessors(self.program)
         phases: dict[str, list[_Phase]] = {}
-        for unit in in_order(self.members, before):
+        for unit in in_order(self.members, self.before):
             phases[unit] = self.prices.phases(unit, [self.program.by_name[name] for name in self.members[unit]])
             num = self.num_chunks if len(phases[unit]) > 1 or unit in self.chain_of else 1
-            earlier = [(phases[name][-1], self._is_chained(name, unit)) for name in sorted(before[unit])]
+            earlier = [(phases[name][-1], self._is_chained(name, unit)) for name in sorted(self.before[unit])]
+            is_passing = len(phases[unit]) == 1 and phases[unit][0].pass_ns > 0 and self._passes_by_itself(unit)
+            self.has_passes |= is_passing
             for phase in phases[unit]:
-                self._add(phase, num if phase.is_chunked else 1)
+                self._add(phase, num if phase.is_chunked else 1, phase.pass_ns if is_passing else 0.0)
                 for first, is_chained in earlier:
                     self._connect(first, phase, is_chained=is_chained)
                 earlier = [(phase, True)]
@@ -214,11 +234,21 @@ class _Builder:
         # in natural order rank 0 makes last what it has to send first, and the ring of all ranks waits for it
         return not (chain.order == "natural" and makes_product and sends)
 
-    def _add(self, phase: _Phase, num: int) -> None:
+    def _passes_by_itself(self, unit: str) -> bool:
+        """Whether a part of a collective is a pass of its own: what feeds a ring, or takes its result, is in parts."""
+        chain = self.chain_of.get(unit)
+        if chain is None:
+            return False
+        if self.program.by_name[self.members[unit][0]].op in _DISTRIBUTING:
+            return any(self._is_chained(name, unit) for name in self.before[unit])
+        return any(unit in self.before[name] and self._is_chained(unit, name) for name in chain.items)
+
+    def _add(self, phase: _Phase, num: int, pass_ns: float) -> None:
         is_sending = phase.resource in ("link", "network")
         columns = {"message_bytes": -(-phase.sent_bytes // num)} if is_sending else {}
         for rank in self.ranks[phase.group]:
-            ends = [0, *(round(phase.start_ns[rank] + phase.work_ns[rank] * (i + 1) / num) for i in range(num))]
+            start_ns, work_ns = phase.start_ns[rank], phase.work_ns[rank]
+            ends = [0, *(round(start_ns + pass_ns * i + work_ns * (i + 1) / num) for i in range(num))]
             resource = self._resource(phase, self.first_rank[phase.group] + rank)
             phase.rows[rank] = [
                 self.graph.task(
@@ -292,7 +322,7 @@ class _Prices:
         if totals:
             total = nccl_price("all_reduce", 4 * len(totals), network, self.cluster.release)
             # the kernel runs already: no launch
-            wait_ns = total.duration_ns - 1e3 * self.cluster.release.base_us[total.algorithm][0]
+            wait_ns = total.duration_ns - self.cluster.release.launch_ns(total)
             phases.append(self._pass(f"{unit} sums", first, stages, "collective"))
             barrier = self._comm(f"{unit} total", "all_reduce", "link", group, wait_ns, 0.0, 4 * len(totals))
             phases.append(replace(barrier, is_chunked=False))
@@ -311,7 +341,8 @@ class _Prices:
             return self._comm(unit, "send", "network", source.group, latency_ns, sending_ns, size)
         size = source.size_bytes
         price = nccl_price(stage.op, size, self.cluster.of_group(num_ranks), release)
-        return self._comm(unit, stage.op, "link", source.group, price.latency_ns, price.sending_ns, size)
+        phase = self._comm(unit, stage.op, "link", source.group, price.latency_ns, price.sending_ns, size)
+        return replace(phase, pass_ns=price.latency_ns - release.launch_ns(price))
 
     def _comm(
         self, name: str, op: str, resource: str, group: int, start_ns: float, work_ns: float, size_bytes: int
