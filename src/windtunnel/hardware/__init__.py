@@ -6,6 +6,7 @@ In: names, or this host. Out: frozen values with units in their names. May not e
 from windtunnel.hardware.accelerator_sheet import accelerators
 from windtunnel.hardware.accelerators import Accelerator
 from windtunnel.hardware.catalog import (
+    bandwidth_ratio,
     device,
     devices,
     efficiency_ratios,
@@ -37,6 +38,7 @@ __all__ = [
     "Topology",
     "accelerators",
     "area_um2",
+    "bandwidth_ratio",
     "device",
     "devices",
     "efficiency_ratios",

@@ -23,6 +23,7 @@ from windtunnel.hardware.systems import Instance, Machine, Target
 
 __all__ = [
     "THIS_HOST",
+    "bandwidth_ratio",
     "device",
     "devices",
     "efficiency_ratios",
@@ -212,6 +213,7 @@ def _read_achieved_ratios() -> list[tuple[Device, str, float]]:
     return [
         (chip := device(row["device"]), row["class"], 1e12 * float(row["tflops"]) / chip.flops_per_s(row["dtype"]))
         for row in rows_of("achieved.csv")
+        if row["tflops"]
     ]
 
 
@@ -232,6 +234,23 @@ def efficiency_ratios(chip: Device) -> dict[tuple[str, str], float]:
         shares = [share for name, share in rows if name == chip.name] or [share for _, share in rows]
         result |= dict.fromkeys([(kind, "bf16"), (kind, "fp16")], sum(shares) / len(shares))
     return result
+
+
+def bandwidth_ratio(chip: Device) -> float:
+    """The share of its memory bandwidth that passes over large tensors were measured to reach; 1 where none was.
+
+    Of the chip itself where that was published, else the mean over chips of its architecture.
+
+    Examples
+    --------
+    >>> round(bandwidth_ratio(device("v100")), 2)
+    0.89
+    """
+    rows = [(device(row["device"]), 1e9 * float(row["gb_per_s"])) for row in rows_of("achieved.csv") if row["gb_per_s"]]
+    alike = [(known, rate) for known, rate in rows if known.architecture == chip.architecture]
+    reached = [rate / known.bandwidth_bytes_per_s for known, rate in alike if known.name == chip.name]
+    reached = reached or [rate / known.bandwidth_bytes_per_s for known, rate in alike]
+    return sum(reached) / len(reached) if reached else 1.0
 
 
 def link(name: str) -> Link:

@@ -23,7 +23,7 @@ from windtunnel.systems.collectives.schedules import (
     difference,
     shrink,
 )
-from windtunnel.systems.collectives.transforms import as_slice, dead, movable, reorder, split
+from windtunnel.systems.collectives.transforms import as_slice, dead, movable, norms_of_slices, reorder, split
 from windtunnel.systems.collectives.workloads import WORKLOADS, adam, lamb, pipeline, tensor_parallel, workload
 
 
@@ -235,8 +235,9 @@ def test_as_slice_refuses_what_is_read_as_a_whole():
     with pytest.raises(NotApplicableError, match="c1 is not updated"):
         as_slice(adam(2, 8), "c1")
     program = split(lamb(2, 8), "g_sum")
+    plain = [name for name in movable(program, "g_sum_ag") if name in program.reach(["g_sum_ag"])]
     with pytest.raises(NotApplicableError, match="w is read as a whole"):
-        as_slice(reorder(program, movable(program, "g_sum_ag"), "g_sum_ag"), "w")
+        as_slice(reorder(program, plain, "g_sum_ag"), "w")
 
 
 def test_norms_of_slices_are_summed_over_ranks_by_a_visible_stage():
@@ -244,8 +245,19 @@ def test_norms_of_slices_are_summed_over_ranks_by_a_visible_stage():
     after = reorder(program, movable(program, "g_sum_ag"), "g_sum_ag")
 
     totals = [stage for stage in after.stages if stage.op == "all_reduce"]
-    assert ["t21_total"] == [stage.name for stage in totals]
+    assert ["t19_total", "t21_total"] == [stage.name for stage in totals]
     assert after.types["t21_total"].is_scalar
+
+
+def test_a_norm_of_weights_is_summed_in_slices_where_the_update_reads_slices_of_them():
+    program = split(lamb(4, 64), "g_sum")
+    names = movable(program, "g_sum_ag")
+    after = reorder(program, names, "g_sum_ag")
+
+    moved = [name for name in names if name in program.reach(["g_sum_ag"])]
+    assert ("t19", "t20") == norms_of_slices(program, moved)  # the sum of squares, and its root
+    assert "w_slice" == after.by_name["t19"].reads[0]
+    assert difference(program, after, 0) <= 1e-12
 
 
 def test_stages_that_nothing_needs_are_dropped():

@@ -11,7 +11,7 @@ task per chunk:
     collective             [C 0]..[C 1]..                              what is computed inside a fused collective
 
 Pointwise work costs its traffic of memory and a launch; inside a fusion only what it reads from outside and what is
-needed outside (or updates a tensor) is traffic. Products cost their roofline, at what products are published to reach.
+needed outside (or updates a tensor) is traffic. Products and passes reach the shares of the peaks that are published.
 Collectives cost what NCCL's own model says (``cost.nccl``), a fused one what one all-reduce costs. Overlap is no
 formula: it comes out of the replay.
 
@@ -41,7 +41,7 @@ from windtunnel.cost.bounds import bounds_on
 from windtunnel.cost.nccl import NCCL_V100, NcclRelease, nccl_p2p_ns, nccl_price
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, GraphBuilder, Kind, ResourceKind
-from windtunnel.hardware import Device, Topology, efficiency_ratios, machine
+from windtunnel.hardware import Device, Topology, bandwidth_ratio, efficiency_ratios, machine
 from windtunnel.simulate import replay
 from windtunnel.systems.collectives.grouping import in_order, unit_predecessors, units
 from windtunnel.systems.collectives.program import Program, Stage
@@ -287,6 +287,7 @@ class _Prices:
     def __init__(self, program: Program, cluster: GpuCluster, ranks: list[range]) -> None:
         self.program, self.cluster, self.device, self.ranks = program, cluster, cluster.device, ranks
         self.launch_ns = float(cluster.device.launch_overhead_ns or 0)
+        self.bytes_per_s = cluster.device.bandwidth_bytes_per_s * bandwidth_ratio(cluster.device)
 
     def phases(self, unit: str, stages: list[Stage]) -> list[_Phase]:
         """What a unit consists of."""
@@ -373,7 +374,7 @@ class _Prices:
         moved = [sum(self.program.types[name].local_bytes(rank, num_ranks) for name in names)
                  for rank in self.ranks[group]]  # fmt: skip
         launch_ns = self.launch_ns if names and resource == "stream" else 0.0
-        times = tuple(1e9 * size / self.device.bandwidth_bytes_per_s for size in moved)
+        times = tuple(1e9 * size / self.bytes_per_s for size in moved)
         op = inside[-1].op if len(inside) == 1 else "fused"
         return _Phase(unit, op, resource, group, (launch_ns,) * len(times), times)
 

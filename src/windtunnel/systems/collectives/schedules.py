@@ -23,7 +23,7 @@ from windtunnel.systems.collectives.layouts import TensorType
 from windtunnel.systems.collectives.program import Program, Stage
 from windtunnel.systems.collectives.reference import assemble, random_inputs, run_reference
 from windtunnel.systems.collectives.rules import POINTWISE, REDUCTIONS
-from windtunnel.systems.collectives.transforms import as_slice, movable, reorder, split
+from windtunnel.systems.collectives.transforms import as_slice, movable, norms_of_slices, reorder, split
 
 __all__ = ["Certificate", "Schedule", "Step", "apply_steps", "canonical_form", "certify", "closure", "moves", "shrink"]
 
@@ -192,7 +192,10 @@ def _rewrites(program: Program) -> Iterator[Step]:
             before_send = tuple(
                 name for name in names if name not in behind_send and program.by_name[name].op != "send"
             )
-            for computations in dict.fromkeys((names, before_send)):
+            behind = program.reach([stage.name])
+            norms = norms_of_slices(program, [name for name in names if name in behind])
+            plain = tuple(name for name in names if name not in norms)
+            for computations in dict.fromkeys((names, before_send, plain)):
                 if computations:
                     yield Step("reorder", (computations, stage.name))
     for name, update in program.updates.items():
@@ -256,7 +259,8 @@ def _ring_members(program: Program, free: list[Stage], scatter: Stage) -> tuple[
     members = [scatter.name]
     behind = program.reach([scatter.name])
     for stage in free:
-        is_scalar = program.types[stage.name].is_scalar and stage.name in behind
+        is_served = stage.name in behind or any(name in members for name in program.predecessors[stage.name])
+        is_scalar = program.types[stage.name].is_scalar and is_served
         is_slice = stage.op in POINTWISE | REDUCTIONS | {"slice"} and _space(program, stage) == space
         is_gather = stage.op == "all_gather" and stage.reads[0] in members
         if is_scalar or is_slice or is_gather:
