@@ -25,6 +25,7 @@ from benchmarks.gpu.timings import Timings, host_times, read_all, shared_folder
 from benchmarks.gpu.trace_timings import read_traces
 from windtunnel.cost.host_times import HOST_TABLE
 from windtunnel.cost.operators.facts import FAMILIES, Facts, facts_of
+from windtunnel.cost.operators.formulas import DEPTHWISE, START_NS, depthwise_terms, has_formula, is_depthwise
 from windtunnel.cost.operators.learned_features import base_ns, features_of
 from windtunnel.cost.operators.learned_model import SHIPPED, LearnedModel, position_of
 from windtunnel.cost.operators.learned_trees import BoostedTrees
@@ -44,6 +45,7 @@ SETTINGS = {
     "nthread": 1,
     "seed": SEED,
 }
+MIN_DEPTHWISE = 20  # timings that the numbers of a formula are fitted to
 FEW, FEW_SETTINGS = 300, {"max_depth": 4, "colsample_bytree": 0.8, "min_child_weight": 1}
 Floats = NDArray[np.float64]
 
@@ -64,6 +66,10 @@ class Examples:
 
     def rows_of(self, family: str) -> NDArray[np.int64]:
         return np.flatnonzero(self.facts.family == family)
+
+    def rows_of_trees(self, family: str) -> NDArray[np.int64]:
+        """Those of a family that no formula prices."""
+        return np.flatnonzero((self.facts.family == family) & ~has_formula(self.facts))
 
 
 def examples_of(timings: Timings) -> Examples:
@@ -90,43 +96,64 @@ def fit(features: NDArray[Any], labels: Floats, weights: Floats | None = None) -
 
 
 def held_out(examples: Examples) -> Floats:
-    """log(measured / predicted) of each example by trees that did not see its shape."""
+    """log(measured / predicted) of each example by trees, and numbers of formulas, that did not see its shape."""
     residuals = np.full(len(examples), np.nan)
-    for family in FAMILIES:
-        rows = examples.rows_of(family)
-        for number in range(NUM_FOLDS):
-            is_test = examples.fold[rows] == number
-            trees = fit(examples.features[rows[~is_test]], examples.labels[rows[~is_test]])
-            tests = rows[is_test]
-            residuals[tests] = examples.labels[tests] - trees.predict(examples.features[tests])
+    for number in range(NUM_FOLDS):
+        _predict(examples, examples.fold == number, residuals)
     return residuals
 
 
 def other_chip(examples: Examples, name: str) -> Floats:
-    """log(measured / predicted) of a device's examples by trees that did not see the device; NaN of all others."""
+    """log(measured / predicted) of a device's examples by what did not see the device; NaN of all others."""
     residuals = np.full(len(examples), np.nan)
-    for family in FAMILIES:
-        rows = examples.rows_of(family)
-        is_test = examples.device[rows] == name
-        if is_test.any() and not is_test.all():
-            trees = fit(examples.features[rows[~is_test]], examples.labels[rows[~is_test]])
-            tests = rows[is_test]
-            residuals[tests] = examples.labels[tests] - trees.predict(examples.features[tests])
+    _predict(examples, examples.device == name, residuals)
     return residuals
+
+
+def _predict(examples: Examples, is_test: NDArray[np.bool_], residuals: Floats) -> None:
+    """Write the residuals of the tests of each family that has examples beyond the tests."""
+    for family in FAMILIES:
+        rows = examples.rows_of_trees(family)
+        tests, rest = rows[is_test[rows]], rows[~is_test[rows]]
+        if len(tests) and len(rest):
+            trees = fit(examples.features[rest], examples.labels[rest])
+            residuals[tests] = examples.labels[tests] - trees.predict(examples.features[tests])
+    lists = np.flatnonzero(has_formula(examples.facts) & ~is_depthwise(examples.facts) & is_test)
+    residuals[lists] = examples.labels[lists]
+    for family in DEPTHWISE:
+        rows = np.flatnonzero(is_depthwise(examples.facts) & (examples.facts.family == family))
+        tests, rest = rows[is_test[rows]], rows[~is_test[rows]]
+        if len(tests) and len(rest) >= MIN_DEPTHWISE:
+            terms = depthwise_terms(examples.facts.take(tests))
+            measured = np.exp(examples.labels[tests]) * examples.base_ns[tests]
+            residuals[tests] = np.log(measured / np.maximum(terms @ fit_depthwise(examples, rest), START_NS))
+
+
+def fit_depthwise(examples: Examples, rows: NDArray[np.int64]) -> Floats:
+    """Nanoseconds of each of ``depthwise_terms`` that fit the times of these rows best; none is negative."""
+    from scipy.optimize import nnls
+
+    measured = np.exp(examples.labels[rows]) * examples.base_ns[rows]
+    terms = depthwise_terms(examples.facts.take(rows)) / measured[:, None]
+    found: Floats = nnls(terms, np.ones(len(rows)))[0]
+    return found
 
 
 def train(examples: Examples, residuals: Floats, steps: Examples) -> LearnedModel:
     """The model of all timings and of the operators of recorded steps, with intervals by what was held out."""
-    ends = {family: interval_of(residuals[examples.rows_of(family)], LEVEL) for family in FAMILIES}
+    finite = {family: residuals[examples.rows_of(family)] for family in FAMILIES}
+    ends = {family: interval_of(row[np.isfinite(row)], LEVEL) for family, row in finite.items()}
     chips = {name: position_of(device(name)) for name in sorted(set(examples.device.tolist()))}
     return LearnedModel(train_trees(examples, steps), ends, LEVEL, chips)
 
 
 def train_trees(examples: Examples, steps: Examples) -> dict[str, BoostedTrees]:
-    """Trees of each family, on timings and on operators of recorded steps."""
+    """Trees of each family that has any, on timings and on operators of recorded steps."""
     trees = {}
     for family in FAMILIES:
-        rows, others = examples.rows_of(family), steps.rows_of(family)
+        rows, others = examples.rows_of_trees(family), steps.rows_of_trees(family)
+        if not len(rows):
+            continue
         trees[family] = fit(
             np.concatenate([examples.features[rows], steps.features[others]]),
             np.concatenate([examples.labels[rows], steps.labels[others]]),

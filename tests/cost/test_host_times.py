@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.cost.host_times import CALL_NS, OTHER_NS, PYTHON_NS, TENSOR_NS, host_times_ns
-from windtunnel.graph import GraphBuilder, Kind, ResourceKind
+from windtunnel.cost.host_times import (
+    CALL_NS,
+    CALL_RATIO,
+    COLD_NS,
+    ENGINE_NS,
+    MODE_NS,
+    OTHER_NS,
+    PYTHON_NS,
+    READ_NS,
+    START_BACKWARD_NS,
+    STEP_NS,
+    TENSOR_NS,
+    host_times_ns,
+)
+from windtunnel.graph import GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import device
 from windtunnel.whatifs.placing import LAUNCH_NS, place_on
 
@@ -25,9 +38,52 @@ def step(cost_source="not run"):
 
 def test_python_calls_and_operators_have_their_own_times():
     python, view, product, other, lists = host_times_ns(step()).tolist()
-    assert [PYTHON_NS, CALL_NS, OTHER_NS] == [python, view, other]
-    assert CALL_NS < product < 100_000
+    assert [PYTHON_NS, CALL_NS, CALL_RATIO * OTHER_NS + COLD_NS] == [python, view, other]
+    assert COLD_NS < product < 100_000
     assert 3 * TENSOR_NS < lists
+
+
+def tasks(*rows):
+    """A thread with the given (operator, kind, phase, shapes)."""
+    builder = GraphBuilder()
+    thread = builder.resource("main", ResourceKind.HOST_THREAD)
+    for op, kind, phase, shapes in rows:
+        work = {"flops": 8, "bytes_read": 8} if kind is Kind.COMPUTE else {}
+        common = {"duration_ns": 0, "cost_source": "not run", "input_shapes": shapes}
+        builder.task(op, op=op, kind=kind, phase=phase, resource=thread, **common, **work)
+    return builder.build()
+
+
+def test_no_python_runs_between_nodes_of_the_backward_pass_which_starts_once():
+    found = host_times_ns(
+        tasks(
+            ("python", Kind.HOST, Phase.FORWARD, ""),
+            ("python", Kind.HOST, Phase.BACKWARD, ""),
+            ("AddmmBackward0", Kind.HOST, Phase.BACKWARD, ""),
+            ("python", Kind.HOST, Phase.BACKWARD, ""),
+        )
+    )
+    assert [PYTHON_NS, START_BACKWARD_NS + ENGINE_NS, ENGINE_NS, ENGINE_NS] == found.tolist()
+
+
+def test_an_optimizer_that_loops_over_tensors_calls_the_same_operators_in_a_row():
+    call = ("aten::lerp_", Kind.COMPUTE)
+    forward, update = host_times_ns(tasks((*call, Phase.FORWARD, "[[4]]"), (*call, Phase.UPDATE, "[[4]]")))
+    assert COLD_NS - TENSOR_NS == forward - update
+
+
+def test_a_recurrent_layer_launches_kernels_for_each_time_step():
+    name = "aten::mkldnn_rnn_layer"
+    shapes = [f"[[{steps},2,8],[32,8],[32,8]]" for steps in (10, 30)]
+    short, long = host_times_ns(tasks(*[(name, Kind.COMPUTE, Phase.FORWARD, text) for text in shapes]))
+    assert 20 * STEP_NS[name] == long - short
+
+
+def test_a_default_device_costs_time_in_python_and_where_counters_are_read():
+    rows = [(name, Kind.HOST, Phase.UPDATE, "") for name in ("python", "aten::_local_scalar_dense", "aten::view")]
+    graph = tasks(*rows)
+    added = host_times_ns(graph.with_meta(has_default_device=True)) - host_times_ns(graph)
+    assert [MODE_NS, READ_NS, 0] == added.tolist()
 
 
 def test_a_graph_that_never_ran_gets_them_and_a_given_launch_goes_before():

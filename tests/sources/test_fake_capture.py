@@ -177,8 +177,59 @@ def test_a_script_is_captured_without_being_run_and_then_predicted(tmp_path):
     captured = windtunnel("capture", "--fake", script)
 
     assert 0 == captured.code, captured.stderr
-    assert "tasks without times (nothing was run)" in captured.stdout
+    assert "tasks without times (nothing was run)" in " ".join(captured.stdout.split())
     assert "addmm" in "".join(load(tmp_path / "train.wt").tasks.strings("op").values)
     predicted = windtunnel("predict", tmp_path / "train.wt", "--on", "h100")
     assert 0 == predicted.code, predicted.stderr
     assert "calls and Python as timed on the host of an H200" in " ".join(predicted.stdout.split())
+
+
+def train(default_device=""):
+    """A few layers whose gradients are clipped."""
+
+    def build():
+        if default_device:
+            torch.set_default_device(default_device)
+        model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)])
+        optimizer = torch.optim.Adam(model.parameters())
+        values = torch.randn(4, 8)
+
+        def step():
+            optimizer.zero_grad()
+            model(values).sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+        return step
+
+    try:
+        return fake_capture(build, has_device=True)
+    finally:
+        torch.set_default_device(None)
+
+
+def test_tasks_do_not_depend_on_how_quick_this_host_was():
+    first, second = train(), train()
+    names = [graph.tasks.strings("op").to_numpy().tolist() for graph in (first, second)]
+    assert names[0] == names[1]
+    # each call once, and Python before each of the outermost ones
+    forward = Counter(np.array(names[0])[first.tasks["phase"] == Phase.FORWARD].tolist())
+    assert (3, 3, 6) == tuple(forward[name] for name in ("aten::linear", "aten::addmm", "python"))
+
+
+def test_gradients_are_clipped_by_one_call_for_all():
+    names = Counter(train().tasks.strings("op").to_numpy().tolist())
+    assert 1 == names["aten::_foreach_norm"]
+    assert 2 == sum(number for name, number in names.items() if name == "aten::_foreach_mul_")
+
+
+def test_a_default_device_costs_time_and_waits_for_counters():
+    from windtunnel.hardware import device
+
+    chip = device("h100")
+    plain, default = train(), train("cuda")
+    assert (False, True) == (plain.meta.has_default_device, default.meta.has_default_device)
+    before, after = (forecast(graph, chip, model="roofline") for graph in (plain, default))
+    reads = default.select(op="aten::_local_scalar_dense", phase=Phase.UPDATE).sum()
+    assert 12 == reads  # both corrections of the moments, of each of six parameters
+    assert after.host_ns - before.host_ns > reads * 10_000

@@ -32,9 +32,14 @@ def floor_of(work: Work, device: Device) -> Bounds:
     """The least time of rows of work that none can avoid: no tile, no wave and no unread row of a table counts."""
     # A look-up counts its whole table as moved, and need not read all of it: that part is no bound.
     rows = zip(work.operator.tolist(), work.shapes.tolist(), strict=True)
-    sizes = [max(map(math.prod, shapes_of(text)), default=0) * (class_of(name) == "indexing") for name, text in rows]
+    sizes = [max(map(math.prod, shapes_of(text)), default=0) * _looks_up(name) for name, text in rows]
     least = np.maximum(work.bytes_moved - (4.0 * np.array(sizes, dtype=np.float64)), 0.0)
     return bounds_on(device, work.flops, least, dtype=work.dtype.tolist(), overhead_ns=0.0)
+
+
+def _looks_up(operator: str) -> bool:
+    """Whether an operator reads single rows or elements of its largest tensor."""
+    return class_of(operator) == "indexing" or "embedding_bag" in operator or "nll_loss" in operator
 
 
 def raise_to_floor(prices: Prices, floor: Bounds, is_seen: NDArray[np.bool_]) -> tuple[Prices, NDArray[np.bool_]]:

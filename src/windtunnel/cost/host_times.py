@@ -4,8 +4,8 @@ In: a graph whose tasks take no time. Out: nanoseconds of each task on the threa
 kernel, as timed on the host of an H200 (16 cores of an Intel Xeon, PyTorch 2.11); calls that launch nothing, Python
 between operators. Not here: other hosts (``--host-factor``), what a capture measured of its own host.
 
-The times of operators are those of calls in a row whose kernel took less than half of the call. What the rest takes was
-chosen so that eight recorded steps that wait for their host came out right in the median.
+The times of operators are those of calls in a row. The numbers here say what a step needs beyond; they come from the
+traces and the bare times of eleven recorded steps that wait for their host (``benchmarks.gpu_host_times``).
 """
 
 from __future__ import annotations
@@ -19,36 +19,106 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.operators.facts import plain_name
-from windtunnel.graph import Graph, Kind
+from windtunnel.graph import Graph, Kind, Phase
 
-__all__ = ["HOST_TABLE", "host_times_ns"]
+__all__ = ["HOST_TABLE", "READ_NS", "host_times_ns"]
+
+Floats = NDArray[np.float64]
 
 HOST_TABLE = "host table"
 """Who priced tasks whose time comes from here, as ``cost_source`` says."""
 _FILE = "host_times.csv"
+CALL_RATIO = 0.65
+"""Of a call in the table, without the profiler that was still attached when the calls of the table were timed."""
+COLD_NS = 9_500.0
+"""More than in a row of the same calls: other code ran in between, and autograd keeps what it needs."""
 PYTHON_NS = 12_000.0
-"""Python between two operators: a module's call, an optimizer's loop."""
+"""Python between two operators of the forward pass: a module's call, a line of the script."""
+ENGINE_NS = 2_800.0
+"""A node of the backward pass, or what leads to it; no Python runs there."""
 CALL_NS = 1_500.0
-"""A call that launches nothing: a view, a reshape, a node of the backward pass."""
-TENSOR_NS = 1_500.0
-"""A tensor of a list that one kernel works on."""
-OTHER_NS = 10_000.0
-"""An operator that was not timed."""
+"""A call that launches nothing: a view, a reshape."""
+TENSOR_NS = 2_200.0
+"""A tensor of a list that an optimizer updates, or an update of one tensor: the optimizer's loops in Python."""
+START_BACKWARD_NS = 59_000.0
+"""To wake the thread of the backward pass, and to return: what ``torch.autograd.grad`` adds to one operator."""
+FIXED_NS = {"Optimizer.step": 100_000.0, "Optimizer.zero_grad": 30_000.0}
+"""Calls of an optimizer that has next to no parameters."""
+OTHER_NS = 12_000.0
+"""An operator that was not timed, in a row of the same calls."""
+MODE_NS = 4_000.0
+"""What ``torch.set_default_device`` adds to each call from Python, and to each tensor of a list."""
+READ_NS = 16_000.0
+"""A number that Python reads from the device: a copy and a wait, when the device has nothing else to do."""
+STEP_NS = {"aten::mkldnn_rnn_layer": 24_000.0, "aten::mkldnn_rnn_layer_backward": 60_000.0}
+"""What cuDNN launches for a time step of a recurrent layer, with the events of its streams."""
+HIDDEN_NS = {"aten::_embedding_bag_backward": 40_000.0}
+"""Calls whose kernels a dry run does not show: sparse gradients are indices and values of their own."""
+_READ = "aten::_local_scalar_dense"
 
 
-def host_times_ns(graph: Graph) -> NDArray[np.float64]:
+def host_times_ns(graph: Graph) -> Floats:
     """Time of each task on the thread that calls it [T]: of operators with work the call and the launch."""
-    names = graph.tasks.strings("op" if "op" in graph.tasks else "name")
-    table = _table()
-    by_name = np.array([_call_ns(name, table) for name in names.values] or [0.0])
-    launches = np.array([table.get(_name_in_table(name), OTHER_NS) for name in names.values] or [0.0])
+    column = graph.tasks.strings("op" if "op" in graph.tasks else "name")
+    names, table = list(column.values) or [""], _table()
     computes = graph.select(kind=Kind.COMPUTE)
-    times = np.where(computes, launches[names.codes], by_name[names.codes])
-    is_list = np.flatnonzero(computes & np.array(["_foreach" in name for name in names.values] or [False])[names.codes])
-    if len(is_list) and "input_shapes" in graph.tasks:
-        shapes = graph.tasks.strings("input_shapes").take(is_list).to_numpy()
-        times[is_list] += [TENSOR_NS * len(json.loads(text)[0]) for text in shapes.tolist()]
+    phase = graph.tasks.get("phase", np.full(graph.num_tasks, int(Phase.OTHER), dtype=np.int8))
+    rows = np.array([CALL_RATIO * table.get(_name_in_table(name), OTHER_NS) for name in names])[column.codes]
+    is_list = np.array(["_foreach" in name for name in names])[column.codes] & computes
+    # an optimizer that loops over its tensors calls the same few operators again and again
+    is_loop = computes & ~is_list & (phase == Phase.UPDATE)
+    times = np.where(
+        computes, rows + np.where(is_loop, TENSOR_NS, COLD_NS), _without_launch(names, column.codes, phase)
+    )
+    counts = _list_lengths(graph, np.flatnonzero(is_list))
+    times[is_list] += TENSOR_NS * counts
+    for name, step_ns in STEP_NS.items():
+        layers = np.flatnonzero(computes & (column.codes == names.index(name))) if name in names else np.zeros(0, int)
+        times[layers] += step_ns * _first_sizes(graph, layers)
+    if graph.meta.has_default_device:
+        is_python = np.array([name == "python" for name in names])[column.codes] & (phase != Phase.BACKWARD)
+        times[is_python] += MODE_NS
+        times[is_list] += MODE_NS * counts
+        times[np.array([name == _READ for name in names])[column.codes]] += READ_NS
     return times
+
+
+def _list_lengths(graph: Graph, tasks: NDArray[np.int64]) -> Floats:
+    """Tensors of the first list of each task; 0 where shapes were not captured."""
+    if "input_shapes" not in graph.tasks or not len(tasks):
+        return np.zeros(len(tasks))
+    texts = graph.tasks.strings("input_shapes").take(tasks).to_numpy().tolist()
+    return np.array([len(json.loads(text)[0]) if text else 0 for text in texts], dtype=np.float64)
+
+
+def _first_sizes(graph: Graph, tasks: NDArray[np.int64]) -> Floats:
+    """First dimension of the first tensor of each task."""
+    if "input_shapes" not in graph.tasks or not len(tasks):
+        return np.zeros(len(tasks))
+    texts = graph.tasks.strings("input_shapes").take(tasks).to_numpy().tolist()
+    return np.array([json.loads(text)[0][0] if text else 0 for text in texts], dtype=np.float64)
+
+
+def _without_launch(names: list[str], codes: NDArray[np.int32], phase: NDArray[np.int8]) -> Floats:
+    """Tasks that launch nothing [T]."""
+    times: Floats = np.array([_call_ns(name) for name in names])[codes]
+    is_python = np.array([name == "python" for name in names])[codes]
+    is_backward = phase == Phase.BACKWARD
+    times[is_python & is_backward] = ENGINE_NS
+    starts = np.flatnonzero(is_backward & is_python & np.roll(~is_backward, 1))
+    times[starts] += START_BACKWARD_NS
+    return times
+
+
+def _call_ns(name: str) -> float:
+    if name == "python":
+        return PYTHON_NS
+    known = HIDDEN_NS.get(name, FIXED_NS.get(name.partition("#")[0]))
+    if known is not None:
+        return known
+    if "Backward" in name or name == "torch::autograd::AccumulateGrad":
+        return ENGINE_NS
+    return CALL_NS if name.startswith(("aten::", "torch::")) or name in ("detach", "detach_") else 0.0
 
 
 def _name_in_table(name: str) -> str:
@@ -58,14 +128,6 @@ def _name_in_table(name: str) -> str:
         is_backward = plain.endswith("backward")
         return "scaled_dot_product_flash_attention_backward" if is_backward else "scaled_dot_product_attention"
     return plain
-
-
-def _call_ns(name: str, table: dict[str, float]) -> float:
-    """Of a task that launches nothing."""
-    if name == "python":
-        return PYTHON_NS
-    is_call = name.startswith(("aten::", "torch::")) or name.endswith("Backward0")
-    return CALL_NS if is_call or plain_name(name) in table else 0.0
 
 
 @functools.cache

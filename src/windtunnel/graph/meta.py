@@ -110,6 +110,9 @@ class Meta:
         Whether all iterations that were asked for were measured.
     is_uncompiled : bool
         Whether the program is given to ``torch.compile``, and this graph holds its operators one by one all the same.
+    has_default_device : bool
+        Whether the program ran with a device as torch's default (``torch.set_default_device``): each call from Python
+        passes through a mode of torch then, and counters of optimizers lie on that device.
     memory_base_bytes : int
         What is always there, on each rank: parameters, optimizer state, buffers.
     rank_base_bytes : tuple of int
@@ -174,6 +177,7 @@ class Meta:
     irregular: Facts = field(default_factory=dict)
     is_complete: bool = True
     is_uncompiled: bool = False
+    has_default_device: bool = False
     memory_base_bytes: int = 0
     rank_base_bytes: tuple[int, ...] = ()
     memory: Facts = field(default_factory=dict)

@@ -82,8 +82,15 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None) -> Grap
     ends = {end: np.where(is_order, index[graph.edges[end]], graph.edges[end]).astype(np.int32) for end in _ENDS}
     placed = replace(extended, tasks=tasks, edges=Table.from_columns(dict(graph.edges.replace(**ends)), EDGE_COLUMNS))
     placed = placed.connect(launches, kernels, EdgeKind.LAUNCH)
-    queued = kernels[np.argsort(positions(graph)[kernels], kind="stable")]  # in the order in which a thread calls
-    return placed.connect(queued[:-1], queued[1:], EdgeKind.ORDER)
+    position = positions(graph)
+    queued = kernels[np.argsort(position[kernels], kind="stable")]  # in the order in which a thread calls
+    placed = placed.connect(queued[:-1], queued[1:], EdgeKind.ORDER)
+    if not graph.meta.has_default_device:
+        return placed
+    # counters of an optimizer that lie on the device: to read one, Python waits for all that was queued before
+    reads = np.flatnonzero(graph.select(op="aten::_local_scalar_dense", phase=Phase.UPDATE))
+    before = np.searchsorted(position[queued], position[reads]) - 1
+    return placed.connect(queued[before[before >= 0]], reads[before >= 0], EdgeKind.SYNC)
 
 
 def select_unpriced(graph: Graph) -> Mask:

@@ -17,6 +17,7 @@ from windtunnel import registry
 from windtunnel.cost.bounds import bounds_on
 from windtunnel.cost.operators.facts import facts_of
 from windtunnel.cost.operators.learned_model import LearnedModel, load_learned_model, read_shipped_model
+from windtunnel.cost.operators.recurrent import split_recurrent
 from windtunnel.cost.pricer import Prices
 from windtunnel.cost.work import Work
 from windtunnel.hardware import Device
@@ -50,15 +51,20 @@ class LearnedPricer:
         if device.kind != "gpu":
             return np.zeros(len(work), dtype=bool)
         has_peak = np.array([name in device.peak_flops_per_s for name in work.dtype.tolist()], dtype=bool)
-        covered: NDArray[np.bool_] = has_peak & self._model.covers(facts_of(work))
+        parts = split_recurrent(work, device.peak_flops_per_s)
+        unknown = np.bincount(parts.owner, ~self._model.covers(facts_of(parts.work)), len(work)) > 0
+        covered: NDArray[np.bool_] = has_peak & ~unknown
         return covered
 
     def price(self, work: Work, device: Device) -> Prices:
         """Prices of rows that it covers."""
-        facts = facts_of(work)
+        parts = split_recurrent(work, device.peak_flops_per_s)
+        facts = facts_of(parts.work)
         reference = device_by_name(_REFERENCE) if self.is_comparing else device
-        duration = self._model.durations_ns(facts, device, reference)
-        low, high = self._model.log_ends(facts, device)
+        parts_ns = self._model.durations_ns(facts, device, reference)
+        duration = parts.sum(parts_ns, len(work))
+        # parts of one layer err together: their intervals are averaged by time
+        low, high = (parts.sum(parts_ns * end, len(work)) / duration for end in self._model.log_ends(facts, device))
         bounds = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         efficiency = bounds.efficiency(duration)
         return Prices(bounds, efficiency, efficiency * np.exp(-high), efficiency * np.exp(-low), self._model.level)

@@ -12,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.operators.facts import COLUMNS, Facts
+from windtunnel.cost.operators.formulas import START_NS, formula_ns, has_formula
 from windtunnel.hardware import Device
 
-__all__ = ["FEATURES", "START_NS", "base_ns", "features_of"]
+__all__ = ["FEATURES", "base_ns", "features_of"]
 
 # P rows of work, F features
 Floats = NDArray[np.float64]
 
-START_NS = 1_300.0
-"""Part of the base time of every operator: the shortest kernels of an H100 take about this long in a CUDA graph."""
 _LOGS = ("rows", "columns", "inner", "batch", "window", "stride", "channels", "num_groups", "num_tensors")
 _FLAGS = ("variant", "layout", "is_causal", "is_strided", "alignment", "alignment_right", "item_bytes")
 _TILES = ((64, 64), (128, 128), (128, 256), (256, 128))
@@ -92,14 +91,14 @@ def features_of(facts: Facts, device: Device) -> NDArray[np.float32]:
 
 
 def base_ns(facts: Facts, device: Device) -> Floats:
-    """A start, plus the longer of computing and moving at the device's peaks [P]."""
+    """A start, plus the longer of computing and moving at the device's peaks; by a formula where there is one [P]."""
     compute, memory = compute_and_memory_ns(facts, device)
     busy = np.maximum(compute, memory)
     # a multi-tensor kernel is as long as its longest chunk, which one thread block works on
     in_chunks = np.isin(facts.family.astype(str), _IN_CHUNKS)
     num_kernels = np.where(in_chunks, np.maximum(facts.column("window"), 1.0), 1.0)
     base: Floats = START_NS * num_kernels + np.maximum(busy, np.where(in_chunks, _row_ns(facts, device), 0.0))
-    return base
+    return np.where(has_formula(facts), formula_ns(facts, device), base)
 
 
 def _row_ns(facts: Facts, device: Device) -> Floats:

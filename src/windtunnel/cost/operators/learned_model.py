@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.operators.facts import COLUMNS, Facts
+from windtunnel.cost.operators.formulas import has_formula
 from windtunnel.cost.operators.learned_features import FEATURES, base_ns, features_of
 from windtunnel.cost.operators.learned_trees import BoostedTrees
 from windtunnel.errors import SchemaVersionError
@@ -62,8 +63,8 @@ class LearnedModel:
     chips: Mapping[str, tuple[Any, ...]]
 
     def covers(self, facts: Facts) -> NDArray[np.bool_]:
-        """Rows of a family that was learned, bool [P]."""
-        return np.isin(facts.family.astype(str), list(self.trees))
+        """Rows of a family that was learned or that has a formula, bool [P]."""
+        return np.isin(facts.family.astype(str), list(self.trees)) | has_formula(facts)
 
     def durations_ns(self, facts: Facts, device: Device, reference: Device | None = None) -> Floats:
         """Predicted times [P].
@@ -79,10 +80,10 @@ class LearnedModel:
 
     def log_factors(self, facts: Facts, device: Device) -> Floats:
         """Logarithm of measured over base time [P]."""
-        factors = np.zeros(len(facts))
+        factors, by_trees = np.zeros(len(facts)), ~has_formula(facts)
         features = features_of(facts, device)
         for family, trees in self.trees.items():
-            rows = np.flatnonzero(facts.family == family)
+            rows = np.flatnonzero(by_trees & (facts.family == family))
             if len(rows):
                 factors[rows] = trees.predict(features[rows])
         return factors

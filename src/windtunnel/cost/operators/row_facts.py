@@ -179,7 +179,11 @@ def describe_pooling(call: Call) -> tuple[str, Row]:
 def describe_table(call: Call) -> tuple[str, Row]:
     """Rows of a table by their numbers: what counts is how many are read or written, not the size of the table."""
     name = call.name
-    if name == "embedding":
+    if name == "embedding_bag":
+        # a bag is the sum of its rows: fewer are written than read, and the offsets are as few
+        count, width = float(math.prod(call.shapes[1])), float(call.shapes[0][-1])
+        table = float(math.prod(call.shapes[0]))
+    elif name == "embedding":
         count, width = float(math.prod(call.shapes[1])), float(call.shapes[0][-1])
         table = float(math.prod(call.shapes[0]))
     elif name == "embedding_dense_backward":
@@ -272,6 +276,8 @@ def describe_update(call: Call) -> tuple[str, Row]:
     total = float(sum(sizes))
     num_lists = 1 + sum(len(item) == len(sizes) and any(item) for item in lists[1:])
     reads, writes = _UPDATE_PASSES.get(call.name, (float(num_lists), 1.0))
+    if call.moved and call.name.startswith("foreach"):  # the graph knows which lists are the same tensors
+        reads = max(call.moved / (total * call.item) - writes, 0.0)
     num_chunks = sum(math.ceil(size / _CHUNK) for size in sizes)
     num_kernels = max(math.ceil(len(sizes) / _TENSORS_PER_KERNEL[min(num_lists, 5)]), math.ceil(num_chunks / 320))
     return "multi-tensor" if call.name.startswith("foreach") else "update", {

@@ -143,10 +143,11 @@ def answer_reads(values: Values, streams: Streams, *, has_device: bool, maps_dev
 
 
 @contextmanager
-def device_stands_in(streams: Streams, devices_per_host: int, local_rank: int) -> Iterator[None]:
-    """Let torch find a device."""
+def device_stands_in(streams: Streams, values: Values, devices_per_host: int, local_rank: int) -> Iterator[None]:
+    """Let torch find a device; ``values`` notes whether the program makes it torch's default."""
+    set_default = {torch: {"set_default_device": _map_default_device(torch.set_default_device, values)}}
     try:
-        with patch_attributes(_answers(streams, devices_per_host, local_rank)):
+        with patch_attributes(_answers(streams, devices_per_host, local_rank)), patch_attributes(set_default):
             yield
     finally:
         torch.get_device_module.cache_clear()  # it remembers that "cuda" was the host
@@ -182,7 +183,6 @@ def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[A
         autocast: {"__init__": _for_host(autocast.__init__)},
         torch.Tensor: _constants(None, "record_stream"),
         torch: {
-            "set_default_device": _map_device_argument(torch.set_default_device),
             "Generator": _Generator,
             "Stream": streams.stream_class,
             "Event": streams.event_class,
@@ -269,5 +269,9 @@ class _Generator(metaclass=_AnyGenerator):
         return _HOST_GENERATOR(device=_here(device))
 
 
-def _map_device_argument(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    return lambda device: original(_here(device))
+def _map_default_device(original: Callable[[Any], None], values: Values) -> Callable[[Any], None]:
+    def set_default_device(device: Any) -> None:
+        values.has_default_device = str(device).startswith("cuda")
+        original(_here(device))
+
+    return set_default_device

@@ -58,7 +58,7 @@ def skip_compute(
     queues = streams or Streams()
     with ExitStack() as stack:
         if has_device:
-            stack.enter_context(device_stands_in(queues, devices_per_host, local_rank))
+            stack.enter_context(device_stands_in(queues, values, devices_per_host, local_rank))
         stack.enter_context(run_eagerly())
         stack.enter_context(fake_tensors())
         stack.enter_context(answer_reads(values, queues, has_device=has_device, maps_devices=maps_devices))

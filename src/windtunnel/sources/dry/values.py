@@ -66,9 +66,14 @@ class Values:
     ----------
     guesses : bool
         Decide by stand-ins, too, and give them to numpy.
+    lines : dict of str to int
+        Lines that read values, and how often.
+    has_default_device : bool
+        Whether the program made the device torch's default.
     """
 
     guesses: bool = False
+    has_default_device: bool = False
     lines: dict[str, int] = field(default_factory=dict)
 
     def mark_result(self, function: Any, args: tuple[Any, ...], named: Mapping[str, Any], result: Any) -> None:

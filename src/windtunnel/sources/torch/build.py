@@ -39,12 +39,12 @@ from windtunnel.sources.torch.recording import Recording
 from windtunnel.sources.torch.segments import Stretches, stretches
 from windtunnel.sources.torch.timeline_points import Points, align, by_kind, walk
 
-__all__ = ["build_graph"]
+__all__ = ["MARKS", "build_graph"]
 
 Int = NDArray[np.int64]
 PYTHON = "python"
 _LOADER = "enumerate(DataLoader)"
-_MARKS = (MODULE, REGION, UPDATE_REGION)
+MARKS = (MODULE, REGION, UPDATE_REGION)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _template(rich: Events, lines: dict[int, str]) -> _Thread:
     listed = resolve_recipes([operators[row] for row in marked.rows.tolist()], marked.parent.tolist())
     phases = phases_of(rich, marked)
     layers = layers_of(rich, marked, phases, listed, storages)
-    points = walk(rich, rows, hidden=_MARKS)
+    points = walk(rich, rows, hidden=MARKS)
     index = {row: event for event, row in enumerate(marked.rows.tolist())}
     kept = [index[row] for row in points.rows.tolist()]
     return _Thread(
@@ -169,7 +169,7 @@ def _times(recording: Recording, thread: _Thread) -> tuple[Int, list[tuple[Event
     for events, is_regular in recording.light:
         for marker, regular in zip(events.markers(ITERATION), is_regular, strict=False):
             inside = events.inside(marker)
-            other = walk(events, inside[events.thread[inside] == events.thread[marker]], hidden=_MARKS)
+            other = walk(events, inside[events.thread[inside] == events.thread[marker]], hidden=MARKS)
             times = align(thread.points, other) if regular else None
             num_unlike += regular and (times is None or not np.array_equal(other.tokens, thread.points.tokens))
             if times is not None:

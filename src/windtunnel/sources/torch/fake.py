@@ -59,8 +59,9 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
     from windtunnel.sources.torch.recorder import Recorder
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
-    patches = _multi_tensor_updates() if has_device else {}
-    with patch_attributes(patches), skip_compute(Values(guesses=True), has_device=has_device, maps_devices=False):
+    values = Values(guesses=True)
+    patches = _multi_tensor_calls(has_device=has_device)
+    with patch_attributes(patches), skip_compute(values, has_device=has_device, maps_devices=False):
         built = build()
         models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
         recorder.recording.discovery.add(models, optimizers)
@@ -72,17 +73,18 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
         finally:
             recorder.close()
             getattr(built, "close", lambda: None)()
-    return _graph(recorder.recording)
+    return _graph(recorder.recording, values)
 
 
-def _multi_tensor_updates() -> dict[Any, dict[str, Any]]:
-    """Let optimizers update lists of fake parameters, as they do by default with those of a device."""
+def _multi_tensor_calls(*, has_device: bool) -> dict[Any, dict[str, Any]]:
+    """Let lists of fake tensors be clipped, and on a device updated, by one call, as lists of real ones are."""
     import torch
     from torch._subclasses import FakeTensor
 
     optimizer: Any = sys.modules["torch.optim.optimizer"]
     assert torch.optim
-    return {optimizer: {"_foreach_supported_types": [*optimizer._foreach_supported_types, FakeTensor]}}
+    modules = [torch.utils._foreach_utils, *([optimizer] if has_device else [])]
+    return {item: {"_foreach_supported_types": [*item._foreach_supported_types, FakeTensor]} for item in modules}
 
 
 def fake_capture_script(
@@ -113,34 +115,44 @@ def fake_capture_script(
     require("torch", extra="torch")
     from windtunnel.sources.dry.no_compute import run_without_compute
     from windtunnel.sources.dry.patches import patch_attributes
+    from windtunnel.sources.dry.values import Values
     from windtunnel.sources.torch.recorder import Recorder
     from windtunnel.sources.torch.script import RecorderPilot, check_script
 
     script = check_script(path)
 
-    def make_pilot(_: Any) -> RecorderPilot:
+    values = Values()
+
+    def make_pilot(requested: Values) -> RecorderPilot:
+        nonlocal values
+        values = requested
         return RecorderPilot(Recorder(iterations=0, warmup=1, progress=progress, is_fake=True))
 
-    with patch_attributes(_multi_tensor_updates() if has_device else {}):
+    with patch_attributes(_multi_tensor_calls(has_device=has_device)):
         ended, pilot = run_without_compute(script, argv, make_pilot, has_device=has_device, guesses=guesses)
     recorder = pilot.recorder
     if recorder.recording.rich is None:
         message, fix = ended.reason("iterations")
         raise InputError(f"{message}; no iteration was whole", where=ended.place(), fix=fix) from ended.failure
-    graph = _graph(recorder.recording)
+    graph = _graph(recorder.recording, values)
     return graph.with_meta(origin={"script": str(script.resolve()), "argv": list(argv)})
 
 
-def _graph(recording: Any) -> Graph:
+def _graph(recording: Any, values: Any) -> Graph:
     from windtunnel.sources.torch.annotate import asks_to_compile
-    from windtunnel.sources.torch.build import build_graph
+    from windtunnel.sources.torch.build import MARKS, build_graph
     from windtunnel.sources.torch.fake_events import as_if_real
 
-    graph = build_graph(replace(recording, rich=as_if_real(recording.rich)))
+    graph = build_graph(replace(recording, rich=as_if_real(recording.rich, MARKS)))
     nothing = np.zeros(graph.num_tasks, dtype=np.int64)
     untimed = graph.drop_columns(["samples_ns", "duration_std_ns", "start_ns"]).set_columns(
         {"duration_ns": nothing, "cost_source": Strings.repeat("not run", graph.num_tasks)}
     )
     return untimed.with_meta(
-        source=NOT_RUN, iteration_ns={}, profiled_iteration_ns={}, overhead={}, is_uncompiled=asks_to_compile()
+        source=NOT_RUN,
+        iteration_ns={},
+        profiled_iteration_ns={},
+        overhead={},
+        is_uncompiled=asks_to_compile(),
+        has_default_device=values.has_default_device,
     )

@@ -3,7 +3,8 @@
 In: events of a rich profile under fake tensors. Out: the same without what the fake tensors themselves did, each
 operator below the program's own once, and with storages: a fake tensor's place in memory tells nothing, so a result
 lies in the storage of an argument where the operator's schema says that it is a view of it, else in one of its own;
-and a result that is an argument was made in place.
+and a result that is an argument was made in place. What the fake tensors took tells nothing either, so every call takes
+the same time: which tasks the graph has must not depend on this host.
 Not here: the fake tensors (``sources.memory``), what operators do (``ops``).
 """
 
@@ -23,12 +24,20 @@ from windtunnel.sources.torch.profile import Events
 __all__ = ["as_if_real"]
 
 _DISPATCH = "PythonDispatchMode"
+_TICK_NS = 1_000_000  # far longer than what the profiler's own cost is taken for
 _FRESH = 1 << 40  # storages made here: no tensor's own number is as large
 Node = dict[str, Any]
 
 
-def as_if_real(events: Events) -> Events:
-    """Drop what fake tensors did, and give every tensor the storage that it would have."""
+def as_if_real(events: Events, marks: tuple[str, ...] = ()) -> Events:
+    """Drop what fake tensors did, and give every tensor its storage and every call one time.
+
+    Parameters
+    ----------
+    events : Events
+    marks : tuple of str
+        How the names of marks begin, which are no calls and take no time.
+    """
     kept = np.flatnonzero(~_inside_dispatch(events))
     columns = ("start_ns", "end_ns", "thread", "sequence", "forward_thread", "record_id")
     named = {name: getattr(events, name)[kept] for name in columns}
@@ -36,7 +45,7 @@ def as_if_real(events: Events) -> Events:
     nodes = {item: events.nodes[item] for item in seen.record_id.tolist() if item in events.nodes}
     seen = replace(seen, nodes=_nest_nodes(seen, nodes))
     _Storages().assign(seen)
-    return seen
+    return _with_even_times(seen, np.array([name.startswith(marks) for name in seen.names], dtype=bool))
 
 
 def _inside_dispatch(events: Events) -> NDArray[np.bool_]:
@@ -49,6 +58,58 @@ def _inside_dispatch(events: Events) -> NDArray[np.bool_]:
         if name == _DISPATCH:
             until[thread] = max(until.get(thread, -1), end_ns)
     return hidden
+
+
+def _with_even_times(events: Events, is_mark: NDArray[np.bool_]) -> Events:
+    """The same order of points, with a tick after entering each call, and one of Python after each outermost call."""
+    #      A |---------------|    D |--|      before: whatever Python and the dispatch took
+    #        B |---|  C |--|
+    #      +A . +B . -B +C . -C -A . +D .     after: a dot is one tick
+    start_ns, end_ns = np.zeros_like(events.start_ns), np.zeros_like(events.end_ns)
+    memory_ns = events.memory_ns.copy()
+    for thread in np.unique(events.thread).tolist():
+        rows = np.flatnonzero(events.thread == thread)
+        before, after = _write_times(events, rows, is_mark, start_ns, end_ns)
+        own = events.memory_thread == thread
+        memory_ns[own] = np.interp(memory_ns[own], before, after).astype(np.int64)
+    return replace(events, start_ns=start_ns, end_ns=end_ns, memory_ns=memory_ns)
+
+
+def _write_times(
+    events: Events,
+    rows: NDArray[np.int64],
+    is_mark: NDArray[np.bool_],
+    start_ns: NDArray[np.int64],
+    end_ns: NDArray[np.int64],
+) -> tuple[list[int], list[int]]:
+    """Write the new times of one thread's events; old and new time of each point."""
+    clock, depth = int(events.start_ns[rows[0]]), 0  # depth: calls that are open, without marks of modules
+    before: list[int] = []
+    after: list[int] = []
+    stack: list[int] = []
+
+    def leave(row: int) -> None:
+        nonlocal clock, depth
+        end_ns[row] = clock
+        before.append(int(events.end_ns[row]))
+        after.append(clock)
+        if not is_mark[row]:
+            depth -= 1
+            clock += _TICK_NS * (depth <= 1)  # the iteration itself is open
+
+    for row in rows.tolist():
+        while stack and events.end_ns[stack[-1]] <= events.start_ns[row]:
+            leave(stack.pop())
+        start_ns[row] = clock
+        before.append(int(events.start_ns[row]))
+        after.append(clock)
+        stack.append(row)
+        if not is_mark[row]:
+            depth += 1
+            clock += _TICK_NS
+    while stack:
+        leave(stack.pop())
+    return before, after
 
 
 def _nest_nodes(events: Events, nodes: dict[int, Node]) -> dict[int, Node]:
