@@ -3,9 +3,9 @@
 Recorded: nine steps on an H100 and three on an H200 (workloads of the suite), and six scripts on an H200. Each is
 built here on fake tensors, placed on the GPU with the shipped model of operators and the shipped times of a GPU's host,
 and replayed. The shipped model learned from operators of six recorded steps, too: each of these is predicted by trees
-that did not see it. The steps of the H100 ran with the GPU as torch's default device, as all steps of ``benchmarks.gpu``
-did on that day: calls passed through a mode of torch, and Adam's counters lay on the GPU, so their graphs say it, too.
-The numbers of ``cost.host_times`` that operators do not have were chosen by eleven of these steps and their traces.
+that did not see it. Ten steps told what a host needs (``benchmarks.gpu.host_costs``): each of these is predicted by
+what the others tell. The steps of the H100 ran with the GPU as torch's default device, as all steps of
+``benchmarks.gpu`` did on that day, so that calls passed through a mode of torch and Adam's counters lay on the GPU.
 
     python -m benchmarks.gpu_predict --verbose
 """
@@ -22,10 +22,12 @@ from tests.shared_data import find_shared
 
 from benchmarks.bar import is_verbose, report, table
 from benchmarks.gpu import jobs
+from benchmarks.gpu.host_costs import WAITING, fit_costs
 from benchmarks.gpu.stages import Job
 from benchmarks.gpu.timings import read_all, shared_folder
 from benchmarks.gpu.trace_timings import read_traces, traces
 from benchmarks.gpu.train_operator_model import examples_of, train_trees
+from windtunnel.cost.host_times import COSTS, HostCosts
 from windtunnel.cost.operators.learned import LearnedPricer
 from windtunnel.cost.operators.learned_model import read_shipped_model
 from windtunnel.cost.pricer import Pricer
@@ -34,6 +36,7 @@ from windtunnel.graph import Graph
 from windtunnel.hardware import device
 from windtunnel.sources.torch.fake import fake_capture, fake_capture_script
 from windtunnel.whatifs.forecast import forecast
+from windtunnel.whatifs.placing import place_on
 
 FOLDER = Path(__file__).parent / "gpu"
 # graphed_net is one CUDA graph, and streams_net depends on values: neither is captured on fake tensors
@@ -85,14 +88,28 @@ class Models:
         return self.known[own]
 
 
+def costs_without(name: str, steps: list[tuple[str, Graph, float]]) -> HostCosts:
+    """What a host needs, as told by steps of other workloads than this one, of whatever size."""
+    if name not in WAITING:
+        return COSTS
+    plain = name.removesuffix(jobs.PAPER)
+    others = [(graph, bare_ns) for other, graph, bare_ns in steps if other.removesuffix(jobs.PAPER) != plain]
+    return fit_costs(others)
+
+
 def main() -> None:
     """Print the bar, and with --verbose its table."""
-    rows, graphs, models = [], {}, Models()
+    captured: dict[str, Graph] = {}
+    steps = []
     for chip, name, bare_ns in recorded():
-        if name not in graphs:
-            graphs[name] = capture_of(name)()
-        graph = graphs[name].with_meta(has_default_device=chip == "h100")
-        found = forecast(graph, device(chip), model=models.tiers(name))
+        if name not in captured:
+            captured[name] = capture_of(name)()
+        steps.append((chip, name, captured[name].with_meta(has_default_device=chip == "h100"), bare_ns))
+    waiting = [(name, graph, bare_ns) for _, name, graph, bare_ns in steps if name in WAITING]
+    rows, models = [], Models()
+    for chip, name, graph, bare_ns in steps:
+        placed = place_on(graph, device(chip), host_costs=costs_without(name, waiting))
+        found = forecast(placed, device(chip), model=models.tiers(name))
         rows.append(
             {
                 "step": name,

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.cost.host_times import (
-    CALL_NS,
-    CALL_RATIO,
-    COLD_NS,
-    ENGINE_NS,
-    MODE_NS,
-    OTHER_NS,
-    PYTHON_NS,
-    READ_NS,
-    START_BACKWARD_NS,
-    STEP_NS,
-    TENSOR_NS,
-    host_times_ns,
-)
+from windtunnel.cost.host_times import COSTS, OTHER_NS, START_BACKWARD_NS, STEP_NS, host_times_ns
 from windtunnel.graph import GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import device
 from windtunnel.whatifs.placing import LAUNCH_NS, place_on
@@ -38,9 +25,9 @@ def step(cost_source="not run"):
 
 def test_python_calls_and_operators_have_their_own_times():
     python, view, product, other, lists = host_times_ns(step()).tolist()
-    assert [PYTHON_NS, CALL_NS, CALL_RATIO * OTHER_NS + COLD_NS] == [python, view, other]
-    assert COLD_NS < product < 100_000
-    assert 3 * TENSOR_NS < lists
+    assert [COSTS.python_ns, COSTS.call_ns, COSTS.call_ratio * OTHER_NS + COSTS.cold_ns] == [python, view, other]
+    assert COSTS.cold_ns < product < 100_000
+    assert 3 * COSTS.tensor_ns < lists
 
 
 def tasks(*rows):
@@ -63,13 +50,13 @@ def test_no_python_runs_between_nodes_of_the_backward_pass_which_starts_once():
             ("python", Kind.HOST, Phase.BACKWARD, ""),
         )
     )
-    assert [PYTHON_NS, START_BACKWARD_NS + ENGINE_NS, ENGINE_NS, ENGINE_NS] == found.tolist()
+    assert [COSTS.python_ns, START_BACKWARD_NS + COSTS.engine_ns, COSTS.engine_ns, COSTS.engine_ns] == found.tolist()
 
 
 def test_an_optimizer_that_loops_over_tensors_calls_the_same_operators_in_a_row():
     call = ("aten::lerp_", Kind.COMPUTE)
     forward, update = host_times_ns(tasks((*call, Phase.FORWARD, "[[4]]"), (*call, Phase.UPDATE, "[[4]]")))
-    assert COLD_NS - TENSOR_NS == forward - update
+    assert COSTS.cold_ns - COSTS.tensor_ns == forward - update
 
 
 def test_a_recurrent_layer_launches_kernels_for_each_time_step():
@@ -83,7 +70,7 @@ def test_a_default_device_costs_time_in_python_and_where_counters_are_read():
     rows = [(name, Kind.HOST, Phase.UPDATE, "") for name in ("python", "aten::_local_scalar_dense", "aten::view")]
     graph = tasks(*rows)
     added = host_times_ns(graph.with_meta(has_default_device=True)) - host_times_ns(graph)
-    assert [MODE_NS, READ_NS, 0] == added.tolist()
+    assert [COSTS.mode_ns, COSTS.read_ns, 0] == added.tolist()
 
 
 def test_a_graph_that_never_ran_gets_them_and_a_given_launch_goes_before():

@@ -4,8 +4,8 @@ In: a graph whose tasks take no time. Out: nanoseconds of each task on the threa
 kernel, as timed on the host of an H200 (16 cores of an Intel Xeon, PyTorch 2.11); calls that launch nothing, Python
 between operators. Not here: other hosts (``--host-factor``), what a capture measured of its own host.
 
-The times of operators are those of calls in a row. The numbers here say what a step needs beyond; they come from the
-traces and the bare times of eleven recorded steps that wait for their host (``benchmarks.gpu_host_times``).
+The times of operators are those of calls in a row. The numbers here say what a step needs beyond; they come from traces
+and bare times of recorded steps that wait for their host (``benchmarks.gpu.host_costs``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+from dataclasses import dataclass
 from importlib import resources
 
 import numpy as np
@@ -21,35 +22,56 @@ from numpy.typing import NDArray
 from windtunnel.cost.operators.facts import plain_name
 from windtunnel.graph import Graph, Kind, Phase
 
-__all__ = ["HOST_TABLE", "READ_NS", "host_times_ns"]
+__all__ = ["COSTS", "HOST_TABLE", "HostCosts", "host_times_ns"]
 
 Floats = NDArray[np.float64]
 
 HOST_TABLE = "host table"
 """Who priced tasks whose time comes from here, as ``cost_source`` says."""
 _FILE = "host_times.csv"
-CALL_RATIO = 0.65
-"""Of a call in the table, without the profiler that was still attached when the calls of the table were timed."""
-COLD_NS = 9_500.0
-"""More than in a row of the same calls: other code ran in between, and autograd keeps what it needs."""
-PYTHON_NS = 12_000.0
-"""Python between two operators of the forward pass: a module's call, a line of the script."""
-ENGINE_NS = 2_800.0
-"""A node of the backward pass, or what leads to it; no Python runs there."""
-CALL_NS = 1_500.0
-"""A call that launches nothing: a view, a reshape."""
-TENSOR_NS = 2_200.0
-"""A tensor of a list that an optimizer updates, or an update of one tensor: the optimizer's loops in Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """What a step needs beyond calls in a row.
+
+    Parameters
+    ----------
+    call_ratio : float
+        Of a call in the table: a profiler was still attached when some of these were timed.
+    cold_ns : float
+        More than in a row of the same calls: other code ran in between, and autograd keeps what it needs.
+    python_ns : float
+        Python between two operators of the forward pass: a module's call, a line of the script.
+    engine_ns : float
+        A node of the backward pass, or what leads to it; no Python runs there.
+    call_ns : float
+        A call that launches nothing: a view, a reshape.
+    tensor_ns : float
+        A tensor of a list that an optimizer updates, or an update of one tensor: the optimizer's loops in Python.
+    mode_ns : float
+        What ``torch.set_default_device`` adds to each call from Python, and to each tensor of a list.
+    read_ns : float
+        A number that Python reads from the device: a copy and a wait, when the device has nothing else to do.
+    """
+
+    call_ratio: float = 0.68
+    cold_ns: float = 10_000.0
+    python_ns: float = 11_600.0
+    engine_ns: float = 2_950.0
+    call_ns: float = 1_500.0
+    tensor_ns: float = 2_100.0
+    mode_ns: float = 3_700.0
+    read_ns: float = 14_300.0
+
+
+COSTS = HostCosts()
 START_BACKWARD_NS = 59_000.0
 """To wake the thread of the backward pass, and to return: what ``torch.autograd.grad`` adds to one operator."""
 FIXED_NS = {"Optimizer.step": 100_000.0, "Optimizer.zero_grad": 30_000.0}
 """Calls of an optimizer that has next to no parameters."""
 OTHER_NS = 12_000.0
 """An operator that was not timed, in a row of the same calls."""
-MODE_NS = 4_000.0
-"""What ``torch.set_default_device`` adds to each call from Python, and to each tensor of a list."""
-READ_NS = 16_000.0
-"""A number that Python reads from the device: a copy and a wait, when the device has nothing else to do."""
 STEP_NS = {"aten::mkldnn_rnn_layer": 24_000.0, "aten::mkldnn_rnn_layer_backward": 60_000.0}
 """What cuDNN launches for a time step of a recurrent layer, with the events of its streams."""
 HIDDEN_NS = {"aten::_embedding_bag_backward": 40_000.0}
@@ -57,29 +79,31 @@ HIDDEN_NS = {"aten::_embedding_bag_backward": 40_000.0}
 _READ = "aten::_local_scalar_dense"
 
 
-def host_times_ns(graph: Graph) -> Floats:
+def host_times_ns(graph: Graph, costs: HostCosts = COSTS) -> Floats:
     """Time of each task on the thread that calls it [T]: of operators with work the call and the launch."""
     column = graph.tasks.strings("op" if "op" in graph.tasks else "name")
     names, table = list(column.values) or [""], _table()
     computes = graph.select(kind=Kind.COMPUTE)
     phase = graph.tasks.get("phase", np.full(graph.num_tasks, int(Phase.OTHER), dtype=np.int8))
-    rows = np.array([CALL_RATIO * table.get(_name_in_table(name), OTHER_NS) for name in names])[column.codes]
+    rows = np.array([costs.call_ratio * table.get(_name_in_table(name), OTHER_NS) for name in names])[column.codes]
     is_list = np.array(["_foreach" in name for name in names])[column.codes] & computes
     # an optimizer that loops over its tensors calls the same few operators again and again
     is_loop = computes & ~is_list & (phase == Phase.UPDATE)
     times = np.where(
-        computes, rows + np.where(is_loop, TENSOR_NS, COLD_NS), _without_launch(names, column.codes, phase)
+        computes,
+        rows + np.where(is_loop, costs.tensor_ns, costs.cold_ns),
+        _without_launch(names, column.codes, phase, costs),
     )
     counts = _list_lengths(graph, np.flatnonzero(is_list))
-    times[is_list] += TENSOR_NS * counts
+    times[is_list] += costs.tensor_ns * counts
     for name, step_ns in STEP_NS.items():
         layers = np.flatnonzero(computes & (column.codes == names.index(name))) if name in names else np.zeros(0, int)
         times[layers] += step_ns * _first_sizes(graph, layers)
     if graph.meta.has_default_device:
         is_python = np.array([name == "python" for name in names])[column.codes] & (phase != Phase.BACKWARD)
-        times[is_python] += MODE_NS
-        times[is_list] += MODE_NS * counts
-        times[np.array([name == _READ for name in names])[column.codes]] += READ_NS
+        times[is_python] += costs.mode_ns
+        times[is_list] += costs.mode_ns * counts
+        times[np.array([name == _READ for name in names])[column.codes]] += costs.read_ns
     return times
 
 
@@ -99,26 +123,26 @@ def _first_sizes(graph: Graph, tasks: NDArray[np.int64]) -> Floats:
     return np.array([json.loads(text)[0][0] if text else 0 for text in texts], dtype=np.float64)
 
 
-def _without_launch(names: list[str], codes: NDArray[np.int32], phase: NDArray[np.int8]) -> Floats:
+def _without_launch(names: list[str], codes: NDArray[np.int32], phase: NDArray[np.int8], costs: HostCosts) -> Floats:
     """Tasks that launch nothing [T]."""
-    times: Floats = np.array([_call_ns(name) for name in names])[codes]
+    times: Floats = np.array([_call_ns(name, costs) for name in names])[codes]
     is_python = np.array([name == "python" for name in names])[codes]
     is_backward = phase == Phase.BACKWARD
-    times[is_python & is_backward] = ENGINE_NS
+    times[is_python & is_backward] = costs.engine_ns
     starts = np.flatnonzero(is_backward & is_python & np.roll(~is_backward, 1))
     times[starts] += START_BACKWARD_NS
     return times
 
 
-def _call_ns(name: str) -> float:
+def _call_ns(name: str, costs: HostCosts) -> float:
     if name == "python":
-        return PYTHON_NS
+        return costs.python_ns
     known = HIDDEN_NS.get(name, FIXED_NS.get(name.partition("#")[0]))
     if known is not None:
         return known
     if "Backward" in name or name == "torch::autograd::AccumulateGrad":
-        return ENGINE_NS
-    return CALL_NS if name.startswith(("aten::", "torch::")) or name in ("detach", "detach_") else 0.0
+        return costs.engine_ns
+    return costs.call_ns if name.startswith(("aten::", "torch::")) or name in ("detach", "detach_") else 0.0
 
 
 def _name_in_table(name: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.host_times import HOST_TABLE, host_times_ns
+from windtunnel.cost.host_times import COSTS, HOST_TABLE, HostCosts, host_times_ns
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
@@ -32,7 +32,7 @@ _EXTRA = ("workspace_bytes",)
 Mask = NDArray[np.bool_]
 
 
-def place_on(graph: Graph, device: Device, launch_ns: int | None = None) -> Graph:
+def place_on(graph: Graph, device: Device, launch_ns: int | None = None, host_costs: HostCosts = COSTS) -> Graph:
     """Run what computes on a queue of the device.
 
     Parameters
@@ -42,6 +42,8 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None) -> Grap
     launch_ns : int, optional
         What a launch takes on the thread that calls the operator. By default ``LAUNCH_NS``; in a graph that was never
         run all that the thread does takes what it took on the host of an H200.
+    host_costs : HostCosts
+        Of such a graph.
 
     Returns
     -------
@@ -59,7 +61,7 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None) -> Grap
     is_timed = launch_ns is None and bool(select_unpriced(graph)[moved].all())
     launches_ns = np.full(int(moved.sum()), LAUNCH_NS if launch_ns is None else launch_ns, dtype=np.int64)
     if is_timed:
-        times_ns = np.rint(host_times_ns(graph)).astype(np.int64)
+        times_ns = np.rint(host_times_ns(graph, host_costs)).astype(np.int64)
         launches_ns = times_ns[moved]
         on_host = select_unpriced(graph) & graph.select(kind=Kind.HOST)
         graph = graph.set_duration(on_host, times_ns[on_host], HOST_TABLE)
