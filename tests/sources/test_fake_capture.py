@@ -233,3 +233,38 @@ def test_a_default_device_costs_time_and_waits_for_counters():
     reads = default.select(op="aten::_local_scalar_dense", phase=Phase.UPDATE).sum()
     assert 12 == reads  # both corrections of the moments, of each of six parameters
     assert after.host_ns - before.host_ns > reads * 10_000
+
+
+def operators_of(build):
+    """Operators that compute, with how many bytes each writes."""
+    graph = fake_capture(build, has_device=True)
+    computes = graph.tasks["kind"] == Kind.COMPUTE
+    names = graph.tasks.strings("op").to_numpy()[computes].tolist()
+    return Counter(names), dict(zip(names, graph.tasks["bytes_written"][computes].tolist(), strict=True))
+
+
+def test_a_norm_of_root_mean_squares_is_one_operator_on_a_device():
+    def build():
+        norm, values = torch.nn.RMSNorm(16), torch.randn(4, 16)
+        return lambda: norm(values).sum().backward()
+
+    counts, _ = operators_of(build)
+    assert 1 == counts["aten::native_layer_norm"]  # which stands for it
+    assert 1 == counts["aten::native_layer_norm_backward"]
+    assert not counts["aten::pow"]
+
+
+def test_a_sparse_gradient_does_not_rewrite_the_table():
+    def build():
+        table = torch.nn.EmbeddingBag(1000, 16, mode="sum", sparse=True)
+        optimizer, numbers = torch.optim.SGD(table.parameters(), lr=0.1), torch.zeros(8, 1, dtype=torch.long)
+
+        def step():
+            optimizer.zero_grad()
+            table(numbers).sum().backward()
+            optimizer.step()
+
+        return step
+
+    _, written = operators_of(build)
+    assert 0 == written["aten::add_"]

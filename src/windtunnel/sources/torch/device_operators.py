@@ -1,8 +1,8 @@
-"""Attention and dropout as a device would run them.
+"""Attention, dropout and norms of root mean squares as a device would run them.
 
-In: a call of ``scaled_dot_product_attention`` or ``dropout``. Out: the result by the operator that torch takes on a
-device for these types and sizes, which checkpoints and traces know by its name, and which keeps less: a processor runs
-others.
+In: a call of ``scaled_dot_product_attention``, ``dropout`` or ``rms_norm``. Out: the result by the operator that torch
+takes on a device for these types and sizes, which checkpoints and traces know by its name, and which keeps less: a
+processor runs others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["as_on_device", "attention", "device_functions", "dropout"]
+__all__ = ["as_on_device", "attention", "device_functions", "dropout", "rms_norm"]
 
 # torch's own, which context parallelism replaces by name
 _ATTENTION: Any = torch._C._nn.scaled_dot_product_attention
@@ -26,6 +26,7 @@ _DROPOUTS: dict[Any, dict[str, str]] = {
     _DROPOUT: {"input": "x"},
     torch.dropout: {"input": "x", "train": "training"},
 }
+_RMS_NORMS = (torch.rms_norm, torch.nn.functional.rms_norm)
 
 
 def as_on_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -34,6 +35,8 @@ def as_on_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return attention(*args, **kwargs)
     if func in _DROPOUTS:
         return dropout(*args, **{_DROPOUTS[func].get(key, key): value for key, value in kwargs.items()})
+    if func in _RMS_NORMS:
+        return rms_norm(*args, **kwargs)
     return NotImplemented
 
 
@@ -94,3 +97,15 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
         return torch.native_dropout(x, p, True)[0]
     with torch._C.DisableTorchFunction():
         return _DROPOUT(x, p, training, inplace)
+
+
+def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002 - torch's
+    """One operator, where a processor squares, averages and multiplies; not for a weight of another type.
+
+    The device's own is made of others wherever there is no such device: that of layers stands for it, which reads and
+    writes the same.
+    """
+    with torch._C.DisableTorchFunction():
+        if weight is not None and weight.dtype is not input.dtype:
+            return torch.rms_norm(input, normalized_shape, weight, eps)
+        return torch.nn.functional.layer_norm(input, list(normalized_shape), weight, None, eps or 1e-6)

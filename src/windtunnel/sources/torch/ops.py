@@ -8,6 +8,7 @@ case.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -102,6 +103,9 @@ def describe(node: dict[str, Any] | None) -> Operator:
     per_input = [
         spans_of(value, shapes[row], strides[row] if row < len(strides) else None) for row, value in enumerate(values)
     ]
+    if any(_is_sparse(value, shape) for value, shape in zip(values, shapes, strict=False)):
+        # of a table, rows as many as a sparse gradient has: how many that is stands in no record
+        per_input = [[span._replace(num_bytes=0) for span in spans] for spans in per_input]
     outputs = node["outputs"]
     is_unread = schema.name.split(".")[0] in _OVERWRITES or (schema.name in _ADDS_SCALED and values[3] == 0)
     unread = schema.outs | ({0} if is_unread else set())
@@ -221,6 +225,12 @@ def resolve_recipes(operators: list[Operator], parents: list[int]) -> list[Opera
 def is_tensor_record(value: Any) -> bool:
     """Whether an argument that a profile noted is a tensor: its number, storage, offset, size, item and device."""
     return isinstance(value, list) and len(value) == 6 and isinstance(value[5], str)
+
+
+def _is_sparse(value: Any, shape: Any) -> bool:
+    """Whether a tensor has elements by its shape and none in a storage, as a sparse one."""
+    is_shape = isinstance(shape, list) and len(shape) > 0 and all(isinstance(size, int) for size in shape)
+    return is_tensor_record(value) and is_shape and not value[3] and math.prod(shape) > 0
 
 
 def _constant(value: Any) -> Any:
