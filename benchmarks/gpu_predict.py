@@ -3,8 +3,8 @@
 Recorded: nine steps on an H100 and three on an H200 (workloads of the suite), and six scripts on an H200. Each is
 built here on fake tensors, placed on the GPU with the shipped model of operators and the shipped times of a GPU's host,
 and replayed. The shipped model learned from operators of six recorded steps, too: each of these is predicted by trees
-that did not see it. Ten steps told what a host needs (``benchmarks.gpu.host_costs``): each of these is predicted by
-what the others tell. The steps of the H100 ran with the GPU as torch's default device, as all steps of
+that did not see it. What a host needs was fitted to ten steps (``benchmarks.gpu.host_costs``): each is predicted by
+a fit to the others. The steps of the H100 ran with the GPU as torch's default device, as all steps of
 ``benchmarks.gpu`` did on that day, so that calls passed through a mode of torch and Adam's counters lay on the GPU.
 
     python -m benchmarks.gpu_predict --verbose
@@ -89,7 +89,7 @@ class Models:
 
 
 def costs_without(name: str, steps: list[tuple[str, Graph, float]]) -> HostCosts:
-    """What a host needs, as told by steps of other workloads than this one, of whatever size."""
+    """What a host needs, by steps of other workloads than this one, of whatever size."""
     if name not in WAITING:
         return COSTS
     plain = name.removesuffix(jobs.PAPER)
