@@ -29,7 +29,7 @@ from windtunnel.whatifs.layer_gradients import (
 )
 from windtunnel.whatifs.zero import HALF, num_buffers, require_replicas, scatter_gradients, share_updates
 
-__all__ = ["zero_3"]
+__all__ = ["messages_by_layer", "zero_3"]
 
 # T tasks, M messages
 Ints = NDArray[np.int64]
@@ -107,10 +107,8 @@ def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Ga
     updated: tuple[int, ...] = ()
     for iteration in iterations_of(graph):
         local = one_iteration(graph, iteration, rank)
-        sent = messages[local[messages]]
         # The message that brings the gradients of each computing task's layer, -1 where none does, int64 [T].
-        feeds = _feeds(graph, sent[np.argsort(index[sent], kind="stable")], local)
-        of_layer = {item.layer: int(feeds[item.ready]) for item in gradients_of(graph, iteration, rank)}
+        of_layer = messages_by_layer(graph, messages, iteration, rank)
         layers = graph.tasks.strings("layer")
         unit = np.array([of_layer.get(text, -1) for text in layers.values] or [-1], dtype=np.int64)
         unit_T = np.where(local & works(graph), unit[layers.codes], -1)
@@ -124,6 +122,14 @@ def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Ga
         rows = np.flatnonzero(local & graph.select(phase=Phase.UPDATE) & works(graph))
         updated = tuple(last_per_group(index, rows, graph.tasks["resource"][rows]).values())
     return sorted(result, key=lambda gather: index[list(gather.before)].min())
+
+
+def messages_by_layer(graph: Graph, messages: Ints, iteration: int, rank: int) -> dict[str, int]:
+    """The row of the message that brings the gradients of each layer of a rank, -1 where none does."""
+    local, index = one_iteration(graph, iteration, rank), positions(graph)
+    sent = messages[local[messages]]
+    feeds = _feeds(graph, sent[np.argsort(index[sent], kind="stable")], local)
+    return {item.layer: int(feeds[item.ready]) for item in gradients_of(graph, iteration, rank)}
 
 
 def _passes(graph: Graph, unit_T: Ints, order_T: Ints, phase: Phase) -> list[_Pass]:

@@ -2,8 +2,8 @@
 
 In: a graph of several ranks that average gradients, one iteration. Out: a few iterations in which each all-reduce is
 its two halves: the reduce-scatter where it was, the all-gather behind the update of its bucket, and forward tasks that
-wait for the all-gather of their own parameters only. Not here: other buckets (gradient-buckets comes before, with a +),
-how much messages slow computing (``contention``).
+wait for the all-gather of their own parameters only. Not here: jobs whose updates run on GPUs (``whatif_on_devices``),
+other buckets (gradient-buckets comes before, with a +), how much messages slow computing (``contention``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.ranks import arrivals
 from windtunnel.simulate.limits import Baseline, other_order
 from windtunnel.systems.collectives.contention import slowdown_by_messages
+from windtunnel.systems.collectives.whatif_on_devices import slice_on_devices, updates_on_devices
 from windtunnel.whatifs.buckets import Averaging, averaging_of
 from windtunnel.whatifs.insert_tasks import insert_ahead, insert_behind, is_on_host, rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
@@ -56,7 +57,8 @@ def sliced_optimizer(
     Parameters
     ----------
     graph : Graph
-        One iteration of several ranks under DistributedDataParallel.
+        Of several ranks under DistributedDataParallel, or of a rank that stands for all (a dry run); on CPUs one
+        iteration.
     overlaps_forward : bool
         Layers wait for their own parameters; else the first one waits for all.
     state_ratio : float
@@ -65,7 +67,7 @@ def sliced_optimizer(
         How many times as long computing takes while a message is carried by the same cores; fitted to the capture by
         default, where the ranks have no core to spare.
     num_iterations : int
-        Copies in time, at least 2: all-gathers overlap the iteration that follows.
+        Copies in time of a single iteration, at least 2: all-gathers overlap the iteration that follows.
 
     Raises
     ------
@@ -77,13 +79,15 @@ def sliced_optimizer(
             f"{num_iterations} iterations, {state_ratio} bytes of state per byte and a slow-down of {slowdown}",
             fix="give at least 2, 0 and 1",
         )
+    if updates_on_devices(graph).any():
+        return slice_on_devices(
+            graph, overlaps_forward=overlaps_forward, state_ratio=state_ratio, num_iterations=num_iterations
+        )
     if graph.num_iterations > 1:
         raise NotApplicableError("the schedule starts from one iteration", fix="slice one out first")
     averaging = averaging_of(graph)
     if not (graph.select(phase=Phase.UPDATE) & is_on_host(graph)).any():
-        raise NotApplicableError(
-            "no task of a CPU updates parameters", where="phase UPDATE", fix="ask zero-2 for a job on GPUs"
-        )
+        raise NotApplicableError("no task updates parameters", where="phase UPDATE")
     busy = slowdown_by_messages(graph, averaging) if slowdown is None else slowdown
     job = _Job(graph, averaging, len(averaging.ranks))
     scattered = _scatter(graph, job)
