@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from tests.cli.command import windtunnel  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
 from windtunnel.graph import Kind, Phase, load  # noqa: E402
-from windtunnel.sources.torch.fake import NOT_RUN, fake_capture  # noqa: E402
+from windtunnel.sources.torch.fake import NOT_RUN, fake_capture, fake_capture_script  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
 from windtunnel.whatifs.another_batch import batch_of  # noqa: E402
 from windtunnel.whatifs.forecast import forecast  # noqa: E402
@@ -268,3 +268,25 @@ def test_a_sparse_gradient_does_not_rewrite_the_table():
 
     _, written = operators_of(build)
     assert 0 == written["aten::add_"]
+
+
+def test_a_script_that_needs_a_device_updates_its_parameters_by_lists(tmp_path):
+    """It is run again once it fails without one."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch
+torch.set_default_device("cuda")
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+"""
+    )
+    graph = fake_capture_script(script)
+    assert graph.meta.has_default_device
+    names = Counter(graph.tasks.strings("op").to_numpy().tolist())
+    assert 1 == names["aten::_foreach_addcdiv_"]
+    assert not names["aten::addcdiv_"]

@@ -60,8 +60,7 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
     values = Values(guesses=True)
-    patches = _multi_tensor_calls(has_device=has_device)
-    with patch_attributes(patches), skip_compute(values, has_device=has_device, maps_devices=False):
+    with patch_attributes(_multi_tensor_calls()), skip_compute(values, has_device=has_device, maps_devices=False):
         built = build()
         models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
         recorder.recording.discovery.add(models, optimizers)
@@ -76,14 +75,13 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
     return _graph(recorder.recording, values)
 
 
-def _multi_tensor_calls(*, has_device: bool) -> dict[Any, dict[str, Any]]:
+def _multi_tensor_calls() -> dict[Any, dict[str, Any]]:
     """Let lists of fake tensors be clipped, and on a device updated, by one call, as lists of real ones are."""
     import torch
     from torch._subclasses import FakeTensor
 
-    optimizer: Any = sys.modules["torch.optim.optimizer"]
     assert torch.optim
-    modules = [torch.utils._foreach_utils, *([optimizer] if has_device else [])]
+    modules: list[Any] = [torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"]]
     return {item: {"_foreach_supported_types": [*item._foreach_supported_types, FakeTensor]} for item in modules}
 
 
@@ -128,7 +126,7 @@ def fake_capture_script(
         values = requested
         return RecorderPilot(Recorder(iterations=0, warmup=1, progress=progress, is_fake=True))
 
-    with patch_attributes(_multi_tensor_calls(has_device=has_device)):
+    with patch_attributes(_multi_tensor_calls()):
         ended, pilot = run_without_compute(script, argv, make_pilot, has_device=has_device, guesses=guesses)
     recorder = pilot.recorder
     if recorder.recording.rich is None:
