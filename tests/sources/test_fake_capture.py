@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.cli.command import windtunnel  # noqa: E402
+from windtunnel.cost.operators.recurrent import Layer, layers_of  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
 from windtunnel.graph import Kind, Phase, load  # noqa: E402
 from windtunnel.sources.torch.fake import NOT_RUN, fake_capture, fake_capture_script  # noqa: E402
@@ -290,3 +291,22 @@ for _ in range(5):
     names = Counter(graph.tasks.strings("op").to_numpy().tolist())
     assert 1 == names["aten::_foreach_addcdiv_"]
     assert not names["aten::addcdiv_"]
+
+
+@pytest.mark.parametrize("layer", [torch.nn.GRU, torch.nn.RNN])
+def test_a_recurrent_network_is_one_operator_on_a_device(layer):
+    """A processor takes every time step apart, which made a step on a GPU seven times as long."""
+
+    def build():
+        net, values = layer(8, 16, num_layers=2, bidirectional=True, batch_first=True), torch.randn(4, 10, 8)
+        return lambda: net(values)[0].sum().backward()
+
+    graph = fake_capture(build, has_device=True)
+    names = graph.tasks.strings("op").to_numpy().tolist()
+    assert (1, 1) == tuple(names.count(f"aten::_cudnn_rnn{ending}") for ending in ("", "_backward"))
+    task = names.index("aten::_cudnn_rnn_backward")
+    columns = [graph.tasks.strings(name).decode(task) for name in ("op", "input_shapes", "input_args")]
+    gates = 48 if layer is torch.nn.GRU else 16
+    wide = Layer(10, 4, 32, gates, 16)
+    assert [wide._replace(inner=8)] * 2 + [wide] * 2 == layers_of(*columns)
+    assert 4 * 10 * 4 * 2 * gates * ((8 + 16) + (32 + 16)) == graph.tasks["flops"][task]

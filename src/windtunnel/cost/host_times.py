@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.operators.facts import plain_name
+from windtunnel.cost.operators.recurrent import RECURRENT, layers_of
 from windtunnel.graph import Graph, Kind, Phase
 
 __all__ = ["COSTS", "HOST_TABLE", "HostCosts", "host_times_ns"]
@@ -72,8 +73,8 @@ FIXED_NS = {"Optimizer.step": 100_000.0, "Optimizer.zero_grad": 30_000.0}
 """Calls of an optimizer that has next to no parameters."""
 OTHER_NS = 12_000.0
 """An operator that was not timed, in a row of the same calls."""
-STEP_NS = {"aten::mkldnn_rnn_layer": 24_000.0, "aten::mkldnn_rnn_layer_backward": 60_000.0}
-"""What cuDNN launches for a time step of a recurrent layer, with the events of its streams."""
+STEP_NS = {False: 24_000.0, True: 60_000.0}
+"""What cuDNN launches for a time step of a recurrent layer, with the events of its streams; True: backward."""
 HIDDEN_NS = {"aten::_embedding_bag_backward": 40_000.0}
 """Calls whose kernels a dry run does not show: sparse gradients are indices and values of their own."""
 _READ = "aten::_local_scalar_dense"
@@ -96,9 +97,9 @@ def host_times_ns(graph: Graph, costs: HostCosts = COSTS) -> Floats:
     )
     counts = _list_lengths(graph, np.flatnonzero(is_list))
     times[is_list] += costs.tensor_ns * counts
-    for name, step_ns in STEP_NS.items():
+    for name, is_backward in RECURRENT.items():
         layers = np.flatnonzero(computes & (column.codes == names.index(name))) if name in names else np.zeros(0, int)
-        times[layers] += step_ns * _first_sizes(graph, layers)
+        times[layers] += STEP_NS[is_backward] * _num_time_steps(graph, name, layers)
     if graph.meta.has_default_device:
         is_python = np.array([name == "python" for name in names])[column.codes] & (phase != Phase.BACKWARD)
         times[is_python] += costs.mode_ns
@@ -115,12 +116,13 @@ def _list_lengths(graph: Graph, tasks: NDArray[np.int64]) -> Floats:
     return np.array([len(json.loads(text)[0]) if text else 0 for text in texts], dtype=np.float64)
 
 
-def _first_sizes(graph: Graph, tasks: NDArray[np.int64]) -> Floats:
-    """First dimension of the first tensor of each task."""
-    if "input_shapes" not in graph.tasks or not len(tasks):
+def _num_time_steps(graph: Graph, name: str, tasks: NDArray[np.int64]) -> Floats:
+    """Time steps of all layers of each task, which is that operator."""
+    if not len(tasks) or not {"input_shapes", "input_args"} <= set(graph.tasks):
         return np.zeros(len(tasks))
-    texts = graph.tasks.strings("input_shapes").take(tasks).to_numpy().tolist()
-    return np.array([json.loads(text)[0][0] if text else 0 for text in texts], dtype=np.float64)
+    texts = [graph.tasks.strings(column).take(tasks).to_numpy().tolist() for column in ("input_shapes", "input_args")]
+    counts = [sum(layer.num_steps for layer in layers_of(name, *pair)) for pair in zip(*texts, strict=True)]
+    return np.array(counts, dtype=np.float64)
 
 
 def _without_launch(names: list[str], codes: NDArray[np.int32], phase: NDArray[np.int8], costs: HostCosts) -> Floats:

@@ -104,7 +104,7 @@ _ROWS = (
     _row("reduction",
          r"^(sum|mean|amax|amin|max|min|prod|argmax|argmin|var|std|var_mean|norm|linalg_vector_norm)$|loss_forward|loss$",
          r"reduce_kernel"),
-    _row("product", r"^(linear|matmul)$", r"(?i)(?<!fb)gemm|xmma|cutlass|nvjet|^Cijk_|matmul"),
+    _row("product", r"^(linear|matmul)$|^(cudnn|miopen)_rnn", r"(?i)(?<!fb)gemm|xmma|cutlass|nvjet|^Cijk_|matmul"),
     _row("vector product", None, r"gemv|\bdot_kernel"),
 )  # fmt: skip
 _GENERATED = re.compile(r"(triton|cpp)_[a-z]+_")

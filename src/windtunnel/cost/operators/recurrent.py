@@ -11,19 +11,36 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.work import ITEM_BYTES, Work
 
-__all__ = ["RECURRENT", "Parts", "split_recurrent"]
+__all__ = ["RECURRENT", "Layer", "Parts", "layers_of", "split_recurrent"]
 
 # P rows of work, Q parts of them
-RECURRENT = {"aten::mkldnn_rnn_layer": False, "aten::mkldnn_rnn_layer_backward": True}
-"""Operators that are a whole layer, and whether they are its backward pass."""
+RECURRENT = {
+    "aten::mkldnn_rnn_layer": False,
+    "aten::mkldnn_rnn_layer_backward": True,
+    "aten::_cudnn_rnn": False,
+    "aten::_cudnn_rnn_backward": True,
+}
+"""Operators that are whole layers, and whether they are their backward pass."""
+# where cuDNN's operators say how many weights a layer has, and whether samples come first
+_CUDNN_STRIDE, _CUDNN_BATCH_FIRST = 2, {False: 10, True: 14}
 _Call = tuple[str, list[list[int]], int]  # operator, shapes, how often
+
+
+class Layer(NamedTuple):
+    """Sizes of one layer in one direction; ``gates`` are those of all gates together."""
+
+    num_steps: int
+    batch: int
+    inner: int
+    gates: int
+    hidden: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +75,17 @@ def split_recurrent(work: Work, types: Iterable[str]) -> Parts:
     types : iterable of str
         What the device multiplies in; cuDNN takes fp32 as tf32 where that is one of them.
     """
-    layers = [row for row, name in enumerate(work.operator.tolist()) if name in RECURRENT and work.shapes[row]]
-    if not layers:
+    rows = [row for row, name in enumerate(work.operator.tolist()) if name in RECURRENT]
+    known = {row: layers_of(work.operator[row], work.shapes[row], work.arguments[row]) for row in rows}
+    split = [
+        (row, *call)
+        for row, layers in known.items()
+        for layer in layers
+        for call in _calls(layer, is_backward=RECURRENT[work.operator[row]])
+    ]
+    if not split:
         return Parts(work, np.arange(len(work)), np.ones(len(work)))
-    others = np.setdiff1d(np.arange(len(work)), layers)
-    split = [(row, *call) for row in layers for call in _calls(work.operator[row], json.loads(work.shapes[row]))]
+    others = np.setdiff1d(np.arange(len(work)), [row for row, layers in known.items() if layers])
     has_tf32 = "tf32" in set(types)
     dtypes = [work.dtype[row] for row, *_ in split]
     dtypes = ["tf32" if name == "fp32" and has_tf32 else name for name in dtypes]
@@ -76,12 +99,28 @@ def split_recurrent(work: Work, types: Iterable[str]) -> Parts:
     return Parts(Work(**joined), owner, count)
 
 
-def _calls(operator: str, shapes: Sequence[Any]) -> list[_Call]:
+def layers_of(operator: str, shapes_text: str, arguments_text: str) -> list[Layer]:
+    """Layers of an operator of ``RECURRENT``, each direction by itself; none where shapes or arguments are unknown."""
+    shapes, arguments = (json.loads(text) if text else [] for text in (shapes_text, arguments_text))
+    try:
+        if "mkldnn" in operator:
+            (num_steps, batch, inner), (gates, _), (_, hidden) = shapes[:3]
+            return [Layer(num_steps, batch, inner, gates, hidden)]
+        stride = arguments[_CUDNN_STRIDE]
+        first, second, _ = shapes[0]
+        is_batch_first = arguments[_CUDNN_BATCH_FIRST[RECURRENT[operator]]]
+        batch, num_steps = (first, second) if is_batch_first else (second, first)
+        pairs = [(shapes[1][i], shapes[1][i + 1]) for i in range(0, len(shapes[1]), stride)]
+        return [Layer(num_steps, batch, inner, gates, hidden) for (gates, inner), (_, hidden) in pairs]
+    except (IndexError, TypeError, ValueError):
+        return []  # of another form: another model may know it
+
+
+def _calls(layer: Layer, *, is_backward: bool) -> list[_Call]:
     """Kernels of one layer of one direction."""
-    (num_steps, batch, inner), (gates, _), (_, hidden) = shapes[0], shapes[1], shapes[2]
-    rows = num_steps * batch
-    gate_shapes = [[batch, gates], [batch, gates]]
-    if not RECURRENT[operator]:
+    num_steps, batch, inner, gates, hidden = layer
+    rows, gate_shapes = num_steps * batch, [[batch, gates], [batch, gates]]
+    if not is_backward:
         return [
             ("aten::mm", [[rows, inner], [inner, gates]], 1),  # inputs of all steps at once
             ("aten::mm", [[batch, hidden], [hidden, gates]], num_steps),

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from windtunnel.errors import InputError
 from windtunnel.sources.memory.in_place import as_in_place
 from windtunnel.sources.memory.small_values import KnownValues
+from windtunnel.sources.torch.device_recurrent import BACKWARD, recurrent_gradients
 
 __all__ = ["fake_tensors"]
 
@@ -52,6 +53,8 @@ class _FakeOperators(KnownValues):
             if args[0].dtype.is_floating_point or args[0].dtype is torch.bool:
                 return args[0].dtype is torch.bool or 1.0
             raise DataDependentOutputException(func)  # a size, most likely
+        if func is BACKWARD:
+            return recurrent_gradients(args)
         func, args = as_in_place(func, args, named)
         result = func(*args, **named)
         if func is torch.ops.aten.mkldnn_rnn_layer.default and args[-1]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from windtunnel.sources.torch.device_recurrent import RECURRENT_MODES, recurrent
+
 __all__ = ["as_on_device", "attention", "device_functions", "dropout", "rms_norm"]
 
 # torch's own, which context parallelism replaces by name
@@ -37,6 +39,8 @@ def as_on_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return dropout(*args, **{_DROPOUTS[func].get(key, key): value for key, value in kwargs.items()})
     if func in _RMS_NORMS:
         return rms_norm(*args, **kwargs)
+    if func in RECURRENT_MODES and not kwargs:
+        return recurrent(func, args)
     return NotImplemented
 
 
