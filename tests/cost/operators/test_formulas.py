@@ -72,3 +72,21 @@ def test_a_loss_reads_one_score_of_each_row():
     loss = work("aten::nll_loss_forward", [scores, [4096], [], [], []], [None] * 5, moved=4 * 4096 * 50_304 + 40_000)
     assert floor_of(loss, CHIP).bound_ns[0] < 5_000
     assert price_ns(loss) < 40_000  # recorded on an H200: 18 us
+
+
+def test_a_transposed_convolution_is_priced_as_the_one_that_it_transposes():
+    small, large, weight = [32, 128, 16, 16], [32, 64, 32, 32], [128, 64, 4, 4]
+    options = [[2, 2], [1, 1], [1, 1]]
+    rows = [
+        work("aten::convolution", [images, weight], [None] * 3 + [*options, turned, [0, 0], 1], moved=1e7, dtype="tf32")
+        for images, turned in ((small, True), (large, False))
+    ]
+    transposed, plain = (facts_of(row).values for row in rows)
+    assert np.array_equal(transposed, plain)
+    assert price_ns(rows[0]) == price_ns(rows[1])
+
+    arguments = [None] * 4 + [*options, True, [0, 0], 1, [True, True, False]]
+    shapes = [large, small, weight]  # the gradient of the results, the inputs
+    backward = work("aten::convolution_backward", shapes, arguments, moved=1e7, dtype="tf32")
+    assert LearnedPricer().covers(backward, CHIP).all()
+    assert 1.2 * price_ns(rows[0]) < price_ns(backward) < 4 * price_ns(rows[0])

@@ -86,25 +86,33 @@ def attention_of(query: int, causal: int, *, is_backward: bool = False) -> Descr
 
 
 def describe_convolution(call: Call) -> tuple[str, Row]:
-    """A convolution of one to three dimensions, not transposed."""
+    """A convolution of one to three dimensions; a transposed one is taken as the one that it transposes."""
     images, weight = call.shapes[:2]
     pairs = [call.argument(index) for index in (3, 4, 5)]
-    sizes = [_out_size(size, side, *item) for size, side, *item in zip(images[2:], weight[2:], *pairs, strict=True)]
+    groups = int(call.argument(8, 1))
     if call.argument(6) is True:
-        return "", {}  # transposed: no timings
+        more = zip(images[2:], weight[2:], *pairs, call.argument(7), strict=True)
+        sizes = [_transposed_size(size, side, *item) for size, side, *item in more]
+        outputs = [images[0], weight[1] * groups, *sizes]
+        return "convolution", _windows(call, outputs, weight, images, call.stride(0), pairs[0], groups, 1)
+    sizes = [_out_size(size, side, *item) for size, side, *item in zip(images[2:], weight[2:], *pairs, strict=True)]
     outputs = [images[0], weight[0], *sizes]
-    return "convolution", _windows(call, images, weight, outputs, call.stride(0), pairs[0], int(call.argument(8, 1)), 1)
+    return "convolution", _windows(call, images, weight, outputs, call.stride(0), pairs[0], groups, 1)
 
 
 def _out_size(size: int, side: int, stride: int, padding: int, dilation: int) -> int:
     return int((size + 2 * padding - dilation * (side - 1) - 1) // stride + 1)
 
 
+def _transposed_size(size: int, side: int, stride: int, padding: int, dilation: int, more: int) -> int:
+    return int((size - 1) * stride - 2 * padding + dilation * (side - 1) + more + 1)
+
+
 def describe_convolution_backward(call: Call) -> tuple[str, Row]:
     """Gradients of a convolution by its inputs, its weights or both."""
     outputs, images, weight = call.shapes[:3]
     if call.argument(7) is True:
-        return "", {}
+        outputs, images = images, outputs
     requested = call.argument(10) or [True, True, False]
     count = int(bool(requested[0])) + int(bool(requested[1]))
     row = _windows(call, images, weight, outputs, call.stride(1), call.argument(4), int(call.argument(9, 1)), count)
