@@ -92,7 +92,7 @@ def describe_convolution(call: Call) -> tuple[str, Row]:
     groups = int(call.argument(8, 1))
     if call.argument(6) is True:
         more = zip(images[2:], weight[2:], *pairs, call.argument(7), strict=True)
-        sizes = [_transposed_size(size, side, *item) for size, side, *item in more]
+        sizes = [_size_of_transpose(size, side, *item) for size, side, *item in more]
         outputs = [images[0], weight[1] * groups, *sizes]
         return "convolution", _windows(call, outputs, weight, images, call.stride(0), pairs[0], groups, 1)
     sizes = [_out_size(size, side, *item) for size, side, *item in zip(images[2:], weight[2:], *pairs, strict=True)]
@@ -104,7 +104,7 @@ def _out_size(size: int, side: int, stride: int, padding: int, dilation: int) ->
     return int((size + 2 * padding - dilation * (side - 1) - 1) // stride + 1)
 
 
-def _transposed_size(size: int, side: int, stride: int, padding: int, dilation: int, more: int) -> int:
+def _size_of_transpose(size: int, side: int, stride: int, padding: int, dilation: int, more: int) -> int:
     return int((size - 1) * stride - 2 * padding + dilation * (side - 1) + more + 1)
 
 
