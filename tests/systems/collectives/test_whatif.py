@@ -71,6 +71,19 @@ def test_chunks_of_products_hide_the_ring():
     assert graph.duration_ns.sum() == changed.duration_ns.sum()
 
 
+def test_chunks_are_copied_ahead_of_an_all_gather_and_summed_behind_a_reduce_scatter():
+    graph = Layer().build()
+    # memory moves a byte per nanosecond, as the input shows
+    moved = np.where(graph.select(op="input"), graph.duration_ns, 0)
+    changed = async_tensor_parallel(graph.with_columns(bytes_read=moved))
+
+    # 64 bytes among 4: a chunk of 16 is read and written from 10 to 42, before the first product and the first message;
+    # products until 122, as does the last message; 64 are read and 16 written until 202
+    assert 10 + 32 + 40 + 40 + 80 + 5 == replay(changed).makespan_ns
+    passes = changed.select(name="copy own chunk|sum chunks")
+    assert [32, 80] == changed.duration_ns[passes].tolist()
+
+
 def test_a_ring_that_is_longer_than_its_product_is_waited_for():
     graph = Layer().build()
     gather = graph.select(op="all_gather")

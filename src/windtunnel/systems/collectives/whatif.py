@@ -7,7 +7,15 @@ with each all-gather before products, and each reduce-scatter behind one, cut in
     products    [0][1][2][3]              reduce-scatter  [0][1][2]     chunk 3 is the rank's own
 
 A product starts on a chunk when it has come; a ring starts on a chunk when it is computed. Copies between the two,
-such as ``cat``, are cut, too. Not here: prices; a chunk of a product is taken to cost its share of the product.
+such as ``cat``, are cut, too. Chunks travel between buffers that all ranks see, and no kernel adds them up on the way,
+which costs two passes over memory on the stream that computes:
+
+    ahead of an all-gather      the rank's own chunk is copied to its buffer, before any peer reads it
+    behind a reduce-scatter     the chunks of all ranks, which lie next to each other, are summed
+
+A graph that does not say how fast memory is has neither.
+
+Not here: prices; a chunk of a product is taken to cost its share of the product.
 
 References
 ----------
@@ -29,6 +37,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate.limits import other_order
+from windtunnel.whatifs.insert_tasks import memory_bandwidth, traffic_ns
 
 __all__ = ["async_tensor_parallel"]
 
@@ -206,7 +215,8 @@ def _cut(rings: list[_Ring], graph: Graph, num: int) -> Graph:
     graph = graph.split(_mask(graph, messages), num - 1)  # a rank's own chunk stays where it is
     sent = {row: _pieces(row, index, messages, first_copy, num - 1) for index, row in enumerate(messages.tolist())}
     graph = _chunk_waits(graph, before, rings, pieces, sent)
-    return _reorder(graph, rings, pieces, orders)
+    graph, passes = _add_passes(graph, before, rings, sent)
+    return _reorder(graph, rings, pieces, orders, passes)
 
 
 def _mask(graph: Graph, rows: Ints) -> NDArray[np.bool_]:
@@ -252,14 +262,58 @@ def _chunk_waits(
     return _join(graph, pairs, EdgeKind.DATA)
 
 
+def _add_passes(
+    graph: Graph, before: Graph, rings: list[_Ring], sent: dict[int, list[int]]
+) -> tuple[Graph, dict[int, int]]:
+    """Copy own chunks ahead of all-gathers, sum chunks behind reduce-scatters; the row of each ring's pass."""
+    tasks, leaders = graph.tasks, np.array([ring.computed[0] for ring in rings], np.int64)
+    try:
+        bytes_per_s = memory_bandwidth(before, None)
+    except NotApplicableError:
+        return graph, {}
+    if "message_bytes" not in tasks:
+        return graph, {}
+    size_bytes = before.tasks["message_bytes"][[ring.message for ring in rings]].astype(np.float64)
+    share = np.array([1 / ring.num_chunks for ring in rings])
+    is_gather = np.array([ring.is_gather for ring in rings])
+    moved = size_bytes * np.where(is_gather, 2 * share, 1 + share)
+    columns = {
+        "name": np.where(is_gather, "copy own chunk", "sum chunks").tolist(),
+        "op": np.where(is_gather, "aten::copy_", "aten::sum").tolist(),
+        "kind": int(Kind.COMPUTE),
+        "duration_ns": traffic_ns(moved, bytes_per_s),
+        "cost_source": "memory traffic",
+        **{name: tasks[name][leaders] for name in ("phase", "iteration", "rank", "resource") if name in tasks},
+    }
+    rows = graph.num_tasks + np.arange(len(rings))
+    indptr, incoming = before.predecessors_csr()
+    pairs: list[tuple[int, int]] = []
+    edges = graph.edges
+    for row, ring in zip(rows.tolist(), rings, strict=True):
+        chunks = sent[ring.message]
+        if ring.is_gather:
+            incident = incoming[indptr[ring.message] : indptr[ring.message + 1]]
+            incident = incident[before.edges["kind"][incident] == EdgeKind.DATA]
+            pairs += [(int(source), row) for source in before.edges["src"][incident]] + [(row, chunks[0])]
+        else:
+            read = (edges["src"] == chunks[-1]) & (edges["kind"] != EdgeKind.ORDER)
+            pairs += [(chunks[-1], row), *((row, int(reader)) for reader in edges["dst"][read])]
+    extended = graph.insert(columns)
+    joined = _join(extended, np.array(pairs, dtype=np.int64).reshape(-1, 2), EdgeKind.DATA)
+    return joined, dict(zip(leaders.tolist(), rows.tolist(), strict=True))
+
+
 def _order_of(graph: Graph, stream: int) -> list[int]:
     """Tasks of a resource as they follow each other."""
     order = graph.topological_order()
     return [int(row) for row in order[graph.tasks["resource"][order] == stream]]
 
 
-def _reorder(graph: Graph, rings: list[_Ring], pieces: dict[int, list[int]], orders: dict[int, list[int]]) -> Graph:
-    """On its stream each chunk goes through all tasks of its ring before the next one."""
+def _reorder(
+    graph: Graph, rings: list[_Ring], pieces: dict[int, list[int]], orders: dict[int, list[int]],
+    passes: dict[int, int],
+) -> Graph:  # fmt: skip
+    """On its stream each chunk goes through all tasks of its ring before the next one; passes come first, or last."""
     leader = {ring.computed[0]: ring for ring in rings}
     inside = {row for ring in rings for row in ring.computed}
     edges = graph.edges
@@ -267,7 +321,9 @@ def _reorder(graph: Graph, rings: list[_Ring], pieces: dict[int, list[int]], ord
         new: list[int] = []
         for row in order:
             if row in leader:
-                new += itertools.chain.from_iterable(zip(*(pieces[item] for item in leader[row].computed), strict=True))
+                ring, extra = leader[row], [passes[row]] if row in passes else []
+                chunks = itertools.chain.from_iterable(zip(*(pieces[item] for item in ring.computed), strict=True))
+                new += [*extra, *chunks] if ring.is_gather else [*chunks, *extra]
             elif row not in inside:
                 new.append(row)
         on_stream = graph.tasks["resource"] == stream
