@@ -1,6 +1,7 @@
 """A data-parallel job as its users write it, around the model of a workload; bars run it unmodified, in processes.
 
 torchrun --nproc-per-node 2 benchmarks/ddp_job.py mlp
+torchrun --nproc-per-node 2 benchmarks/ddp_job.py vit --size=small --batch=2 --adamw --bucket-mb=4
 python benchmarks/ddp_job.py mlp --alone
 """
 
@@ -17,18 +18,17 @@ NUM_STEPS = 1_000_000
 def main(name: str, *options: str) -> None:
     """Train on batches that rest in memory, until whoever runs this has enough."""
     known = registry.get("workload", name).parameters
-    batch = [int(option.partition("=")[2]) for option in options if option.startswith("--batch=")]
-    parameters = {"size": "tiny"} if "size" in known else {}
-    parameters |= {"batch_size": batch[0]} if batch else {}
+    given = dict(option.removeprefix("--").split("=") for option in options if "=" in option)
+    parameters = {"size": given.get("size", "tiny")} if "size" in known else {}
+    parameters |= {"batch_size": int(given["batch"])} if "batch" in given else {}
     workload = registry.get("workload", name).function(**parameters)
     if workload.supervised is None:
         sys.exit(f"{name} has no one batch and no one loss")
     model, pieces = workload.models[0], workload.supervised
-    caps = [float(option.partition("=")[2]) for option in options if option.startswith("--bucket-mb=")]
     if "--alone" not in options:
         torch.distributed.init_process_group("gloo")
-        given = {"bucket_cap_mb": caps[0]} if caps else {}
-        model = DistributedDataParallel(model, **given)
+        caps = {"bucket_cap_mb": float(given["bucket-mb"])} if "bucket-mb" in given else {}
+        model = DistributedDataParallel(model, **caps)
     optimizer = (
         torch.optim.AdamW(model.parameters(), lr=1e-4)
         if "--adamw" in options

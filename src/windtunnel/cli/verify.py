@@ -52,7 +52,7 @@ def verify(
     graph: Annotated[
         Path | None, typer.Option(metavar="GRAPH", help="Capture of the baseline (default: captured now).")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Maximum number of interleaved rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=3, help="Maximum number of interleaved rounds.")] = None,
     time_limit: TimeLimit = "",
     fail_over: Annotated[
         str, typer.Option(metavar="RATIO", help="Exit with code 1 if the error of a prediction exceeds this ratio.")

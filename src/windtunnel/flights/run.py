@@ -112,7 +112,9 @@ def verify(
     with interrupt_after(left_s(), f"the prediction of {request}"):
         answer = whatif(graph, [request], prices=prices, database=database)[0]
     if not answer.is_applicable:
-        raise NotApplicableError(f"{request} does not apply here: {answer.reason}", where=str(subject))
+        raise NotApplicableError(
+            f"{request} does not apply here: {answer.reason}", where=str(subject), fix=answer.advice
+        )
     require_memory(answer, subject)
     rule = rule or (StopRule() if time_limit_s is None else StopRule(time_limit_s=time_limit_s))
     measured = fly(

@@ -14,7 +14,7 @@ from windtunnel.systems.collectives import sliced
 __all__ = ["main"]
 
 
-DEFAULTS = {"optimizer": "adam", "steps": 12, "is_sliced": True, "clips": None, "accumulates": 1}
+DEFAULTS = {"optimizer": "adam", "steps": 12, "is_sliced": True, "clips": None, "accumulates": 1, "is_scaled": False}
 
 
 class Net(torch.nn.Module):
@@ -78,6 +78,7 @@ def _run(worker, config, program, net, groups):
     optimizer = OPTIMIZERS[config["optimizer"]](groups)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
     program.add([model], [optimizer])
+    scaler = torch.amp.GradScaler("cpu", enabled=config["is_scaled"])
     torch.manual_seed(1 + worker.rank)
     losses = []
     for step in range(config["steps"]):
@@ -89,10 +90,11 @@ def _run(worker, config, program, net, groups):
                     torch.nn.functional.mse_loss(model(x), y).backward()
             else:
                 loss = torch.nn.functional.mse_loss(model(x), y)
-                loss.backward()
+                scaler.scale(loss).backward()
         if config["clips"]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), config["clips"])
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         scheduler.step()
         losses.append(float(loss))
         if step == 8:

@@ -6,7 +6,8 @@ import pytest
 
 from windtunnel.measure.workers import Workers
 from windtunnel.sources.torch.live import LiveProgram
-from windtunnel.systems.collectives.background import chunk_bounds
+from windtunnel.systems.collectives.background import ring_plan
+from windtunnel.systems.collectives.plan import Send
 from windtunnel.testing import FlightContract
 
 pytest.importorskip("torch")
@@ -22,6 +23,7 @@ REFUSED = {
     "adafactor": ({"optimizer": "adafactor"}, "Adafactor may need more than a slice of a parameter"),
     "part": ({"optimizer": "part"}, "the optimizer updates .* parameters, and DDP averages"),
     "unused": ({"ddp": {"find_unused_parameters": True}}, "the model uses find_unused_parameters=True"),
+    "scaled": ({"is_scaled": True}, "a GradScaler unscales the gradients of each rank"),
     "reduced twice": ({"accumulates": 2, "forgets_no_sync": True}, "gradients are reduced twice before an update"),
 }
 
@@ -90,12 +92,20 @@ def test_what_a_slice_cannot_do_is_refused_with_the_reason(pair, name):
         assert re.search(REFUSED[name][1], rank[name]["error"])
 
 
-def test_chunks_cover_a_tensor_of_any_size():
+def test_pieces_of_a_ring_cover_a_tensor_of_any_size_and_meet_by_tag():
     for size in (0, 1, 3, 10, 4096):
-        for num_ranks in (1, 2, 3, 7):
-            bounds = [chunk_bounds(size, num_ranks, rank) for rank in range(num_ranks)]
-            covered = [item for start, stop in bounds for item in range(start, stop)]
-            assert list(range(size)) == covered
+        for num_ranks in (1, 2, 3, 5):
+            for is_gather in (False, True):
+                plans = [ring_plan(rank, num_ranks, size, 3, is_gather) for rank in range(num_ranks)]
+                items = [(rank, item) for rank, plan in enumerate(plans) for item in plan]
+                sends = [(rank, item) for rank, item in items if isinstance(item, Send)]
+                sent = {(rank, item.peer, item.tag, item.source.size) for rank, item in sends}
+                received = {(item.peer, rank, item.tag, item.target.size) for rank, item in items
+                            if not isinstance(item, Send)}  # fmt: skip
+
+                assert sent == received
+                assert (num_ranks - 1) * size == sum(elements for *_, elements in sent)
+                assert len(sent) == len(sends)
 
 
 class TestFlight(FlightContract):

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 
 from tests.averaging_job import SIZES, averaging_job
+from windtunnel.cost.rerun import CarryingNeed
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import GraphBuilder, Kind, Phase, ResourceKind
+from windtunnel.graph import Kind, Phase
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
-from windtunnel.systems.collectives.contention import slowdown_by_messages
 from windtunnel.systems.collectives.whatif_optimizer import sliced_optimizer
 from windtunnel.testing import WhatIfContract
 from windtunnel.whatifs import apply, parse_request, whatif
-from windtunnel.whatifs.buckets import Averaging
 
 # a nanosecond per byte: halves of 500, 1000 and 2000 ns
 PER_LAYER = {"messages": ((0,), (1,), (2,)), "message_ns": (1000, 2000, 4000)}
@@ -93,21 +92,17 @@ def test_the_answer_is_within_its_limits():
     assert answer.limits.max_speedup >= answer.speedup
 
 
-def test_the_slowdown_is_that_of_equal_work_with_and_without_messages():
-    builder = GraphBuilder()
-    host, wire = builder.resource("host", ResourceKind.HOST_THREAD), builder.resource("wire", ResourceKind.LINK)
-    common = {"kind": Kind.COMPUTE, "flops": 10, "rank": 0}
-    first = builder.task("mm", resource=host, duration_ns=1_000_000, **common)
-    slowed = builder.task("mm", resource=host, duration_ns=1_200_000, **common)
-    other = builder.task("relu", resource=host, duration_ns=900_000, **common)
-    message = builder.task("all_reduce", kind=Kind.COMM, resource=wire, duration_ns=1_200_000, rank=0)
-    builder.edge(first, slowed)
-    builder.edge(slowed, other)
-    builder.edge(first, message)
-    none = np.empty(0, np.int64)
-    averaging = Averaging((0,), (), none, none, np.array([[message]]), 0.0, 1.0)
+def test_ranks_without_a_core_to_spare_need_to_know_what_messages_cost_computing():
+    ranks = {"num_ranks": 2, "bandwidth_bytes_per_s": 2e9}
+    graph = by_layer().with_meta(hardware={"num_cores": 2, "num_threads": 1})
+    job = graph.with_meta(origin={**graph.meta.origin, "ranks": ranks})
+    change = sliced_optimizer(job)
 
-    assert slowdown_by_messages(builder.build(), averaging) == pytest.approx(1.2)
+    assert change.needs == (CarryingNeed(2, 2e9),)
+    assert period_ns(change.finish(0.1)) == period_ns(sliced_optimizer(job, slowdown=1.1)) == 9360
+    assert period_ns(change.published()) == 9160
+    with_cores = job.with_meta(hardware={"num_cores": 3, "num_threads": 1})
+    assert period_ns(sliced_optimizer(with_cores)) == 9160
 
 
 def test_what_cannot_be_sliced_is_refused_with_the_reason():

@@ -1,11 +1,11 @@
 """Operators that are run again in another form, for what-ifs: the one door of this sub-package.
 
 In: what a what-if needs to know (``Need``: operators in a new form, an update with other options, gradients averaged
-between processes, a peak of memory). Out: prices, each looked up in the profile database first and measured here
-otherwise. Needs are plain values: to state one runs nothing.
+between processes, what messages cost computing, a peak of memory). Out: prices, each looked up in the profile database
+first and measured here otherwise. Needs are plain values: to state one runs nothing.
 
-Internal modules: ``arguments``, ``chunked_loss``, ``gloo_worker``, ``inputs``, ``interpreter``, ``lengths``,
-``resize``, ``segments``, ``stopwatch``.
+Internal modules: ``arguments``, ``carrying_worker``, ``chunked_loss``, ``gloo_worker``, ``inputs``, ``interpreter``,
+``lengths``, ``resize``, ``segments``, ``stopwatch``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.memory import ProgramPeak
 from windtunnel.cost.rerun.needs import (
     AveragingNeed,
+    CarryingNeed,
     Need,
     OperatorsNeed,
     PeakNeed,
@@ -48,6 +49,7 @@ __all__ = [
     "SENDERS",
     "AveragingNeed",
     "Call",
+    "CarryingNeed",
     "Form",
     "Need",
     "OperatorsNeed",

@@ -16,7 +16,16 @@ from windtunnel.cost.rerun.form import Form
 from windtunnel.cost.rerun.optimizer import UpdateForm
 from windtunnel.cost.rerun.program import Program
 
-__all__ = ["AveragingNeed", "Need", "OperatorsNeed", "PeakNeed", "ReducingNeed", "UpdateNeed", "UpdatePeakNeed"]
+__all__ = [
+    "AveragingNeed",
+    "CarryingNeed",
+    "Need",
+    "OperatorsNeed",
+    "PeakNeed",
+    "ReducingNeed",
+    "UpdateNeed",
+    "UpdatePeakNeed",
+]
 
 _MIB = 1 << 20
 
@@ -96,6 +105,29 @@ class AveragingNeed(Need):
     def key(self) -> str:
         """Bytes and processes."""
         return f"averaging of {self.size_bytes} bytes between {self.num_ranks} processes"
+
+
+@dataclass(frozen=True, eq=False)
+class CarryingNeed(Need):
+    """What processes that compute with a thread each lose while messages are under way; its price is a ratio of times.
+
+    Parameters
+    ----------
+    num_ranks : int
+    bandwidth_bytes_per_s : float or None
+        Of each process's link; None is the loopback.
+    latency_ns : int
+    """
+
+    num_ranks: int
+    bandwidth_bytes_per_s: float | None = None
+    latency_ns: int = 0
+
+    @property
+    def key(self) -> str:
+        """Processes and link."""
+        rate = f"{self.bandwidth_bytes_per_s:.0f} bytes/s" if self.bandwidth_bytes_per_s else "the loopback"
+        return f"computing of {self.num_ranks} processes while messages use {rate}, {self.latency_ns} ns"
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,12 @@ from typing import Any
 
 from windtunnel.base.progress import Progress
 from windtunnel.cost.rerun.averaging import averaging_ns, reducing_ns
+from windtunnel.cost.rerun.carrying import carrying_ratio
 from windtunnel.cost.rerun.form import BASELINE
 from windtunnel.cost.rerun.memory import program_peaks, update_extra_bytes
 from windtunnel.cost.rerun.needs import (
     AveragingNeed,
+    CarryingNeed,
     Need,
     OperatorsNeed,
     PeakNeed,
@@ -98,6 +100,8 @@ def _price(need: Need, database: ProfileDatabase, budget_s: float | None) -> Any
         )
     if isinstance(need, AveragingNeed):
         return averaging_ns(need.size_bytes, need.num_ranks, database=database)
+    if isinstance(need, CarryingNeed):
+        return carrying_ratio(need.num_ranks, need.bandwidth_bytes_per_s, need.latency_ns, database=database)
     assert isinstance(need, ReducingNeed)
     return reducing_ns(
         need.shapes,

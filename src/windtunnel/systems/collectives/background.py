@@ -1,8 +1,9 @@
 """Reduce-scatter and all-gather of flat tensors in a thread of their own, over gloo's send and receive.
 
-In: flat tensors, in an order that is the same on all ranks. Out: jobs that can be waited for. Gloo has no reliable
-reduce-scatter on CPUs, so both are rings on point-to-point messages, cut into pieces: a piece travels on as soon as it
-has been added. For two ranks the ring is a direct exchange. Not here: which tensors, and why (``sliced``).
+In: flat tensors, in an order that is the same on all ranks. Out: jobs that can be waited for. Gloo's reduce-scatter on
+CPUs is an all-reduce, with all of its bytes, so both are the plans' rings (``rings``), cut into pieces: a piece travels
+on as soon as it has been added. For two ranks the ring is a direct exchange. Not here: which tensors, and why
+(``sliced``).
 """
 
 from __future__ import annotations
@@ -10,26 +11,55 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from windtunnel.systems.collectives.layouts import block
+from windtunnel.systems.collectives.plan import Receive, ReceiveReduce, Send, View
+from windtunnel.systems.collectives.rings import Hop, RingPlace, gather_hops, reduce_hops
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BackgroundRing", "Job", "chunk_bounds"]
+__all__ = ["BackgroundRing", "Job"]
+
+RingPlan = tuple[Send | Receive | ReceiveReduce, ...]
+FLAT, PARTIAL = "flat", "partial"  # buffers of plans: the tensor, and sums on their way
 
 
-def chunk_bounds(size: int, num_ranks: int, rank: int) -> tuple[int, int]:
-    """First element of a rank's chunk of a flat tensor, and the first behind it.
+@cache
+def ring_plan(rank: int, num_ranks: int, size: int, num_pieces: int, is_gather: bool) -> RingPlan:
+    """A ring over a flat tensor, whose pieces travel independently.
 
-    All chunks have the same size but for the last ones, which may be shorter.
+    Each message has a tag of its own, the same on both of its ranks.
 
     Examples
     --------
-    >>> [chunk_bounds(10, 4, rank) for rank in range(4)]
-    [(0, 3), (3, 6), (6, 9), (9, 10)]
+    >>> [str(item) for item in ring_plan(0, 2, 6, 1, True)]
+    ['send flat[0:3] to rank 1 (tag 0)', 'receive flat[3:6] from rank 1 (tag 0)']
     """
-    length = -(-size // num_ranks)
-    return min(rank * length, size), min((rank + 1) * length, size)
+    full, place, width = View(FLAT, 0, (size,)), RingPlace(rank, num_ranks), block(size, 0, num_ranks)[1]
+
+    def hops(piece: int) -> list[Hop]:
+        def part(chunk: int) -> View:
+            start, stop = block(size, chunk, num_ranks)
+            first, last = block(stop - start, piece, num_pieces)
+            return full.part(start + first, last - first)
+
+        first, last = block(width, piece, num_pieces)
+        work = [View(PARTIAL, offset + first, (last - first,)) for offset in (0, width)]
+        return gather_hops(place, part, 0) if is_gather else reduce_hops(place, part, part(rank), work, 0)
+
+    items: list[Any] = []
+    pieces = [hops(piece) for piece in range(num_pieces)]
+    for step in range(num_ranks):
+        for piece, steps in enumerate(pieces):  # what has arrived is added, and travels on at once
+            arrived: list[Any] = steps[step - 1].rest if step else []
+            following: list[Any] = steps[step].sends if step < len(steps) else []
+            items += [replace(item, tag=(step - 1) * num_pieces + piece) for item in arrived]
+            items += [replace(item, tag=step * num_pieces + piece) for item in following]
+    return tuple(items)
 
 
 class Job:
@@ -82,12 +112,12 @@ class BackgroundRing:
         self._thread.start()
 
     def reduce_scatter(self, flat: torch.Tensor) -> Job:
-        """Let this rank's chunk become the mean over all ranks; the other chunks are overwritten with partial sums."""
-        return self._submit(lambda: self._reduce_scatter(flat))
+        """Let this rank's chunk become the mean over all ranks."""
+        return self._submit(lambda: self._run(flat, is_gather=False))
 
     def all_gather(self, flat: torch.Tensor) -> Job:
         """Let each chunk become that of its rank."""
-        return self._submit(lambda: self._all_gather(flat))
+        return self._submit(lambda: self._run(flat, is_gather=True))
 
     def all_reduce(self, value: torch.Tensor) -> Job:
         """Let a small tensor become its sum over all ranks."""
@@ -110,77 +140,55 @@ class BackgroundRing:
             while (job := self._jobs.get()) is not None:
                 job.run()
 
-    def _reduce_scatter(self, flat: torch.Tensor) -> None:
-        # Chunk c starts at rank c + 1 and ends, reduced, at rank c: rank r sends chunk r - 1 - j in step j.
-        chunks = self._chunks(flat)
-        scratch = self._scratch_like(flat)
-        length = max(map(len, chunks))
-        incoming = [
-            scratch[step * length :][: len(self._chunk(chunks, -2 - step))] for step in range(self.num_ranks - 1)
-        ]
-
-        def add(step: int, start: int, stop: int) -> torch.Tensor:
-            part = self._chunk(chunks, -2 - step)[start:stop]
-            part += incoming[step][start:stop]
-            if step == self.num_ranks - 2:  # it is this rank's own, and still in the cache
-                part /= self.num_ranks
-            return part
-
-        self._go_round(self._chunk(chunks, -1), incoming, add)
-
-    def _all_gather(self, flat: torch.Tensor) -> None:
-        chunks = self._chunks(flat)
-        incoming = [self._chunk(chunks, -1 - step) for step in range(self.num_ranks - 1)]
-        self._go_round(self._chunk(chunks, 0), incoming, lambda step, start, stop: incoming[step][start:stop])
-
-    def _go_round(
-        self, first: torch.Tensor, incoming: list[torch.Tensor], arrive: Callable[[int, int, int], torch.Tensor]
-    ) -> None:
-        """Send a chunk to the next rank, and in each step what ``arrive`` makes of the piece that came before.
+    def _run(self, flat: torch.Tensor, *, is_gather: bool) -> None:
+        """Do what the plan says.
 
         All receives are posted before anything is sent: gloo announces them on the connection that the data uses, and
         behind data they would come late.
         """
-        piece = max(1, self._piece_bytes // first.element_size())
-        after, before = (self.rank + 1) % self.num_ranks, (self.rank - 1) % self.num_ranks
-        # every rank counts tags alike, though chunks may differ in length: a chunk has as many tags as the longest
-        width = -(-max(len(first), *map(len, incoming), 1) // piece) if incoming else 1
-        tag, self._tag = self._tag, (self._tag + width * self.num_ranks) % (1 << 30)
-        receives = [
-            [
-                (start, min(start + piece, len(chunk)), self._group.recv([part], before, tag + step * width + index))
-                for index, start in enumerate(range(0, len(chunk), piece))
-                for part in (chunk[start : start + piece],)
-            ]
-            for step, chunk in enumerate(incoming)
-        ]
-        sends = []
-        if incoming:
-            parts = first.split(piece) if len(first) else ()
-            sends = [self._group.send([part], after, tag + index) for index, part in enumerate(parts)]
-        for step, works in enumerate(receives):
-            for index, (start, stop, work) in enumerate(works):
-                work.wait()
-                part = arrive(step, start, stop)
-                if step + 1 < len(receives):
-                    sends.append(self._group.send([part], after, tag + (step + 1) * width + index))
-        for work in sends:
-            work.wait()
-
-    def _chunks(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        bounds = (chunk_bounds(len(flat), self.num_ranks, rank) for rank in range(self.num_ranks))
-        return [flat[start:stop] for start, stop in bounds]
-
-    def _chunk(self, chunks: list[torch.Tensor], offset: int) -> torch.Tensor:
-        return chunks[(self.rank + offset) % self.num_ranks]
-
-    def _scratch_like(self, flat: torch.Tensor) -> torch.Tensor:
-        """Room for the chunks that come in, and maybe more."""
         import torch
 
-        length = (self.num_ranks - 1) * -(-len(flat) // self.num_ranks)
+        count = max(1, -(-len(flat) * flat.element_size() // (self.num_ranks * self._piece_bytes)))
+        plan = ring_plan(self.rank, self.num_ranks, len(flat), count, is_gather)
+        base, self._tag = self._tag, (self._tag + count * self.num_ranks) % (1 << 30)
+        arrivals = [item for item in plan if not isinstance(item, Send)]
+        ends = [item.target.start + item.target.size for item in arrivals if item.target.buffer == PARTIAL]
+        sizes = [item.target.size * isinstance(item, ReceiveReduce) for item in arrivals]
+        scratch = self._scratch_like(flat, max(ends, default=0) + sum(sizes))
+        buffers, free = {FLAT: flat, PARTIAL: scratch}, max(ends, default=0)
+
+        def memory(view: View) -> torch.Tensor:
+            return buffers[view.buffer][view.start : view.start + view.size]
+
+        messages = []
+        for arrival, size in zip(arrivals, sizes, strict=True):
+            message = scratch[free : free + size] if size else memory(arrival.target)
+            free += size
+            messages.append((self._group.recv([message], arrival.peer, base + arrival.tag), message))
+        coming, sends = iter(messages), dict[tuple[str, int], Any]()
+        for item in plan:
+            if isinstance(item, Send):
+                sends[item.source.buffer, item.source.start] = self._group.send(
+                    [memory(item.source)], item.peer, base + item.tag
+                )
+                continue
+            work, message = next(coming)
+            work.wait()
+            if (leaving := sends.pop((item.target.buffer, item.target.start), None)) is not None:
+                leaving.wait()  # a sum of two steps ago may still be on its way
+            if isinstance(item, ReceiveReduce):
+                total = torch.add(memory(item.own), message, out=memory(item.target))
+                if item.target.buffer == FLAT:  # it is this rank's own, and still in the cache
+                    total /= self.num_ranks
+        for work in sends.values():
+            work.wait()
+
+    def _scratch_like(self, flat: torch.Tensor, size: int) -> torch.Tensor:
+        """Room for so many elements, and maybe more."""
+        import torch
+
         scratch: torch.Tensor | None = self._scratch
-        if scratch is None or scratch.dtype != flat.dtype or len(scratch) < length:
-            scratch = torch.empty(length, dtype=flat.dtype)
+        if scratch is None or scratch.dtype != flat.dtype or len(scratch) < size:
+            scratch = torch.empty(size, dtype=flat.dtype)
             self._scratch = scratch
         return scratch

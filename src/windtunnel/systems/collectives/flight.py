@@ -68,16 +68,18 @@ def sliced_optimizer(program: LiveProgram, *, overlaps_forward: bool = True) -> 
         for model in program.models:
             if isinstance(model, Reducing):
                 add(model)
-        _clip_slices(stack, sliced)
+        _change_slices(stack, sliced)
         stack.enter_context(program.each_step(step))
         yield
 
 
-def _clip_slices(stack: ExitStack, sliced: list[SlicedOptimizer]) -> None:
-    """Let torch's functions that clip gradients clip slices; they have to be found by scripts that start now."""
+def _change_slices(stack: ExitStack, sliced: list[SlicedOptimizer]) -> None:
+    """Let torch's functions that change gradients change slices, or refuse; scripts that start now find them."""
     import torch.nn.utils as utils
+    from torch.amp.grad_scaler import GradScaler
     from torch.nn.utils import clip_grad
 
+    unscale: Any = GradScaler._unscale_grads_
     norm, value = clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_
 
     @functools.wraps(norm)
@@ -98,6 +100,17 @@ def _clip_slices(stack: ExitStack, sliced: list[SlicedOptimizer]) -> None:
             )
         value(listed, *args, **kwargs)
 
+    @functools.wraps(unscale)
+    def refuse_to_unscale(*args: Any, **kwargs: Any) -> Any:
+        if sliced and sliced[0].is_in_effect:
+            raise FlightError(
+                "a GradScaler unscales the gradients of each rank while they are still being reduced",
+                where="GradScaler",
+                fix="ask for the prediction only, or train in bfloat16, which needs no scaler",
+            )
+        return unscale(*args, **kwargs)
+
+    stack.callback(swap(GradScaler, "_unscale_grads_", refuse_to_unscale))
     for owner in (utils, clip_grad):
         stack.callback(swap(owner, "clip_grad_norm_", clip_norm))
         stack.callback(swap(owner, "clip_grad_value_", clip_value))

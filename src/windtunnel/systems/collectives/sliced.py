@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import FlightError, NotApplicableError
+from windtunnel.sources.torch.annotate import asks_to_compile
 from windtunnel.sources.torch.live import Undo, swap
 from windtunnel.systems.collectives.background import BackgroundRing, Job
 from windtunnel.systems.collectives.slices import Bucket, cut_bucket, gather_state, move_state
@@ -181,9 +182,14 @@ class SlicedOptimizer:
             gradient.mul_(factor)
         return norm
 
+    @property
+    def is_in_effect(self) -> bool:
+        """Whether ranks hold slices, as DDP has settled on its buckets."""
+        return bool(self._buckets)
+
     def owns(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether the schedule is in effect for some of these parameters."""
-        return bool(self._buckets) and not self._ids().isdisjoint(map(id, parameters))
+        return self.is_in_effect and not self._ids().isdisjoint(map(id, parameters))
 
     def wait(self, *_: object) -> None:
         """Wait until this rank has all parameters."""
@@ -210,6 +216,12 @@ class SlicedOptimizer:
         is_settled, self._previous = bool(layout) and layout == self._previous, layout
         if not is_settled:
             return
+        if self._overlaps_forward and asks_to_compile():
+            raise NotApplicableError(
+                "compiled code reads parameters without waiting for them",
+                where="torch.compile",
+                fix="ask for sliced-optimizer:overlaps_forward=False",
+            )
         _require_elementwise(optimizer, {item for ids in layout for item in ids})
         self.optimizer = optimizer
         self._buckets = [

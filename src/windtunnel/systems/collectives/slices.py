@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import NotApplicableError
-from windtunnel.systems.collectives.background import BackgroundRing, chunk_bounds
+from windtunnel.systems.collectives.background import BackgroundRing
+from windtunnel.systems.collectives.layouts import block
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +86,7 @@ def cut_bucket(
 
     group_of = {id(item): number for number, group in enumerate(optimizer.param_groups) for item in group["params"]}
     flat = torch.empty_like(buffer)
-    low, high = chunk_bounds(len(flat), num_ranks, rank)
+    low, high = block(len(flat), rank, num_ranks)
     owners, cuts = [], []
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -3,27 +3,29 @@
 In: a graph of several ranks that average gradients, one iteration. Out: a few iterations in which each all-reduce is
 its two halves: the reduce-scatter where it was, the all-gather behind the update of its bucket, and forward tasks that
 wait for the all-gather of their own parameters only. Not here: jobs whose updates run on GPUs (``whatif_on_devices``),
-other buckets (gradient-buckets comes before, with a +), how much messages slow computing (``contention``).
+other buckets (gradient-buckets comes before, with a +).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
+from windtunnel.cost.rerun import CarryingNeed
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.ranks import arrivals
 from windtunnel.simulate.limits import Baseline, other_order
-from windtunnel.systems.collectives.contention import slowdown_by_messages
 from windtunnel.systems.collectives.whatif_on_devices import slice_on_devices, updates_on_devices
 from windtunnel.whatifs.buckets import Averaging, averaging_of
 from windtunnel.whatifs.insert_tasks import insert_ahead, insert_behind, is_on_host, rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 from windtunnel.whatifs.shared_cores import host_threads
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["sliced_optimizer"]
 
@@ -32,7 +34,7 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 _COPIES = r"aten::copy_|aten::_foreach_copy_"
 _SOURCE = "Jangda et al., CoCoNet, ASPLOS 2022"
-_HALF, _CONTENTION = "half of an all-reduce", "contention, fitted to the capture"
+_HALF, _CARRYING = "half of an all-reduce", "what messages cost computing"
 
 
 def _moves_and_shrinks(baseline: Baseline) -> Mask:
@@ -51,7 +53,7 @@ def sliced_optimizer(
     state_ratio: float = 2.0,
     slowdown: float | None = None,
     num_iterations: int = 4,
-) -> Graph:
+) -> Graph | Unpriced:
     """Reduce-scatter gradients, update a slice on each rank, and gather parameters during the next forward pass.
 
     Parameters
@@ -64,8 +66,8 @@ def sliced_optimizer(
     state_ratio : float
         Bytes of optimizer state over bytes of gradients (Adam in fp32: 2, SGD with momentum: 1).
     slowdown : float, optional
-        How many times as long computing takes while a message is carried by the same cores; fitted to the capture by
-        default, where the ranks have no core to spare.
+        How many times as long computing takes while a message is carried by the same cores. By default, where the
+        ranks have no core to spare, it is measured between processes that multiply matrices.
     num_iterations : int
         Copies in time of a single iteration, at least 2: all-gathers overlap the iteration that follows.
 
@@ -88,16 +90,22 @@ def sliced_optimizer(
     averaging = averaging_of(graph)
     if not (graph.select(phase=Phase.UPDATE) & is_on_host(graph)).any():
         raise NotApplicableError("no task updates parameters", where="phase UPDATE")
-    busy = slowdown_by_messages(graph, averaging) if slowdown is None else slowdown
     job = _Job(graph, averaging, len(averaging.ranks))
     scattered = _scatter(graph, job)
     shared, ends = _part_updates(scattered, job)
     gathered, gathers = _gather(shared, job, ends)
     across = _across(gathered, job, gathers, overlaps_forward)
-    crowded, moved = _contend(gathered, job, busy - 1, across)
     saved = round(state_ratio * float(averaging.size_bytes.sum()) * (1 - 1 / job.num_ranks))
     base = max(0, graph.meta.memory_base_bytes - saved)
-    return crowded.concat(num_iterations, moved).note({"memory_base_bytes": base, "world_size": job.num_ranks})
+
+    def finish(lost_ratio: float) -> Graph:
+        crowded, moved = _contend(gathered, job, lost_ratio, across)
+        return crowded.concat(num_iterations, moved).note({"memory_base_bytes": base, "world_size": job.num_ranks})
+
+    need = job.carrying_need if slowdown is None else None
+    if need is None:
+        return finish(0.0 if slowdown is None else slowdown - 1)
+    return Unpriced((need,), finish, lambda: finish(0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +135,18 @@ class _Job:
         ns_per_byte = max(total_ns / max(size.sum(), 1.0), least)
         halves: Rows = np.rint(size * ns_per_byte / 2).astype(np.int64)
         return halves
+
+    @property
+    def carrying_need(self) -> CarryingNeed | None:
+        """What has to be known of cores that carry messages, too; with cores to spare nothing.
+
+        Ranks that compute with several threads have shared their cores with messages in the capture already.
+        """
+        threads = host_threads(self.graph)
+        if threads > 1 or self.num_ranks * threads < self.graph.meta.hardware.get("num_cores", math.inf):
+            return None
+        ranks = self.graph.meta.origin.get("ranks", {})
+        return CarryingNeed(self.num_ranks, ranks.get("bandwidth_bytes_per_s"), int(ranks.get("latency_ns", 0)))
 
     def bucket_of_layer(self) -> dict[str, int]:
         """The bucket with the last gradient of each layer."""
@@ -285,25 +305,25 @@ def _across(graph: Graph, job: _Job, gathers: Rows, overlaps_forward: bool) -> R
     return np.unique(np.array(pairs, np.int64), axis=0)
 
 
-def _contend(graph: Graph, job: _Job, extra: float, across: Rows) -> tuple[Graph, Rows]:
+def _contend(graph: Graph, job: _Job, ratio: float, across: Rows) -> tuple[Graph, Rows]:
     """Work of the ranks' own cores for each message: behind its issue, and ahead of who waits for the parameters.
 
     The time is lost while the message is under way. Where the rank waits for that message anyway nothing is lost: the
     work lies in front of the wait.
     """
-    if extra <= 0 or job.num_ranks * host_threads(graph) < graph.meta.hardware.get("num_cores", 1):
+    if ratio <= 0:
         return graph, across
-    half, columns = job.half_ns, {"name": "carry messages", "kind": int(Kind.COMPUTE), "cost_source": _CONTENTION}
+    half, columns = job.half_ns, {"name": "carry messages", "kind": int(Kind.COMPUTE), "cost_source": _CARRYING}
     issues = _issues(job)
     anchors, bucket = np.unique(issues.ravel(), return_inverse=True)
-    time_ns = np.bincount(bucket, np.tile(half, job.num_ranks)) * extra
+    time_ns = np.bincount(bucket, np.tile(half, job.num_ranks)) * ratio
     extended, _ = insert_behind(graph, anchors, {**columns, "duration_ns": np.rint(time_ns).astype(np.int64)})
     is_gather = np.isin(across[:, 0], np.flatnonzero(graph.select(kind=Kind.COMM)))
     pairs = across[is_gather]
     # the last reader of a bucket in the order of the forward pass waited for the longest
     reader = {int(row): int(target) for row, target in sorted(pairs.tolist(), key=lambda pair: -pair[1])}
     targets, member = np.unique(list(reader.values()), return_inverse=True)
-    time_ns = np.bincount(member, graph.duration_ns[list(reader)]) * extra
+    time_ns = np.bincount(member, graph.duration_ns[list(reader)]) * ratio
     extended, _ = insert_ahead(extended, targets, {**columns, "duration_ns": np.rint(time_ns).astype(np.int64)})
     return extended, across
 
