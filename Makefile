@@ -47,15 +47,15 @@ $(VENV)/.demo: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
-	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,serve,dataio,s3,test,lint]'
+	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,serve,dataio,s3,bfloat16,test,lint]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,serve,dataio,s3,test,lint,bench,tvm]'
+	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,serve,dataio,s3,bfloat16,test,lint,bench,tvm]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
-	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,serve,dataio,s3,test,lint,docs]'
+	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,serve,dataio,s3,bfloat16,test,lint,docs]'
 	@touch $@
 
 clean:

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from windtunnel.base.extras import require
 from windtunnel.errors import NotApplicableError
 from windtunnel.hardware import Link
+from windtunnel.measure.futex import wait_for_change, wake
 from windtunnel.measure.links import Bucket, sleep_until
 
 __all__ = ["TRANSPORTS", "Channels", "GlooChannels", "SharedMemory", "Slots", "Start", "file_bytes", "make_file"]
@@ -44,7 +45,7 @@ _LEAD_NS, _SPIN_NS = 300_000, 60_000
 class Channels(Protocol):
     """How a rank exchanges messages with the others."""
 
-    def array(self, start: int, size: int, dtype: str) -> Array:
+    def array(self, start: int, size: int, dtype: DTypeLike) -> Array:
         """Memory for what is sent, at a byte of the slots' memory where messages lie there."""
 
     def begin_round(self) -> None:
@@ -60,13 +61,18 @@ class Channels(Protocol):
         """
 
 
-def wait_for_word(words: memoryview, index: int, value: int) -> None:
-    """Wait until a word of shared memory is at least this: look some times, then sleep in steps that grow."""
+def wait_for_word(words: memoryview, index: int, value: int, address: int = 0) -> None:
+    """Wait until a word of shared memory is at least this: look some times, then sleep.
+
+    Its writer ends the sleep where it wakes the word's address; without one, sleeps are short and grow.
+    """
     looks, pause_s = 0, _FIRST_SLEEP_S
-    while words[index] < value:
+    while (seen := words[index]) < value:
         if looks < _SPIN:
             time.sleep(0)  # lets the other threads of this process run
             looks += 1
+        elif address:
+            wait_for_change(address, seen)
         else:
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _MAX_SLEEP_S)
@@ -180,26 +186,27 @@ class SharedMemory:
             self._flags[edge], flag = flag, flag + len(slots[edge])
         self._first_byte = flag * _LINE * 8
         self._memory, self._words = _map_words(path)
+        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._links = _Links(link)
 
     def begin_round(self) -> None:
         """Expect the number of this round in each slot."""
         self.round += 1
 
-    def array(self, start: int, size: int, dtype: str) -> Array:
+    def array(self, start: int, size: int, dtype: DTypeLike) -> Array:
         """An array from a byte on; a message whose slot is a part of it is sent without a copy."""
         result: Array = np.frombuffer(self._memory, dtype, size, self._first_byte + start)
         return result
 
     def _slot(self, source: int, target: int, index: int, like: Array) -> tuple[int, Array]:
         start, _ = self._slots[source, target][index]
-        slot = self.array(start, like.size, like.dtype.str).reshape(like.shape)
+        slot = self.array(start, like.size, like.dtype).reshape(like.shape)
         return (self._flags[source, target] + index) * _LINE, slot
 
     def sender(self, peer: int, index: int, source: Array) -> Callable[[], None]:
         """See ``Channels``: copies the array to its slot, unless it lies there."""
         flag, slot = self._slot(self.rank, peer, index, source)
-        words, due = self._words, self._links.due(peer, source.nbytes)
+        words, due, address = self._words, self._links.due(peer, source.nbytes), self._address + 8 * flag
         is_direct = slot.ctypes.data == source.ctypes.data
 
         def send() -> None:
@@ -207,16 +214,17 @@ class SharedMemory:
                 np.copyto(slot, source)
             words[flag + 1] = due()
             words[flag] = self.round
+            wake(address)
 
         return send
 
     def receiver(self, peer: int, index: int, like: Array) -> Callable[[], Array]:
         """See ``Channels``: returns the slot."""
         flag, slot = self._slot(peer, self.rank, index, like)
-        words = self._words
+        words, address = self._words, self._address + 8 * flag
 
         def receive() -> Array:
-            wait_for_word(words, flag, self.round)
+            wait_for_word(words, flag, self.round, address)
             sleep_until(words[flag + 1])
             return slot
 
@@ -246,7 +254,7 @@ class GlooChannels:
         self._posted: dict[tuple[int, int], Any] = {}
         self._sends: list[Any] = []
 
-    def array(self, start: int, size: int, dtype: str) -> Array:
+    def array(self, start: int, size: int, dtype: DTypeLike) -> Array:
         """See ``Channels``: an array of its own, as gloo copies what is sent."""
         del start
         return np.zeros(size, dtype)

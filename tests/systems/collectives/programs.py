@@ -58,7 +58,7 @@ def _pointwise(builder: Builder, rng: random.Random, shape: tuple[int, ...], val
         case 1:
             return value * 0.7
         case 2:
-            return builder.dropout(value, 0.3, seed=rng.randint(0, 99))
+            return builder.dropout(value, 0.3, seed=rng.randint(0, 99), step=rng.randint(0, 9))
         case 3:
             return value - builder.declare_replicated(f"r{len(builder.stages)}", shape)
         case 4:

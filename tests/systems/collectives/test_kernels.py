@@ -6,6 +6,7 @@ import pytest
 from windtunnel.systems.collectives.build import Builder
 from windtunnel.systems.collectives.dropout import keep_mask
 from windtunnel.systems.collectives.kernel_source import index_expression, make_kernel
+from windtunnel.systems.collectives.layouts import numpy_dtype
 from windtunnel.systems.collectives.workloads import sgd, workload
 
 SIZES = {"range": 60, "whole": 12, "scalar": 1, "sum": 1}
@@ -84,7 +85,10 @@ def test_every_operator_has_the_bits_of_numpy():
     column, bias = builder.declare_replicated("column", (5, 1)), builder.declare_replicated("bias", (12,))
     values = [a + b, a - bias, a * column, a / b, -a, builder.sqrt(builder.relu(a)), builder.apply("square", b)]
     values += [builder.apply("maximum", a, b), builder.apply("greater", a, 0.1), builder.select(c, a, 2.0)]
-    values += [builder.dropout(a, 0.4, seed=3), builder.apply("cast", a, dtype="float64")]
+    values += [
+        builder.dropout(a, 0.4, seed=3, step=builder.declare_replicated("step", ())),
+        builder.apply("cast", a, dtype="float64"),
+    ]
     program = builder.program(*values)
     names = [stage.name for stage in program.stages]
     kernel = make_kernel(program, names, [value.name for value in values])
@@ -122,13 +126,14 @@ def test_dropout_of_columns_is_a_slice_of_the_whole_mask():
         assert full[:, 3 * rank : 3 * rank + 3].tolist() == (result.reshape(5, 3) != 0).tolist()
 
 
-def test_half_precision_runs_without_a_compiler():
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_runs_without_a_compiler(dtype):
     builder = Builder("half", 1)
-    item = builder.declare_replicated("x", (4,), "float16")
+    item = builder.declare_replicated("x", (4,), dtype)
     program = builder.program(item * 3.0)
     kernel = make_kernel(program, ["t1"], ["t1"])
-    result = np.zeros(4, np.float16)
-    kernel([np.arange(4, dtype=np.float16), result])
+    result = np.zeros(4, numpy_dtype(dtype))
+    kernel([np.arange(4, dtype=numpy_dtype(dtype)), result])
 
     assert not kernel.is_compilable
     assert [0.0, 3.0, 6.0, 9.0] == result.tolist()

@@ -101,9 +101,10 @@ def test_columns_are_scattered_and_gathered():
     np.testing.assert_array_equal(full_values(program, run_reference(program, inputs))["t5"], actual["t5"])
 
 
-def test_half_precision_is_summed_in_single_precision():
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_summed_in_single_precision(dtype):
     builder = Builder("half", 4)
-    gradient = builder.declare_local("g", (9,), "float16")
+    gradient = builder.declare_local("g", (9,), dtype)
     program = builder.program(builder.all_reduce(gradient))
     inputs = random_inputs(program, 3)
 
@@ -111,6 +112,32 @@ def test_half_precision_is_summed_in_single_precision():
 
     for part, expected in zip(actual, run_reference(program, inputs)["t1"], strict=True):
         assert expected.tobytes() == part.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_values_of_half_precision_take_two_bytes_and_their_sums_four(dtype):
+    program = adam(num_ranks=2, num_parameters=64, dtype=dtype)
+
+    plan = lower(program)
+
+    assert 2 * 64 * 2 == plan.ranks[0].resident_bytes(["m", "v"])
+    assert 32 * 4 + 32 * 2 == plan.ranks[0].traffic_bytes()  # a half of the sums, a half of the result
+    actual, expected = (
+        interpret(plan, program, random_inputs(program, 3)),
+        run_reference(program, random_inputs(program, 3)),
+    )
+    assert [part.tobytes() for part in expected["w"]] == [part.tobytes() for part in actual["w"]]
+
+
+def test_a_product_of_half_precision_is_added_in_single_precision():
+    builder = Builder("half", 1)
+    x, w = (builder.declare_replicated(name, shape, "bfloat16") for name, shape in (("x", (2, 512)), ("w", (512, 2))))
+    program = builder.program(builder.apply("matmul", x, w))
+    inputs = {"x": np.full((2, 512), 0.01), "w": np.ones((512, 2))}
+
+    result = interpret(lower(program), program, inputs)["t1"][0]
+
+    np.testing.assert_allclose(512 * 0.01, result.astype(np.float32), rtol=1 / 128)
 
 
 def test_an_update_does_not_overwrite_a_slice_that_is_read_later():

@@ -12,7 +12,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.systems.collectives.build import Builder
 from windtunnel.systems.collectives.dropout import keep_mask, stays
 from windtunnel.systems.collectives.grouping import fuse, overlap
-from windtunnel.systems.collectives.layouts import FLAT, slice_layout
+from windtunnel.systems.collectives.layouts import FLAT, numpy_dtype, slice_layout
 from windtunnel.systems.collectives.reference import assemble, random_inputs, ring_order, run_reference
 from windtunnel.systems.collectives.schedules import (
     Step,
@@ -79,15 +79,18 @@ def test_a_ring_adds_a_chunk_in_the_order_in_which_it_travels():
     assert expected == result.tolist()
 
 
-def test_sums_of_half_precision_are_made_in_single_precision():
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_half_precision_are_made_in_single_precision(dtype):
     builder = Builder("p", 4)
-    program = builder.program(builder.all_reduce(builder.declare_local("g", (4,), "float16"), name="y"))
-    parts = np.full((4, 4), 0.0004, dtype=np.float16)
+    program = builder.program(builder.all_reduce(builder.declare_local("g", (4,), dtype), name="y"))
+    half = numpy_dtype(dtype).type
+    parts = np.full((4, 4), 0.0004 if dtype == "float16" else 0.003, dtype=half)
     parts[0] = 1.0
 
     result = run_reference(program, {"g": parts})["y"][0]
 
-    assert np.float16(np.float32(1) + 3 * np.float32(np.float16(0.0004))) == result[0]
+    assert half == result.dtype
+    assert half(np.float32(1) + 3 * np.float32(parts[1, 0])) == result[0] != 1
 
 
 def test_sliced_dropout_is_the_slice_of_replicated_dropout():
@@ -96,19 +99,28 @@ def test_sliced_dropout_is_the_slice_of_replicated_dropout():
         for layout in (slice_layout(dim), None):
             builder = Builder("p", 3)
             value = builder.tensor("x", shape, *([layout] if layout else []))
-            program = builder.program(builder.dropout(value, 0.4, seed=3))
-            values = run_reference(program, {"x": np.arange(1, np.prod(shape) + 1, dtype=np.float32).reshape(shape)})
+            step = builder.declare_replicated("step", ())
+            program = builder.program(builder.dropout(value, 0.4, seed=3, step=step))
+            full = np.arange(1, np.prod(shape) + 1, dtype=np.float32).reshape(shape)
+            values = run_reference(program, {"x": full, "step": np.float32(5)})
             results.append(assemble(program.types[program.outputs[0]], values[program.outputs[0]]))
 
         np.testing.assert_array_equal(*results)
 
 
-@given(st.integers(0, 2**31), st.integers(0, 2**40), st.floats(0, 0.99))
+@given(st.integers(0, 2**31), st.integers(0, 2**24), st.integers(0, 2**40), st.floats(0, 0.99))
 @settings(max_examples=50, deadline=None)
-def test_the_compiled_mask_is_the_mask(seed, index, probability):
-    kept = keep_mask(seed, np.array([index]), probability)[0]
+def test_the_compiled_mask_is_the_mask(seed, step, index, probability):
+    kept = keep_mask(seed, np.array([index]), probability, step)[0]
 
-    assert bool(kept) == bool(stays(seed, index, round((1 - probability) * 2**32)))
+    assert bool(kept) == bool(stays(seed, step, index, round((1 - probability) * 2**32)))
+
+
+def test_masks_of_two_steps_are_unrelated():
+    first, second = (keep_mask(11, np.arange(200_000), 0.3, step) for step in (3, 4))
+
+    assert abs(second.mean() - 0.7) < 0.005
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.01
 
 
 def test_dropout_keeps_as_many_as_it_should():

@@ -184,9 +184,12 @@ class Builder:
         """``positive`` where the condition is not 0, else ``otherwise``."""
         return self.apply("select", condition, positive, otherwise)
 
-    def dropout(self, value: Value, probability: float, seed: int = 0) -> Value:
-        """Zero elements with a probability, by a hash of (seed, index in the full tensor); the others are scaled up."""
-        return self.apply("dropout", value, probability=probability, seed=seed)
+    def dropout(self, value: Value, probability: float, seed: int = 0, step: Value | float = 0.0) -> Value:
+        """Zero elements with a probability, by a hash of (seed, step, index in the full tensor); scale the others up.
+
+        A program that runs several times takes the step as a scalar input, so that each run has a mask of its own.
+        """
+        return self.apply("dropout", value, step, probability=probability, seed=seed)
 
     def norm(self, value: Value) -> Value:
         """Euclidean norm; of slices by a visible all-reduce of the partial sums of squares."""

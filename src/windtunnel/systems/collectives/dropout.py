@@ -1,7 +1,8 @@
 """The random mask of dropout as a function of the position in the full tensor.
 
-In: a seed and element indices. Out: which elements stay. A rank that has a slice computes the mask of that slice, so
-that sliced and replicated dropout agree bit for bit; a generator with a state per rank could not. Not here: scaling.
+In: a seed, the number of a step, element indices. Out: which elements stay. A rank that has a slice computes the mask
+of that slice, so that sliced and replicated dropout agree bit for bit; a generator with a state per rank could not. Not
+here: scaling.
 
 References
 ----------
@@ -24,16 +25,16 @@ _GOLDEN, _MIX_1, _MIX_2 = (
 
 
 @njit(cache=True, nogil=True, inline="always")
-def stays(seed: int, index: int, threshold: int) -> bool:
+def stays(seed: int, step: int, index: int, threshold: int) -> bool:
     """Whether the element at a global index stays; ``threshold`` is ``round((1 - probability) * 2**32)``."""
-    word = np.uint64(seed) * _MIX_1 + (np.uint64(index) + np.uint64(1)) * _GOLDEN
+    word = np.uint64(seed) * _MIX_1 + np.uint64(step) * _MIX_2 + (np.uint64(index) + np.uint64(1)) * _GOLDEN
     word = (word ^ (word >> np.uint64(30))) * _MIX_1
     word = (word ^ (word >> np.uint64(27))) * _MIX_2
     word = word ^ (word >> np.uint64(31))
     return (word >> np.uint64(32)) < np.uint64(threshold)  # type: ignore[return-value]
 
 
-def keep_mask(seed: int, indices: NDArray[np.int64], probability: float) -> NDArray[np.bool_]:
+def keep_mask(seed: int, indices: NDArray[np.int64], probability: float, step: int = 0) -> NDArray[np.bool_]:
     """Which of the elements at these global indices stay, bool of the same shape.
 
     Examples
@@ -42,7 +43,9 @@ def keep_mask(seed: int, indices: NDArray[np.int64], probability: float) -> NDAr
     7485
     """
     with np.errstate(over="ignore"):
-        word = np.uint64(seed) * _MIX_1 + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        word = (
+            np.uint64(seed) * _MIX_1 + np.uint64(step) * _MIX_2 + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        )
         word = (word ^ (word >> np.uint64(30))) * _MIX_1
         word = (word ^ (word >> np.uint64(27))) * _MIX_2
         word ^= word >> np.uint64(31)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError, NotApplicableError
 from windtunnel.hardware import Link
+from windtunnel.hardware.cores import usable_cores
 from windtunnel.measure.channels import TRANSPORTS, Start, file_bytes, make_file
 from windtunnel.measure.rounds import rounds as count_rounds
 from windtunnel.measure.workers import WorkerError, Workers
@@ -101,12 +102,15 @@ class Executor:
             control = self._folder / "control"
             make_file(control, Start.size_bytes(self.num_ranks))
             self._start = Start(control, self.num_ranks)
+            cores = usable_cores()
             self._workers = self._stack.enter_context(
                 Workers(
                     "windtunnel.systems.collectives.worker",
                     (self.transport, self.link, str(control)),
                     num_ranks=self.num_ranks,
                     title="plan",
+                    # free to move, ranks share cores unequally, and a ring is as slow as its slowest rank
+                    cores=[cores[rank % len(cores) :: self.num_ranks] for rank in range(self.num_ranks)],
                     environment=_ONE_THREAD,
                 )
             )

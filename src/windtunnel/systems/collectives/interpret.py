@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import GraphError
-from windtunnel.systems.collectives.kernels import storage_dtype
+from windtunnel.systems.collectives.layouts import numpy_dtype
 from windtunnel.systems.collectives.plan import (
     Call,
     Copy,
@@ -29,7 +29,7 @@ from windtunnel.systems.collectives.plan import (
     Wait,
 )
 from windtunnel.systems.collectives.program import Program
-from windtunnel.systems.collectives.reference import distribute
+from windtunnel.systems.collectives.reference import distribute, multiply
 
 __all__ = ["Buffers", "collect", "compute", "fill_buffers", "interpret"]
 
@@ -40,12 +40,12 @@ _Messages = dict[tuple[int, int], deque[tuple[int, Array]]]
 
 def fill_buffers(plan: RankPlan, program: Program, inputs: Mapping[str, Array]) -> Buffers:
     """Buffers of a rank with its parts of full arrays, as ``reference.distribute`` cuts them."""
-    buffers: Buffers = {name: np.zeros(item.size, item.dtype) for name, item in plan.buffers.items()}
+    buffers: Buffers = {name: np.zeros(item.size, numpy_dtype(item.dtype)) for name, item in plan.buffers.items()}
     for name, item in program.inputs.items():
         group_start = sum(program.group_sizes[: item.group])
         index = plan.rank - group_start
         if 0 <= index < program.group_sizes[item.group]:
-            full = np.asarray(inputs[name]).astype(storage_dtype(item.dtype), copy=False)
+            full = np.asarray(inputs[name]).astype(numpy_dtype(item.dtype), copy=False)
             part = distribute(item, full, program.group_sizes[item.group])[index]
             buffers[name][: part.size] = part.reshape(-1)
     return buffers
@@ -57,7 +57,7 @@ def compute(item: Instruction, buffers: Buffers, *, compiled: bool = False) -> N
         item.kernel([view.of(buffers) for view in item.arguments], item.first, item.base, compiled=compiled)
     elif isinstance(item, MatMul):
         with np.errstate(all="ignore"):
-            np.matmul(item.a.of(buffers), item.b.of(buffers), out=item.target.of(buffers))
+            multiply(item.a.of(buffers), item.b.of(buffers), item.target.of(buffers))
     elif isinstance(item, Copy):
         np.copyto(item.target.of(buffers), item.source.of(buffers), casting="unsafe")
 

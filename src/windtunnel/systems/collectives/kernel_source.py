@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from windtunnel.systems.collectives.kernels import Argument, Kernel, storage_dtype
+from windtunnel.systems.collectives.kernels import Argument, Kernel
 from windtunnel.systems.collectives.layouts import FLAT, TensorType, block
 from windtunnel.systems.collectives.program import Program, Stage
 from windtunnel.systems.collectives.rules import REDUCTIONS
@@ -185,7 +185,7 @@ class _Writer:
         )
 
     def _dtype(self, value: str) -> str:
-        return storage_dtype(self.program.types[value].dtype)
+        return self.program.types[value].dtype
 
     def _symbol(self, kind: str, name: str, suffix: str = "") -> str:
         """A name for the source that nothing else has."""
@@ -238,7 +238,8 @@ class _Writer:
         elif stage.op == "dropout":
             probability = stage.setting("probability")
             threshold = round((1 - probability) * 2**32)
-            kept = f"stays({stage.setting('seed')}, {self.indices['']}, {threshold})"
+            step = f"np.int64({operands[1]})" if len(operands) > 1 else "0"
+            kept = f"stays({stage.setting('seed')}, {step}, {self.indices['']}, {threshold})"
             kept = kept.replace("first + i", "first") if lines is self.once else kept
             expression = f"{operands[0]} * {dtype}({1 / (1 - probability)!r}) if {kept} else {dtype}(0)"
         else:

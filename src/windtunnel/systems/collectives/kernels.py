@@ -23,20 +23,16 @@ from numpy.typing import NDArray
 
 from windtunnel.measure.database import default_database_path
 from windtunnel.systems.collectives.dropout import keep_mask, stays
+from windtunnel.systems.collectives.layouts import numpy_dtype
 from windtunnel.systems.collectives.program import Stage
 from windtunnel.systems.collectives.reference import apply_pointwise
 from windtunnel.systems.collectives.rules import REDUCTIONS
 
-__all__ = ["Argument", "Kernel", "storage_dtype"]
+__all__ = ["Argument", "Kernel"]
 
 Array = NDArray[Any]
 
 _TILE = 8192  # elements that the form without a compiler works on at a time, so that they stay in the cache
-
-
-def storage_dtype(name: str) -> str:
-    """The NumPy type of an element; bfloat16, which NumPy lacks, is stored in 32 bits."""
-    return "float32" if name == "bfloat16" else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ class Kernel:
     @property
     def is_compilable(self) -> bool:
         """Whether the compiler knows all element types; otherwise NumPy computes tile by tile."""
-        return "float16" not in {*self.dtypes.values(), *(item.dtype for item in self.arguments)}
+        return not {"float16", "bfloat16"} & {*self.dtypes.values(), *(item.dtype for item in self.arguments)}
 
     @property
     def function(self) -> Callable[..., None]:
@@ -145,11 +141,11 @@ class Kernel:
                 _add_terms(stage.op, operands[0], memory[stage.name])
             elif stage.op == "dropout":
                 where = _evaluate(self.indices[""], local, base)
-                values[stage.name] = _drop(stage, operands[0], where)
+                values[stage.name] = _drop(stage, operands[0], where, *operands[1:])
             elif stage.op in ("cast", "update"):
-                values[stage.name] = np.asarray(operands[0]).astype(self.dtypes[stage.name])
+                values[stage.name] = np.asarray(operands[0]).astype(numpy_dtype(self.dtypes[stage.name]))
             else:
-                values[stage.name] = apply_pointwise(stage.op, operands, self.dtypes[stage.name])
+                values[stage.name] = apply_pointwise(stage.op, operands, numpy_dtype(self.dtypes[stage.name]))
         for name, value in self.writes.items():
             memory[name][...] = values[value]
 
@@ -167,16 +163,18 @@ def _add_terms(op: str, values: Array, total: Array) -> None:
     total[0] = np.cumsum(np.concatenate([total[:1], terms]))[-1]
 
 
-def _drop(stage: Stage, values: Array, where: Array) -> Array:
+def _drop(stage: Stage, values: Array, where: Array, step: float = 0.0) -> Array:
     probability = stage.setting("probability")
     scale = np.asarray(1 / (1 - probability), dtype=values.dtype)
-    return np.where(keep_mask(stage.setting("seed"), where, probability), values * scale, np.zeros((), values.dtype))
+    kept = keep_mask(stage.setting("seed"), where, probability, int(step))
+    return np.where(kept, values * scale, np.zeros((), values.dtype))
 
 
 @functools.lru_cache(maxsize=512)
 def _execute(name: str, source: str) -> Callable[..., None]:
     """The function of a source, not compiled."""
-    scope: dict[str, Any] = {item: getattr(np, item) for item in ("float16", "float32", "float64")}
+    dtypes = ("float16", "float32", "float64", *(["bfloat16"] if "bfloat16" in source else []))
+    scope: dict[str, Any] = {dtype: numpy_dtype(dtype).type for dtype in dtypes}
     scope.update(np=np, stays=stays)
     exec(compile(source, f"<kernel {name}>", "exec"), scope)  # noqa: S102 - made by kernel_source
     function: Callable[..., None] = scope[name]

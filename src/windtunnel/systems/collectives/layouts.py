@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["FLAT", "LOCAL", "REPLICATED", "Layout", "TensorType", "block", "ring_dim", "root_layout", "slice_layout"]
+from windtunnel.base.extras import require
+
+__all__ = ["FLAT", "LOCAL", "REPLICATED", "Layout", "TensorType", "block", "numpy_dtype", "ring_dim", "root_layout",
+           "slice_layout", "sum_dtype"]  # fmt: skip
 
 FLAT = -1
 """The dimension of slices that are contiguous ranges of the flattened tensor."""
@@ -148,6 +151,16 @@ class TensorType:
             return full.reshape(-1)[start:stop]
         start, stop = block(self.shape[dim], rank, num_ranks)
         return full[(slice(None),) * dim + (slice(start, stop),)]
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy type of an element; bfloat16 is one of the package ml_dtypes."""
+    return np.dtype(require("ml_dtypes", extra="bfloat16").bfloat16 if name == "bfloat16" else name)
+
+
+def sum_dtype(name: str) -> str:
+    """The type in which values are added: sums of 16-bit values are kept in 32 bits."""
+    return "float32" if _ITEM_BYTES[name] == 2 else name
 
 
 def block(size: int, rank: int, num_ranks: int) -> tuple[int, int]:

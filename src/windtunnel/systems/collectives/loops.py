@@ -15,7 +15,7 @@ from windtunnel.systems.collectives.kernel_source import (
     place_of_rank,
     total_kernel,
 )
-from windtunnel.systems.collectives.kernels import Kernel, storage_dtype
+from windtunnel.systems.collectives.kernels import Kernel
 from windtunnel.systems.collectives.layouts import ring_dim
 from windtunnel.systems.collectives.memory import Memory, chunk_range
 from windtunnel.systems.collectives.plan import Call, Instruction
@@ -91,8 +91,7 @@ class Loop:
         """Round its sums to the values that the program reads."""
         types = self.program.types
         return [
-            Call(total_kernel(storage_dtype(types[name].dtype)), (view, self.memory.view(name)))
-            for name, view in self.sums.items()
+            Call(total_kernel(types[name].dtype), (view, self.memory.view(name))) for name, view in self.sums.items()
         ]
 
     def calls(self, block_index: int, first: int, size: int) -> list[Instruction]:

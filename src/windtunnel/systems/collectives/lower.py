@@ -34,7 +34,7 @@ def lower(program: Program, num_pieces: int = 0) -> Plan:
     program : Program
     num_pieces : int
         Into how many pieces a chunk is cut where collectives are pipelined, and rows of products are; by default pieces
-        of about 128 KiB, at most 16. Programs that shall agree bit for bit need equal numbers.
+        of about 256 KiB, at most 8. Programs that shall agree bit for bit need equal numbers.
 
     Examples
     --------

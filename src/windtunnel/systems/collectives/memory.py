@@ -10,15 +10,14 @@ here: instructions.
 
 from __future__ import annotations
 
-from windtunnel.systems.collectives.kernels import storage_dtype
 from windtunnel.systems.collectives.layouts import FLAT, TensorType, block
 from windtunnel.systems.collectives.plan import Buffer, View
 from windtunnel.systems.collectives.program import Program, Stage
 
 __all__ = ["Memory", "Pieces", "chunk_range", "is_contiguous"]
 
-_PIECE_BYTES = 128 << 10
-_MAX_PIECES = 16
+_PIECE_BYTES = 256 << 10
+_MAX_PIECES = 8
 
 
 def is_contiguous(dim: int) -> bool:
@@ -93,7 +92,7 @@ class Memory:
                 self.gather_of.setdefault(str(stage.operands[0]), stage.name)
         for name, item in program.inputs.items():
             if item.group == group:
-                self.views[name] = self.buffer(name, self.local_size(item), storage_dtype(item.dtype), "input")
+                self.views[name] = self.buffer(name, self.local_size(item), item.dtype, "input")
 
     def local_size(self, item: TensorType) -> int:
         """Elements that the rank stores of a tensor."""
@@ -137,7 +136,7 @@ class Memory:
         if value in self.gather_of:
             gather = self.gather_of[value]
             return self.block_of(self.view(gather), program.types[gather], item.layout.dim)
-        return self.buffer(value, self.local_size(item), storage_dtype(item.dtype), "value")
+        return self.buffer(value, self.local_size(item), item.dtype, "value")
 
     def _lies_in_gather(self, gather: Stage) -> bool:
         source = str(gather.operands[0])

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.systems.collectives.kernels import Kernel
+from windtunnel.systems.collectives.layouts import numpy_dtype
 
 __all__ = ["Buffer", "Call", "Copy", "Instruction", "MatMul", "Plan", "RankPlan", "Receive", "ReceiveReduce", "Send",
            "Signal", "View", "Wait"]  # fmt: skip
@@ -31,7 +32,7 @@ class Buffer:
     size : int
         Elements.
     dtype : str
-        Of NumPy.
+        Of a tensor.
     role : str
         ``input``, ``value`` of the program, or ``work``: partial sums, packed copies.
     """
@@ -41,9 +42,14 @@ class Buffer:
     role: str = "value"
 
     @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        return numpy_dtype(self.dtype).itemsize
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of it."""
-        return self.size * np.dtype(self.dtype).itemsize
+        return self.size * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +233,7 @@ class RankPlan:
     def traffic_bytes(self) -> int:
         """Bytes that it sends in a step."""
         items = [item for items in self.threads.values() for item in items if isinstance(item, Send)]
-        return sum(item.source.size * np.dtype(self.buffers[item.source.buffer].dtype).itemsize for item in items)
+        return sum(item.source.size * self.buffers[item.source.buffer].item_bytes for item in items)
 
 
 @dataclass(frozen=True)

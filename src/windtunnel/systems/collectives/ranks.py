@@ -10,8 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from windtunnel.systems.collectives.kernels import storage_dtype
-from windtunnel.systems.collectives.layouts import TensorType, block, ring_dim
+from windtunnel.systems.collectives.layouts import TensorType, block, ring_dim, sum_dtype
 from windtunnel.systems.collectives.loops import Loop
 from windtunnel.systems.collectives.memory import Memory, Pieces, chunk_range, is_contiguous
 from windtunnel.systems.collectives.plan import Copy, Instruction, MatMul, RankPlan, Receive, Send, View
@@ -167,14 +166,13 @@ class RankLowering:
         """All-reduce, reduce-scatter, reduce."""
         item, tag = self.program.types[stage.reads[0]], self.tags[stage.name]
         dim = stage.setting("dim") if stage.op == "reduce_scatter" else ring_dim(item, self.num_ranks)
-        target, dtype = self.memory.view(stage.name), storage_dtype(item.dtype)
+        target, dtype = self.memory.view(stage.name), sum_dtype(item.dtype)
         own = self.chunks(self.memory.view(stage.reads[0]), item, dim)
         total = result = target if stage.op == "reduce_scatter" else self.chunks(target, item, dim)[self.rank]
         items: list[Instruction] = []
-        if dtype == "float16":  # sums of 16-bit values are kept in 32 bits
-            dtype = "float32"
+        if dtype != item.dtype:
             total = self.memory.buffer(f"{stage.name} sum", result.size, dtype)
-        if dtype != storage_dtype(item.dtype) or not is_contiguous(dim):
+        if dtype != item.dtype or not is_contiguous(dim):
             packed = self.consecutive(f"{stage.name} packed", own, dtype)
             items += copies(own, packed)
             own = packed
@@ -196,7 +194,7 @@ class RankLowering:
         chunks = self.chunks(self.memory.view(stage.name), item, item.layout.dim)
         parts = chunks
         if not is_contiguous(item.layout.dim):
-            parts = self.consecutive(f"{stage.name} packed", chunks, storage_dtype(item.dtype))
+            parts = self.consecutive(f"{stage.name} packed", chunks, item.dtype)
         items = self.put(self.memory.view(stage.reads[0]), parts[self.rank])
         items += flatten_hops(gather_hops(self.place, parts.__getitem__, self.tags[stage.name]))
         return items if parts is chunks else [*items, *copies(parts, chunks)]

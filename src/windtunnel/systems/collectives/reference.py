@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.systems.collectives.dropout import keep_mask
-from windtunnel.systems.collectives.layouts import FLAT, TensorType, ring_dim, slice_layout
+from windtunnel.systems.collectives.layouts import FLAT, TensorType, numpy_dtype, ring_dim, slice_layout, sum_dtype
 from windtunnel.systems.collectives.program import Program, Stage
 
-__all__ = ["Arrays", "apply_pointwise", "assemble", "distribute", "random_inputs", "ring_order", "run_reference"]
+__all__ = ["Arrays", "apply_pointwise", "assemble", "distribute", "multiply", "random_inputs", "ring_order",
+           "run_reference"]  # fmt: skip
 
 Array = NDArray[Any]
 Arrays = list[Array]
@@ -67,7 +68,7 @@ def random_inputs(program: Program, seed: int, dtype: str = "") -> dict[str, Arr
         shape = (program.group_sizes[item.group], *item.shape) if item.layout.is_local else item.shape
         values = generator.standard_normal(shape)
         is_positive = item.is_scalar or name in ("v",)
-        result[name] = (np.abs(values) if is_positive else values).astype(dtype or _numpy_dtype(item.dtype))
+        result[name] = (np.abs(values) if is_positive else values).astype(numpy_dtype(dtype or item.dtype))
     return result
 
 
@@ -92,7 +93,7 @@ def run_reference(program: Program, inputs: Mapping[str, Array], dtype: str = ""
         raise InputError(f"input {missing[0]} is missing", where=program.name, fix="pass an array for each input")
     values: dict[str, Arrays] = {}
     for name, item in program.inputs.items():
-        full = np.asarray(inputs[name]).astype(dtype or _numpy_dtype(item.dtype), copy=False)
+        full = np.asarray(inputs[name]).astype(numpy_dtype(dtype or item.dtype), copy=False)
         values[name] = distribute(item, full, program.group_sizes[item.group])
     for stage in program.stages:
         values[stage.name] = _run(program, stage, values, dtype)
@@ -101,10 +102,6 @@ def run_reference(program: Program, inputs: Mapping[str, Array], dtype: str = ""
         is_whole = program.types[stage.name].layout == program.inputs[target].layout
         values[target] = values[stage.name if is_whole else gathers[0]]
     return values
-
-
-def _numpy_dtype(name: str) -> str:
-    return "float32" if name == "bfloat16" else name  # NumPy has no bfloat16; its sums are in float32 anyway
 
 
 # --- stages ---------------------------------------------------------------------------------------------------
@@ -126,16 +123,12 @@ def _run(program: Program, stage: Stage, values: Mapping[str, Arrays], dtype: st
     for rank in range(num_ranks):
         local = [operand[rank] for operand in operands]
         if stage.op == "dropout":
-            result.append(_dropout(stage, types[0], local[0], rank, num_ranks))  # type: ignore[arg-type]
+            result.append(_dropout(stage, types[0], local, rank, num_ranks))  # type: ignore[arg-type]
         elif stage.op == "cast":
-            result.append(local[0].astype(dtype or _numpy_dtype(stage.setting("dtype"))))  # type: ignore[union-attr]
+            result.append(local[0].astype(numpy_dtype(dtype or stage.setting("dtype"))))  # type: ignore[union-attr]
         else:
-            result.append(apply_pointwise(stage.op, local, _result_dtype(program, stage, dtype)))
+            result.append(apply_pointwise(stage.op, local, numpy_dtype(dtype or program.types[stage.name].dtype)))
     return result
-
-
-def _result_dtype(program: Program, stage: Stage, dtype: str) -> str:
-    return dtype or _numpy_dtype(program.types[stage.name].dtype)
 
 
 _POINTWISE: dict[str, Callable[..., Any]] = {
@@ -151,24 +144,36 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "relu": lambda x: np.maximum(x, 0),
     "select": lambda condition, positive, otherwise: np.where(condition != 0, positive, otherwise),
     "update": lambda _target, value: value,
-    "matmul": np.matmul,
+    "matmul": lambda a, b: multiply(a, b),
 }
 
 
-def apply_pointwise(op: str, operands: Sequence[Any], dtype: str) -> Array:
+def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
+    """A product of matrices, of 16-bit values added in 32 bits."""
+    wide = np.dtype(sum_dtype(a.dtype.name))
+    if wide == a.dtype:
+        return np.matmul(a, b, out=out)
+    result = np.matmul(a.astype(wide), b.astype(wide)).astype(a.dtype)
+    if out is not None:
+        out[...] = result
+    return result
+
+
+def apply_pointwise(op: str, operands: Sequence[Any], dtype: np.dtype[Any]) -> Array:
     """One operator on one rank; constants are of the tensor's own type."""
     typed = [np.asarray(item, dtype=dtype) if isinstance(item, float) else item for item in operands]
     with np.errstate(all="ignore"):
         return np.asarray(_POINTWISE[op](*typed)).astype(dtype)
 
 
-def _dropout(stage: Stage, item: TensorType, part: Array, rank: int, num_ranks: int) -> Array:
+def _dropout(stage: Stage, item: TensorType, operands: Sequence[Any], rank: int, num_ranks: int) -> Array:
+    part, step = (*operands, 0)[:2]
     indices = np.arange(item.num_elements).reshape(item.shape)
     if item.layout.is_sliced:
         indices = item.take_block(indices, rank, num_ranks, item.layout.dim)
     probability = stage.setting("probability")
     scale = np.asarray(1 / (1 - probability), dtype=part.dtype)
-    kept = keep_mask(stage.setting("seed"), indices, probability).reshape(part.shape)
+    kept = keep_mask(stage.setting("seed"), indices, probability, int(step)).reshape(part.shape)
     return np.where(kept, part * scale, np.zeros((), part.dtype))
 
 
@@ -183,7 +188,8 @@ def _reduce_elements(stage: Stage, item: TensorType, parts: Arrays, num_ranks: i
 
 
 def _sum(op: str, part: Array) -> Array:
-    return np.asarray((np.square(part) if op == "sum_squares" else part).sum(), dtype=part.dtype)
+    wide = part.astype(sum_dtype(part.dtype.name))
+    return np.asarray((np.square(wide) if op == "sum_squares" else wide).sum(), dtype=part.dtype)
 
 
 # --- communication --------------------------------------------------------------------------------------------
@@ -191,7 +197,7 @@ def _sum(op: str, part: Array) -> Array:
 
 def _add_in_order(parts: Sequence[Array], order: Sequence[int], reduction: str = "sum") -> Array:
     """Add what comes around the ring to the own part of each rank; 16-bit values in 32 bits."""
-    wide = np.float32 if parts[0].dtype == np.float16 else parts[0].dtype
+    wide = np.dtype(sum_dtype(parts[0].dtype.name))
     result = parts[order[0]].astype(wide)
     for rank in order[1:]:
         own = parts[rank].astype(wide)

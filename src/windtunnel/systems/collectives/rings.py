@@ -130,17 +130,18 @@ def broadcast(place: RingPlace, source: View, target: View, root: int, tag: int)
     return [first] if is_last or not target.size else [first, Send(place.next, tag, target)]
 
 
-def merge_hops(*streams: Iterable[Hop]) -> list[Hop]:
-    """Streams side by side: the first hops of all, then the second ones."""
-    merged = []
-    for hops in itertools.zip_longest(*streams):
-        present = [hop for hop in hops if hop is not None]
-        merged.append(
-            Hop([item for hop in present for item in hop.sends], [item for hop in present for item in hop.rest])
-        )
-    return merged
+def merge_hops(*streams: Iterable[Hop]) -> list[Instruction]:
+    """Instructions of streams that take turns: each passes on what it has received before the next one waits."""
+    rows = itertools.zip_longest(*(_steps(list(hops)) for hops in streams), fillvalue=())
+    return [item for row in rows for step in row for item in step]
+
+
+def _steps(hops: Sequence[Hop]) -> list[Sequence[Instruction]]:
+    """What is received in each hop, and then sent in the next one."""
+    before, after = [Hop(), *hops], [*hops, Hop()]
+    return [[*first.rest, *second.sends] for first, second in zip(before, after, strict=True)]
 
 
 def flatten_hops(hops: Iterable[Hop]) -> list[Instruction]:
     """Instructions of hops, in order."""
-    return [item for hop in hops for item in (*hop.sends, *hop.rest)]
+    return merge_hops(hops)

@@ -184,7 +184,12 @@ def _dropout(call: Call) -> TensorType:
     probability = call.stage.setting("probability")
     if not 0 <= probability < 1:
         raise call.error(f"a dropout probability of {probability} is not in [0, 1)", "pass one that is")
-    return call.first
+    for step in call.tensors[1:]:
+        if not (step.is_scalar and step.layout.is_replicated and step.item_bytes > 2):
+            raise call.error("the step of a dropout is no number that all ranks share", "declare a float32 scalar")
+    if len(call.operands) > 2 or not isinstance(call.operands[0], TensorType):
+        raise call.error("dropout takes a tensor and the number of a step", "pass these two")
+    return call.tensors[0]
 
 
 def _update(call: Call) -> TensorType:

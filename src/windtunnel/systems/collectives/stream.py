@@ -17,14 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windtunnel.systems.collectives.grouping import in_order
-from windtunnel.systems.collectives.kernels import storage_dtype
-from windtunnel.systems.collectives.layouts import TensorType, ring_dim
+from windtunnel.systems.collectives.layouts import TensorType, ring_dim, sum_dtype
 from windtunnel.systems.collectives.loops import Loop
 from windtunnel.systems.collectives.memory import Pieces, is_contiguous
 from windtunnel.systems.collectives.plan import Instruction, Signal, View, Wait
 from windtunnel.systems.collectives.program import Program, Stage
 from windtunnel.systems.collectives.ranks import RankLowering
-from windtunnel.systems.collectives.rings import Hop, flatten_hops, gather_hops, merge_hops, reduce_hops
+from windtunnel.systems.collectives.rings import Hop, gather_hops, merge_hops, reduce_hops
 from windtunnel.systems.collectives.rules import REDUCTIONS
 
 __all__ = ["Stream"]
@@ -105,7 +104,7 @@ class Stream:
             and not overwritten & {_memory_of(program, name) for stage in producers for name in stage.reads}
             and not reads_late
             and is_contiguous(dim)
-            and all(item.shape == shape and storage_dtype(item.dtype) != "float16" for item in wide)
+            and all(item.shape == shape and sum_dtype(item.dtype) == item.dtype for item in wide)
             and all(not item.layout.is_sliced or item.layout.dim == dim for item in wide)
             and all(_is_by_rows(program, stage, dim) for stage in producers)
         )
@@ -160,13 +159,13 @@ class Stream:
         loops = [step.loop for step in steps if step.loop is not None]
         cut = next((i for i, step in enumerate(steps) if step.kind in ("gather", "send")), len(steps))
         count = self.pieces.num_pieces
-        hops = self._hops(steps[:cut], 0)
+        items = merge_hops(self._hops(steps[:cut], 0))
         for piece in range(count):
             following = self._hops(steps[:cut], piece + 1) if piece + 1 < count else []
-            hops += merge_hops(self._hops(steps[cut:], piece), following)
+            items += merge_hops(self._hops(steps[cut:], piece), following)
         return [
             *(item for loop in loops for item in loop.clear()),
-            *flatten_hops(hops),
+            *items,
             *(item for loop in loops for item in loop.total()),
         ]
 
@@ -252,7 +251,7 @@ class Stream:
             return hops
         result = self._own(target, piece) if stage.op == "reduce_scatter" else parts_of(lowering.rank)
         source = self._parts(lowering.memory.view(stage.reads[0]), piece)
-        work = lowering.work([source(c).size for c in range(lowering.num_ranks)], storage_dtype(item.dtype))
+        work = lowering.work([source(c).size for c in range(lowering.num_ranks)], item.dtype)
 
         def ready(chunk: int) -> list[Instruction]:
             event = self.events.get((chunk, piece))

@@ -99,7 +99,7 @@ class Messages:
                         region = result.regions[rank.rank, view.buffer] = result.extend(
                             rank.buffers[view.buffer].size_bytes
                         )
-                    start = region + view.start * np.dtype(rank.buffers[view.buffer].dtype).itemsize
+                    start = region + view.start * rank.buffers[view.buffer].item_bytes
                 else:
                     fits = (i for i, (_, room, last) in enumerate(users) if room >= size and (last <= before).all())
                     free = next(fits, -1)
@@ -163,7 +163,7 @@ def views_of(item: Instruction) -> list[View]:
 
 def view_bytes(rank: RankPlan, view: View) -> int:
     """Bytes of a view of a rank."""
-    return view.size * np.dtype(rank.buffers[view.buffer].dtype).itemsize
+    return view.size * rank.buffers[view.buffer].item_bytes
 
 
 def describe(plan: Plan, position: Position) -> str:

@@ -22,6 +22,7 @@ from windtunnel.measure.channels import TRANSPORTS, Channels, Slots, Start
 from windtunnel.measure.rounds import elapsed_ns, quiet, rounds
 from windtunnel.measure.workers import Place
 from windtunnel.systems.collectives.interpret import Buffers, compute
+from windtunnel.systems.collectives.layouts import numpy_dtype
 from windtunnel.systems.collectives.plan import (
     Call,
     Instruction,
@@ -50,9 +51,9 @@ class LoadedPlan:
     ) -> None:
         self.plan, self.channels = plan, channels
         self.buffers: Buffers = {
-            name: channels.array(regions[name], item.size, item.dtype)
+            name: channels.array(regions[name], item.size, numpy_dtype(item.dtype))
             if name in regions
-            else np.zeros(item.size, item.dtype)
+            else np.zeros(item.size, numpy_dtype(item.dtype))
             for name, item in plan.buffers.items()
         }
         self.inputs: Buffers = {}

@@ -93,8 +93,9 @@ def tensor_parallel(
         builder.declare_replicated("b", (hidden,), dtype),
         builder.declare_replicated("r", (rows, hidden), dtype),
     )
+    step = builder.declare_replicated("step", ())
     total = builder.all_reduce(builder.apply("matmul", activations, weights, name="product"), name="total")
-    return builder.program(builder.dropout(total + bias, probability, seed=7) + residual)
+    return builder.program(builder.dropout(total + bias, probability, seed=7, step=step) + residual)
 
 
 def pipeline(
@@ -109,8 +110,10 @@ def pipeline(
         builder.declare_replicated("b", (hidden,), dtype),
         builder.declare_replicated("r", (rows, hidden), dtype),
     )
+    step = builder.declare_replicated("step", ())
     total = builder.all_reduce(partial, name="total")
-    return builder.program(builder.send(builder.dropout(total + bias, probability, seed=7) + residual, name="sent"))
+    result = builder.dropout(total + bias, probability, seed=7, step=step) + residual
+    return builder.program(builder.send(result, name="sent"))
 
 
 WORKLOADS: dict[str, Callable[..., Program]] = {
