@@ -26,8 +26,9 @@ import time
 from collections.abc import Sequence
 
 from benchmarks import bar
-from windtunnel.systems.collectives.priced import dgx2_cluster, price_ns
+from windtunnel.systems.collectives.priced import build_graph, dgx2_cluster
 from windtunnel.systems.collectives.program import Program
+from windtunnel.systems.collectives.schedules import closure
 from windtunnel.systems.collectives.search import search_schedules
 from windtunnel.systems.collectives.workloads import adam, lamb, pipeline, tensor_parallel
 
@@ -49,7 +50,7 @@ def searched(program: Program, order: Sequence[str]) -> dict[str, object]:
     """The fastest schedule, the published ones, and how long the search took."""
     cluster = dgx2_cluster()
     started = time.perf_counter()
-    priced = search_schedules(program, lambda item: price_ns(item, cluster))
+    priced = search_schedules(closure(program), lambda item: build_graph(item, cluster))
     seconds = time.perf_counter() - started
     times: dict[str, int] = {}
     for item in priced:

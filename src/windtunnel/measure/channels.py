@@ -62,17 +62,17 @@ class Channels(Protocol):
 
 
 def wait_for_word(words: memoryview, index: int, value: int, address: int = 0) -> None:
-    """Wait until a word of shared memory is at least this: look some times, then sleep.
+    """Wait until a word of shared memory is at least this.
 
-    Its writer ends the sleep where it wakes the word's address; without one, sleeps are short and grow.
+    Its writer wakes who waits for the word's address. Without an address: look some times, then sleep ever longer.
     """
     looks, pause_s = 0, _FIRST_SLEEP_S
     while (seen := words[index]) < value:
-        if looks < _SPIN:
+        if address:
+            wait_for_change(address, seen)
+        elif looks < _SPIN:
             time.sleep(0)  # lets the other threads of this process run
             looks += 1
-        elif address:
-            wait_for_change(address, seen)
         else:
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _MAX_SLEEP_S)

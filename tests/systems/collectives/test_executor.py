@@ -53,6 +53,13 @@ def test_a_ring_adds_in_its_order_whatever_the_size(executor, size, dtype):
         np.testing.assert_array_equal(ring_sum(memory, size), buffers["g"])
 
 
+def test_more_ranks_or_memory_than_the_host_has_are_refused_before_anything_is_started(executor):
+    with pytest.raises(InputError, match="5000 processes are too many"):
+        Executor(5000)
+    with pytest.raises(InputError, match=r"needs .* of memory, and .* are free"):
+        executor.load(all_reduce(executor.num_ranks, 1 << 44))
+
+
 def test_plans_take_turns_and_begin_each_round_with_the_same_contents(executor):
     memory = fill(executor.num_ranks, 1000, "float32")
     numbers = [executor.load(all_reduce(executor.num_ranks, 1000)) for _ in range(2)]
@@ -66,8 +73,9 @@ def test_plans_take_turns_and_begin_each_round_with_the_same_contents(executor):
     np.testing.assert_array_equal(ring_sum(memory, 1000), executor.run(numbers[1])[0]["g"])
 
 
-def test_a_lowered_program_computes_what_one_process_computes(executor):
-    program = adam(num_ranks=executor.num_ranks, num_parameters=50)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_lowered_program_computes_what_one_process_computes(executor, dtype):
+    program = adam(num_ranks=executor.num_ranks, num_parameters=50, dtype=dtype)
     inputs = random_inputs(program, seed=1)
     plan = lower(program)
 

@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Kind
 from windtunnel.hardware import Device, Link, Topology
 from windtunnel.simulate import replay
-from windtunnel.systems.collectives.priced import GpuCluster, build_graph, dgx2_cluster, price_ns, read_cluster
+from windtunnel.systems.collectives.priced import GpuCluster, build_graph, dgx2_cluster, read_cluster
 from windtunnel.systems.collectives.schedules import Step as Move
 from windtunnel.systems.collectives.schedules import apply_steps, closure
 from windtunnel.systems.collectives.workloads import adam, lamb, pipeline, sgd, tensor_parallel
@@ -19,6 +19,11 @@ from windtunnel.systems.collectives.workloads import adam, lamb, pipeline, sgd, 
 DEVICE = Device("toy", 2**30, 1e9, {"fp32": 1e12}, kind="cpu", launch_overhead_ns=1000)
 TOY = GpuCluster("toy", DEVICE, Topology((4, 2), (Link("nvlink2", 10e9), Link("infiniband-edr", 1e9)), (1, 2)))
 N = 1 << 20
+
+
+def price_ns(program, *arguments):
+    """What a step takes."""
+    return replay(build_graph(program, *arguments)).makespan_ns
 
 
 def schedule(program, label):

@@ -181,6 +181,7 @@ def test_enough_illegal_cases_are_named():
         ("reduce", [_type(L)], (("root", 9),), "no rank 9"),
         ("slice", [_type(R)], (("dim", 2),), "no dimension 2"),
         ("dropout", [_type(R)], (("probability", 1.0), ("seed", 0)), "not in [0, 1)"),
+        ("dropout", [_type(R), _type(R)], (("probability", 0.1), ("seed", 0)), "the step of a dropout is no number"),
         ("add", [_type(R), _type(R, (5,))], (), "do not broadcast"),
         ("matmul", [_type(R), _type(R, (5, 5))], (), "contracted dimensions differ"),
     ],
@@ -190,6 +191,19 @@ def test_what_no_operator_repairs_says_what_to_change(op, operands, settings, te
         infer(_stage(op, len(operands), settings), operands, (4, 4))
 
     assert caught.value.fix
+
+
+def test_a_tensor_has_a_known_element_type():
+    with pytest.raises(InputError, match="no element type 'int8'"):
+        _type(R, dtype="int8")
+
+
+def test_a_program_computes_something():
+    builder = Builder("idle", 2)
+    builder.declare_replicated("x", (4,))
+
+    with pytest.raises(InputError, match="program idle computes nothing"):
+        builder.program()
 
 
 def test_sending_slices_to_a_group_of_another_size_names_both_sizes():

@@ -203,4 +203,6 @@ class Builder:
     def program(self, *outputs: Value) -> Program:
         """The program that has been built; its outputs are all updates by default."""
         names = [item.name for item in outputs] or [stage.name for stage in self.stages if stage.op == "update"]
+        if not names:
+            raise InputError(f"program {self.name} computes nothing", fix="name an output, or update an input")
         return Program(self.name, self.group_sizes, dict(self.inputs), tuple(self.stages), tuple(names))

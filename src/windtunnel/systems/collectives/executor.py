@@ -21,6 +21,7 @@ from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError, NotApplicableError
 from windtunnel.hardware import Link
 from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import available_bytes
 from windtunnel.measure.channels import TRANSPORTS, Start, file_bytes, make_file
 from windtunnel.measure.rounds import rounds as count_rounds
 from windtunnel.measure.workers import WorkerError, Workers
@@ -28,10 +29,12 @@ from windtunnel.systems.collectives.interpret import Buffers, collect, fill_buff
 from windtunnel.systems.collectives.plan import Plan
 from windtunnel.systems.collectives.program import Program
 from windtunnel.systems.collectives.validation import describe_waits, validate
+from windtunnel.units import format_size
 
 __all__ = ["Executor", "Span"]
 
 Array = NDArray[Any]
+_MAX_RANKS_PER_CORE = 16
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -62,7 +65,7 @@ class Executor:
     Raises
     ------
     InputError
-        There is no such transport.
+        There is no such transport, or there are too many ranks.
     NotApplicableError
         It cannot be used on this host.
 
@@ -90,6 +93,12 @@ class Executor:
             )
         if transport not in TRANSPORTS:
             raise InputError(f"there is no transport {transport!r}", fix=f"use {' or '.join(TRANSPORTS)}")
+        max_ranks = _MAX_RANKS_PER_CORE * len(usable_cores())
+        if num_ranks > max_ranks:
+            raise InputError(
+                f"{num_ranks} processes are too many for {len(usable_cores())} cores",
+                fix=f"run at most {max_ranks} ranks here, or price the program on a cluster (--on 16xdgx-2)",
+            )
         self.num_ranks, self.transport, self.link, self.patience_s = num_ranks, transport, link, patience_s
         self.plans: list[Plan] = []
         self._stack = contextlib.ExitStack()
@@ -128,7 +137,7 @@ class Executor:
         Raises
         ------
         InputError
-            It cannot be run to its end, or has another number of ranks.
+            It cannot be run to its end, has another number of ranks, or needs more memory than there is.
         """
         if len(plan.ranks) != self.num_ranks:
             fix = f"start {len(plan.ranks)} processes"
@@ -136,6 +145,12 @@ class Executor:
         messages = validate(plan)
         layout = messages.layout(plan)
         path = self._folder / f"plan{len(self.plans)}"
+        needed_bytes, free_bytes = plan.memory_bytes + layout.num_bytes, available_bytes()
+        if needed_bytes > free_bytes:
+            raise InputError(
+                f"{plan.name} needs {format_size(needed_bytes)} of memory, and {format_size(free_bytes)} are free",
+                fix="give it smaller tensors, or price it on a cluster (--on 16xdgx-2)",
+            )
         is_shared = self.transport == "shared_memory"
         make_file(path, file_bytes(layout.slots, layout.num_bytes) if is_shared else 0)
         numbers = messages.numbers()

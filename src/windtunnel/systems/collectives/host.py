@@ -6,8 +6,8 @@ measured (``calibration``), the replay (``simulated``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
@@ -36,14 +36,19 @@ class HostPrices:
     calibration : Calibration
     link : Link, optional
         Emulated between any two ranks.
+    plans : mapping of Program to Plan
+        Of programs that have been lowered already.
     """
 
     calibration: Calibration
     link: Link | None = None
 
+    plans: Mapping[Program, Plan] = field(default_factory=dict)
+
     def build_graph(self, program: Program) -> Graph:
         """The graph of a program's plan; its replay is the price."""
-        return build_plan_graph(lower(program), self.calibration, self.link, num_cores=len(usable_cores()))
+        plan = self.plans.get(program) or lower(program)
+        return build_plan_graph(plan, self.calibration, self.link, num_cores=len(usable_cores()))
 
 
 def calibrate_programs(
@@ -71,25 +76,26 @@ def calibrate_programs(
     durations_ns: dict[Work, float] = {}
     message_ns = event_ns = 0.0
     copies_all = transport != "shared_memory"
-    waiting = _plans_of_new_work([lower(program) for program in programs])
+    plans = {program: lower(program) for program in programs}
+    waiting = _plans_of_new_work(plans.values())
     total = len(waiting)
     while waiting:
         with Executor(len(waiting[0].ranks), transport, link) as executor:
             numbers: list[int] = []
             loaded_bytes = 0
-            while waiting and (not numbers or loaded_bytes + _buffer_bytes(waiting[0]) <= _MAX_LOADED_BYTES):
+            while waiting and (not numbers or loaded_bytes + waiting[0].memory_bytes <= _MAX_LOADED_BYTES):
                 plan = waiting.pop(0)
-                loaded_bytes += _buffer_bytes(plan)
+                loaded_bytes += plan.memory_bytes
                 numbers.append(executor.load(plan))
                 if progress is not None:
                     progress("plans", total - len(waiting), total)
             found = calibrate(executor, numbers, num_cores=len(usable_cores()), database=database)
         durations_ns |= found.durations_ns
         message_ns, event_ns = found.message_ns, found.event_ns
-    return HostPrices(Calibration(durations_ns, message_ns, event_ns, copies_all), link)
+    return HostPrices(Calibration(durations_ns, message_ns, event_ns, copies_all), link, plans)
 
 
-def _plans_of_new_work(plans: Sequence[Plan]) -> list[Plan]:
+def _plans_of_new_work(plans: Iterable[Plan]) -> list[Plan]:
     """Plans with an instruction that no plan before them has."""
     seen: set[Work] = set()
     result: list[Plan] = []
@@ -102,7 +108,3 @@ def _plans_of_new_work(plans: Sequence[Plan]) -> list[Plan]:
             seen |= works
             result.append(plan)
     return result
-
-
-def _buffer_bytes(plan: Plan) -> int:
-    return sum(buffer.size_bytes for rank in plan.ranks for buffer in rank.buffers.values())

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 
 __all__ = ["FLAT", "LOCAL", "REPLICATED", "Layout", "TensorType", "block", "numpy_dtype", "ring_dim", "root_layout",
            "slice_layout", "sum_dtype"]  # fmt: skip
@@ -100,6 +101,12 @@ class TensorType:
     layout: Layout = REPLICATED
     dtype: str = "float32"
     group: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _ITEM_BYTES:
+            raise InputError(f"there is no element type {self.dtype!r}", fix=f"use {', '.join(_ITEM_BYTES)}")
+        if min(self.shape, default=0) < 0:
+            raise InputError(f"a tensor has the shape {list(self.shape)}", fix="give sizes of 0 or more")
 
     def __str__(self) -> str:
         dims = "x".join(map(str, self.shape)) or "scalar"

@@ -251,6 +251,11 @@ class Plan:
     group_sizes: tuple[int, ...]
     ranks: tuple[RankPlan, ...]
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the buffers of all ranks."""
+        return sum(buffer.size_bytes for rank in self.ranks for buffer in rank.buffers.values())
+
     def kernels(self) -> Iterator[Kernel]:
         """Its kernels, once each."""
         seen: set[str] = set()

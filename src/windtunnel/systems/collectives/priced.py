@@ -46,7 +46,7 @@ from windtunnel.simulate import replay
 from windtunnel.systems.collectives.grouping import in_order, unit_predecessors, units
 from windtunnel.systems.collectives.program import Program, Stage
 
-__all__ = ["GpuCluster", "build_graph", "dgx2_cluster", "price_ns", "read_cluster"]
+__all__ = ["GpuCluster", "build_graph", "dgx2_cluster", "read_cluster"]
 
 NUM_CHUNKS = 16
 """Of what works chunk by chunk: rows of a product, parts of a message."""
@@ -136,18 +136,6 @@ def _cluster(name: str, num_nodes: int) -> GpuCluster:
     sharers = (1, _GPUS_PER_PORT[name])
     network = Topology((len(node.devices), num_nodes), (node.device_link, node.network_link), sharers)
     return GpuCluster(f"{num_nodes}x {node.name}", node.devices[0], network)
-
-
-def price_ns(program: Program, cluster: GpuCluster, num_chunks: int | None = None) -> int:
-    """What a step of a program takes.
-
-    Examples
-    --------
-    >>> from windtunnel.systems.collectives.workloads import adam
-    >>> price_ns(adam(16, 1 << 20), dgx2_cluster(1))
-    339419
-    """
-    return replay(build_graph(program, cluster, num_chunks)).makespan_ns
 
 
 def build_graph(

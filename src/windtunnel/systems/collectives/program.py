@@ -151,6 +151,9 @@ class Program:
         object.__setattr__(self, "types", self._infer_types())
         self._check_effects()
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.group_sizes, self.stages, self.outputs, self.fusions, self.overlaps))
+
     # --- values and stages ----------------------------------------------------------------------------------
 
     @property

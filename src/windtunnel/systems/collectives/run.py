@@ -87,10 +87,10 @@ def run_schedules(
         A schedule did not end; says in which instruction each rank waits.
     """
     program = schedules[0].program
-    inputs = random_inputs(program, seed)
     neighbors = Neighbors()
     with Executor(sum(program.group_sizes), transport, link) as executor:
         numbers = [executor.load(lower(item.program)) for item in schedules]
+        inputs = random_inputs(program, seed)  # after it is known that all fits into memory
         results = [_results(executor, number, item, inputs) for number, item in zip(numbers, schedules, strict=True)]
         elapsed_ns = executor.time(numbers, num_rounds, budget_s=budget_s, progress=progress).max(axis=2)
     taken_ratio = neighbors.cores_ratio or 0.0

@@ -1,7 +1,8 @@
 """The autotuner: all schedules of a program, each with its price.
 
-In: a program and a function that prices it. Out: schedules in the order of their prices. Not here: which schedules
-there are (``schedules``), how they are priced (``priced``, ``simulated``), running the best (``run``).
+In: schedules of a program and a function that builds their graphs. Out: schedules in the order of their prices. Not
+here: which schedules there are (``schedules``), what a graph costs (``priced``, ``simulated``), running the best
+(``run``).
 
 References
 ----------
@@ -15,8 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windtunnel.base.progress import Progress
+from windtunnel.graph import Graph
+from windtunnel.simulate import replay
 from windtunnel.systems.collectives.program import Program
-from windtunnel.systems.collectives.schedules import MAX_SCHEDULES, Schedule, closure
+from windtunnel.systems.collectives.schedules import Schedule
 
 __all__ = ["PricedSchedule", "best_of_each_kind", "search_schedules", "state_bytes"]
 
@@ -45,32 +48,22 @@ def state_bytes(program: Program) -> int:
 
 
 def search_schedules(
-    program: Program,
-    price_ns: Callable[[Program], int],
-    *,
-    max_schedules: int = MAX_SCHEDULES,
-    progress: Progress | None = None,
+    schedules: Sequence[Schedule], build: Callable[[Program], Graph], progress: Progress | None = None
 ) -> list[PricedSchedule]:
-    """All schedules of a program, the fastest first; of equally fast ones, those with the smallest state.
+    """Schedules of one program, the fastest first; of equally fast ones, those with the smallest state.
 
     Parameters
     ----------
-    program : Program
-    price_ns : callable
-        What a step of a program takes.
-    max_schedules : int
+    schedules : sequence of Schedule
+    build : callable
+        The priced graph of a program, whose replay is what a step takes.
     progress : callable, optional
         Called with (what, done, total).
-
-    Raises
-    ------
-    InputError
-        The program has more than ``max_schedules`` schedules.
     """
-    schedules = closure(program, max_schedules)
     result = []
     for done, schedule in enumerate(schedules, 1):
-        result.append(PricedSchedule(schedule, price_ns(schedule.program), state_bytes(schedule.program)))
+        elapsed_ns = replay(build(schedule.program)).makespan_ns
+        result.append(PricedSchedule(schedule, elapsed_ns, state_bytes(schedule.program)))
         if progress is not None:
             progress("schedules", done, len(schedules))
     return sorted(result, key=lambda item: (item.duration_ns, item.state_bytes, len(item.schedule.steps)))

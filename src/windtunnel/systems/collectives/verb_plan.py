@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from windtunnel.hardware import Link
     from windtunnel.systems.collectives.program import Program
     from windtunnel.systems.collectives.run import MeasuredSchedule
+    from windtunnel.systems.collectives.schedules import Schedule
     from windtunnel.systems.collectives.search import PricedSchedule
 
 __all__ = ["plan", "run", "verify"]
@@ -51,11 +52,6 @@ class _Hardware:
     name: str
     build: Callable[[Program], Graph]
 
-    def price_ns(self, program: Program) -> int:
-        from windtunnel.simulate import replay
-
-        return replay(self.build(program)).makespan_ns
-
 
 @registry.verb("collectives plan", source="CoCoNet")
 def plan(
@@ -76,15 +72,17 @@ def plan(
 
     Price all schedules of a program, the fastest first.
     """
+    from windtunnel.systems.collectives.schedules import closure
     from windtunnel.systems.collectives.search import best_of_each_kind, search_schedules
     from windtunnel.systems.collectives.workloads import read_program
 
     if report is not None:
         require_free(report, force=force)
     program = read_program(name)
-    hardware = _hardware(program, on, bandwidth, latency, transport, fresh=fresh, max_schedules=max_schedules)
+    schedules = closure(program, max_schedules)
+    hardware = _hardware(schedules, on, bandwidth, latency, transport, fresh=fresh)
     with Progress(f"pricing schedules of {program.name}") as progress:
-        priced = search_schedules(program, hardware.price_ns, max_schedules=max_schedules, progress=progress)
+        priced = search_schedules(schedules, hardware.build, progress)
     baseline = _baseline(priced)
     document = {
         "schema": "windtunnel.collectives-plan/1",
@@ -178,13 +176,15 @@ def verify(
     """
     from windtunnel.flights.ledger import Ledger
     from windtunnel.systems.collectives.run import receipts_of, run_schedules
+    from windtunnel.systems.collectives.schedules import closure
     from windtunnel.systems.collectives.search import best_of_each_kind, search_schedules
     from windtunnel.systems.collectives.workloads import read_program
 
     program = read_program(name)
-    hardware = _hardware(program, "", bandwidth, latency, transport, fresh=fresh, max_schedules=max_schedules)
+    schedules = closure(program, max_schedules)
+    hardware = _hardware(schedules, "", bandwidth, latency, transport, fresh=fresh)
     with Progress(f"pricing schedules of {program.name}") as progress:
-        priced = search_schedules(program, hardware.price_ns, max_schedules=max_schedules, progress=progress)
+        priced = search_schedules(schedules, hardware.build, progress)
     baseline = _baseline(priced)
     selected = [baseline, *[item for item in best_of_each_kind(priced) if item is not baseline][:_NUM_RUN]]
     with Progress("running the best schedules") as progress:
@@ -264,7 +264,7 @@ def _link(bandwidth: str, latency: str) -> Link | None:
 
 
 def _hardware(
-    program: Program, on: str, bandwidth: str, latency: str, transport: str, *, fresh: bool, max_schedules: int
+    schedules: Sequence[Schedule], on: str, bandwidth: str, latency: str, transport: str, *, fresh: bool
 ) -> _Hardware:
     """What prices programs: a cluster of GPUs, or this host after a calibration."""
     if on and on not in ("this-host", "localhost"):
@@ -273,15 +273,14 @@ def _hardware(
         cluster = read_cluster(on)
         return _Hardware(cluster.name, lambda item: build_graph(item, cluster))
     from windtunnel.systems.collectives.host import calibrate_programs
-    from windtunnel.systems.collectives.schedules import closure
 
     link = _link(bandwidth, latency)
-    programs = [item.program for item in closure(program, max_schedules)]
+    programs = [item.program for item in schedules]
     with Progress("measuring instructions on this host") as progress:
         prices = calibrate_programs(
             programs, transport=transport, link=link, database=database_of(fresh=fresh), progress=progress
         )
-    where = f"this host, {sum(program.group_sizes)} processes" + (f", {bandwidth}" if bandwidth else "")
+    where = f"this host, {sum(programs[0].group_sizes)} processes" + (f", {bandwidth}" if bandwidth else "")
     return _Hardware(where, prices.build_graph)
 
 
