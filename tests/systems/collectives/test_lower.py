@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from tests.systems.collectives.programs import random_program
-from windtunnel.errors import GraphError
 from windtunnel.systems.collectives.build import Builder
 from windtunnel.systems.collectives.grouping import overlap
 from windtunnel.systems.collectives.interpret import interpret
 from windtunnel.systems.collectives.lower import lower
-from windtunnel.systems.collectives.plan import Call, MatMul, Plan, Send, Signal, Wait
+from windtunnel.systems.collectives.plan import Call, MatMul, Send, Signal
 from windtunnel.systems.collectives.reference import assemble, random_inputs, run_reference
 from windtunnel.systems.collectives.schedules import Step, apply_steps, closure
 from windtunnel.systems.collectives.workloads import adam, lamb, tensor_parallel, workload
@@ -241,13 +240,3 @@ def test_the_published_pipeline_sends_one_kth_between_groups_piece_by_piece():
         between[label] = (len(sends), sum(item.source.size for item in sends))
 
     assert {"AR - C - P2P": (1, 9 * 12), "overlap(RS, fuse(C-P2P), AG)": (3, 3 * 12)} == between
-
-
-def test_a_plan_that_waits_for_ever_names_who_waits_for_what():
-    program = adam(num_ranks=2, num_parameters=4)
-    plan = lower(program)
-    first = plan.ranks[0]
-    stuck = replace(first, threads={"compute": (Wait(9), *first.threads["compute"])})
-
-    with pytest.raises(GraphError, match=r"rank 0, compute: wait 9; rank 1, compute: .* = received from rank 0"):
-        interpret(Plan(plan.name, plan.group_sizes, (stuck, plan.ranks[1])), program, random_inputs(program, 0))

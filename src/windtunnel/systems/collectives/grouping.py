@@ -62,7 +62,8 @@ def fuse(program: Program, members: Sequence[str], kind: Literal["compute", "col
     (_check_compute if kind == "compute" else _check_collective)(program, stages)
     fusion = Fusion(f"fused_{stages[-1].name}", kind, tuple(stage.name for stage in stages))
     result = replace(program, fusions=(*program.fusions, fusion))
-    require(_is_acyclic(result), "something outside runs between the stages", fusion.name)
+    before = unit_predecessors(result)
+    require(len(in_order(before, before)) == len(before), "something outside runs between the stages", fusion.name)
     return result
 
 
@@ -130,26 +131,13 @@ def unit_predecessors(program: Program) -> dict[str, set[str]]:
 
 
 def in_order(items: Iterable[str], before: Mapping[str, set[str]]) -> list[str]:
-    """Items after all that must come before them, otherwise as they come."""
+    """Items after all that must come before them, otherwise as they come; without those that form a cycle."""
     result: list[str] = []
     left = list(items)
-    while left:
-        item = next(item for item in left if not (before[item] - {item}) & set(left))
+    while item := next((item for item in left if not (before[item] - {item}) & set(left)), ""):
         left.remove(item)
         result.append(item)
     return result
-
-
-def _is_acyclic(program: Program) -> bool:
-    """Whether the units have an order."""
-    before = unit_predecessors(program)
-    done: set[str] = set()
-    while len(done) < len(before):
-        ready = [unit for unit, first in before.items() if unit not in done and first <= done]
-        if not ready:
-            return False
-        done.update(ready)
-    return True
 
 
 # --- overlap --------------------------------------------------------------------------------------------------

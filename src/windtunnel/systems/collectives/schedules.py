@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.systems.collectives.grouping import fuse, is_chunked, overlap, unit_predecessors, units
+from windtunnel.systems.collectives.grouping import fuse, in_order, is_chunked, overlap, unit_predecessors, units
 from windtunnel.systems.collectives.layouts import TensorType
 from windtunnel.systems.collectives.program import Program, Stage
 from windtunnel.systems.collectives.reference import assemble, random_inputs, run_reference
@@ -69,7 +69,8 @@ class Schedule:
         chained = {item: chain for chain in self.program.overlaps for item in chain.items}
         parts: list[str] = []
         shown: set[str] = set()
-        for unit in _in_order(self.program):
+        before = unit_predecessors(self.program)
+        for unit in in_order(before, before):
             if unit in shown:
                 continue
             chain = chained.get(unit)
@@ -97,15 +98,6 @@ def _unit_label(program: Program, unit: str) -> str:
         if not is_repeated and program.by_name[name].op != "slice":
             letters.append(letter)
     return f"fuse({'-'.join(letters)})" if len(members) > 1 else "".join(letters)
-
-
-def _in_order(program: Program) -> list[str]:
-    """Units in an order in which they may run."""
-    before = unit_predecessors(program)
-    order: list[str] = []
-    while len(order) < len(before):
-        order += [unit for unit, first in before.items() if unit not in order and first <= set(order)][:1]
-    return order
 
 
 def apply_steps(program: Program, steps: Sequence[Step]) -> Program:

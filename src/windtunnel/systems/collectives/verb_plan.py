@@ -146,15 +146,7 @@ def run(
         "schedules": [_measurement_document(item) for item in measured],
     }
 
-    def lines() -> Iterator[str | Table]:
-        rows = [
-            (item.schedule.label, item.duration.value, item.duration.half_width_ratio, _speedup(measured[0], item))
-            for item in measured
-        ]
-        yield Table({"schedule": str, "time per step": format_duration, "±": format_ratio, "speed-up": "{:.2f}x"}, rows)
-        yield from _remarks(measured)
-
-    show(document, lines(), as_json=as_json)
+    show(document, _lines(measured), as_json=as_json)
 
 
 @registry.verb("collectives verify", source="CoCoNet")
@@ -208,30 +200,7 @@ def verify(
         "receipts": [receipt.json() for receipt in receipts],
     }
 
-    def lines() -> Iterator[str | Table]:
-        titles = {
-            "schedule": str,
-            "predicted": format_duration,
-            "measured": format_duration,
-            "±": format_ratio,
-            "error": format_ratio,
-            "speed-up": "{:.2f}x",
-        }
-        rows = [
-            (
-                item.schedule.label,
-                price.duration_ns,
-                item.duration.value,
-                item.duration.half_width_ratio,
-                price.duration_ns / item.duration.value - 1,
-                _speedup(measured[0], item),
-            )
-            for price, item in zip(selected, measured, strict=True)
-        ]
-        yield Table(titles, rows)
-        yield from _remarks(measured)
-
-    show(document, lines(), as_json=as_json)
+    show(document, _lines(measured, selected), as_json=as_json)
 
 
 def _baseline(priced: Sequence[PricedSchedule]) -> PricedSchedule:
@@ -239,17 +208,27 @@ def _baseline(priced: Sequence[PricedSchedule]) -> PricedSchedule:
     return next(item for item in priced if not item.schedule.steps)
 
 
-def _remarks(measured: Sequence[MeasuredSchedule]) -> Iterator[str]:
-    """How far results differ, and what other programs took of the host."""
+def _lines(measured: Sequence[MeasuredSchedule], priced: Sequence[PricedSchedule] = ()) -> Iterator[str | Table]:
+    """Times next to those that were predicted, how far results differ, what other programs took of the host."""
+    titles = {"schedule": str, "time per step": format_duration, "±": format_ratio, "speed-up": "{:.2f}x"}
+    rows: list[tuple[Any, ...]] = [
+        (
+            item.schedule.label,
+            item.duration.value,
+            item.duration.half_width_ratio,
+            measured[0].duration.value / item.duration.value,
+        )
+        for item in measured
+    ]
+    if priced:
+        titles |= {"predicted": format_duration, "error": format_ratio}
+        rows = [(*row, item.duration_ns, item.duration_ns / row[1] - 1) for row, item in zip(rows, priced, strict=True)]
+    yield Table(titles, rows)
     yield ""
     worst = max(item.difference for item in measured)
     yield f"results: {'equal to the last bit' if not worst else f'equal up to {worst:.1g}, relative'}"
     if measured[0].neighbors_ratio > MAX_NEIGHBORS:
         yield f"warning: other programs took {measured[0].neighbors_ratio:.0%} of this machine's cores meanwhile"
-
-
-def _speedup(baseline: MeasuredSchedule, item: MeasuredSchedule) -> float:
-    return baseline.duration.value / item.duration.value
 
 
 def _link(bandwidth: str, latency: str) -> Link | None:
