@@ -26,7 +26,8 @@ def _system_call() -> Callable[..., int] | None:
     if number is None:
         return None
     call = ctypes.CDLL(None, use_errno=True).syscall
-    call.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32] + [ctypes.c_void_p] * 3
+    pointer = ctypes.c_void_p
+    call.argtypes = [ctypes.c_long, pointer, ctypes.c_int, ctypes.c_uint32, pointer, pointer, pointer]
     return functools.partial(call, number)
 
 

@@ -123,7 +123,7 @@ def _run(program: Program, stage: Stage, values: Mapping[str, Arrays], dtype: st
     for rank in range(num_ranks):
         local = [operand[rank] for operand in operands]
         if stage.op == "dropout":
-            result.append(_dropout(stage, types[0], local, rank, num_ranks))  # type: ignore[arg-type]
+            result.append(_dropout(stage, types[0], local, rank, num_ranks))
         elif stage.op == "cast":
             result.append(local[0].astype(numpy_dtype(dtype or stage.setting("dtype"))))  # type: ignore[union-attr]
         else:
@@ -152,7 +152,8 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
     """A product of matrices, of 16-bit values added in 32 bits."""
     wide = np.dtype(sum_dtype(a.dtype.name))
     if wide == a.dtype:
-        return np.matmul(a, b, out=out)
+        result: Array = np.matmul(a, b, out=out)
+        return result
     result = np.matmul(a.astype(wide), b.astype(wide)).astype(a.dtype)
     if out is not None:
         out[...] = result
