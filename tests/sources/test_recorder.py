@@ -6,10 +6,14 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch")
 
+import time
+
 import torch
 
 from windtunnel.sources.torch import recorder as module
 from windtunnel.sources.torch.disturbed_iterations import QuietWatch
+from windtunnel.sources.torch.recorder import Recorder
+from windtunnel.sources.torch.recording import BareIteration, Recording
 from windtunnel.sources.torch.shapes import ShapeSorter
 from windtunnel.sources.torch.step import capture
 
@@ -51,3 +55,50 @@ def test_nothing_is_looked_up_within_a_profiled_iteration(monkeypatch):
 
     assert {"begin", "end"} == {name for name, _ in looked_up}
     assert [] == [entry for entry in looked_up if entry[1]]
+
+
+def recording_of(step_s, *, num_iterations=None):
+    """What a recorder has of a step that sleeps; as many iterations as it asks for, or fewer."""
+    recorder = Recorder(iterations=2, warmup=1)
+    model = torch.nn.Linear(4, 4)
+    recorder.recording.discovery.add([model], [])
+    recorder.begin()
+    done = 0
+    while not recorder.is_complete and done != num_iterations:
+        model(torch.randn(2, 4)).sum().backward()
+        time.sleep(step_s)
+        recorder.boundary()
+        done += 1
+    recorder.close()
+    return recorder.recording, done
+
+
+def test_a_short_step_is_also_timed_in_a_row():
+    recording, _ = recording_of(0.001)
+
+    assert len(recording.row) >= 16
+    assert len({item.marks[0][0] for item in recording.row}) == 1  # the backward pass of each
+
+
+def test_a_long_step_is_not():
+    recording, _ = recording_of(0.025)
+
+    assert recording.is_complete
+    assert recording.row == []
+
+
+def test_a_script_that_ends_within_the_row_is_captured_whole():
+    planned = recording_of(0.025)[1]
+
+    recording, done = recording_of(0.001, num_iterations=planned + 12)
+
+    assert recording.is_complete
+    assert done == planned + 12
+    assert recording.settled().bare_ns == recording.bare_ns  # too few in a row stand for nothing
+
+
+def test_a_row_that_others_disturbed_is_not_used():
+    row = [BareIteration(1_000, (), 0, 0, 0)] * 20
+
+    assert [1_000] * 20 == Recording(bare_ns=[3_000] * 4, row=row, row_lost=0.0).settled().bare_ns
+    assert [3_000] * 4 == Recording(bare_ns=[3_000] * 4, row=row, row_lost=0.2).settled().bare_ns

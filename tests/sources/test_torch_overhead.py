@@ -103,3 +103,14 @@ def test_the_middle_half_leaves_out_both_tails():
 
 def test_what_is_held_out_comes_first_and_second_in_turn():
     assert [False, True, True, False, False, True, True, False] == select_validation_iterations(8).tolist()
+
+
+def test_the_cost_of_events_is_that_of_iterations_in_turn_and_the_sum_that_of_iterations_in_a_row(template):
+    in_turn, in_a_row = np.full(20, TRUE.sum()), np.full(60, TRUE.sum() // 2)
+
+    corrected, done = correct(template, profiled(template, 20), in_turn, calibrated_ns=400.0, aim_ns=in_a_row)
+    _, without = corrected_by(template, profiled(template, 20), in_turn)
+
+    assert done.enter_ns == without.enter_ns
+    assert 0.5 == pytest.approx(done.residual_ratio, abs=0.01)
+    assert TRUE.sum() / 2 == pytest.approx(np.median(corrected.sum(axis=1)), rel=1e-3)

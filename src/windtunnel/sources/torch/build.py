@@ -77,6 +77,7 @@ def build_graph(recording: Recording) -> Graph:
             fix="let the script run for more iterations, or ask for less warm-up",
         )
     recording = recording.quietest()
+    settled = recording.settled()
     assert recording.rich is not None
     disturbance = disturbance_facts(recording.bare_lost, recording.light_lost, recording.num_repeated)
     thread = _template(recording.rich, recording.lines)
@@ -85,14 +86,15 @@ def build_graph(recording: Recording) -> Graph:
     slices_IP: Int = np.diff(times_IP)
     if sent is not None:
         slices_IP = slices_IP - sent.waits_ns
-    bare = np.array(recording.bare_ns, dtype=np.int64)
     # some bare iterations are held out, to say honestly how well the others predict them
-    seen = bare[~select_validation_iterations(len(bare))]
-    parts = _stretches(recording, slices_IP)
+    seen, aim = _seen(recording), _seen(settled)
+    parts = _stretches(settled, slices_IP)
     is_disturbed = "lost_ratio" in disturbance
     if sent is not None or is_disturbed:  # what a bare iteration took contains waiting
-        seen, parts = seen[:0], None
-    corrected_IP, correction = correct(thread.points, slices_IP, seen, calibrated_ns=calibrate(), parts=parts)
+        seen, aim, parts = seen[:0], aim[:0], None
+    corrected_IP, correction = correct(
+        thread.points, slices_IP, seen, calibrated_ns=calibrate(), parts=parts, aim_ns=aim
+    )
     selected = central(corrected_IP.sum(axis=1).astype(np.float64))
     if is_disturbed:  # a slice is short: even on a busy host it often runs from its begin to its end
         duration = _round_to_sum(quiet_rows(corrected_IP))
@@ -109,7 +111,7 @@ def build_graph(recording: Recording) -> Graph:
     columns["call"] = np.array(calls_of_slices(recording.rich, thread.points, call_of), dtype=np.int32)
     if repeated:
         columns["is_recomputed"] = np.array(repeats_of_slices(recording.rich, thread.points, repeated))
-    meta = facts_of(recording, correction, disturbance, int(duration.sum()), num_unlike, len(slices_IP))
+    meta = facts_of(recording, settled, correction, disturbance, int(duration.sum()), num_unlike, len(slices_IP))
     meta |= {
         "program": program,
         "optimizers": keep_optimizers(recording.discovery),
@@ -119,7 +121,7 @@ def build_graph(recording: Recording) -> Graph:
         recording.num_workers,
         recording.fetch_ns,
         tuple(recording.light_waits_ns),
-        tuple(recording.bare_waits_ns),
+        tuple(settled.bare_waits_ns),
     )
     graph = with_workers(_assemble(columns, kept, flow, meta), loading)
     return graph if sent is None else with_transfers(graph, sent, kept, selected)
@@ -189,6 +191,11 @@ def _working(thread: _Thread) -> NDArray[np.bool_]:
     """Slices in which an operator computes [P - 1]."""
     owner = thread.points.owner[: thread.points.num_slices].tolist()
     return np.array([event > 0 and _computes(thread, event) for event in owner], dtype=bool)
+
+
+def _seen(recording: Recording) -> Int:
+    bare = np.array(recording.bare_ns, dtype=np.int64)
+    return bare[~select_validation_iterations(len(bare))]
 
 
 def _stretches(recording: Recording, slices_IP: Int) -> Stretches | None:

@@ -32,14 +32,15 @@ def summary_ns(samples: list[int]) -> dict[str, Any]:
 
 def facts_of(
     recording: Recording,
+    settled: Recording,
     correction: Correction,
     disturbance: dict[str, Any],
     replayed_ns: int,
     num_unlike: int,
     num_samples: int,
 ) -> dict[str, Any]:
-    """All of it."""
-    bare = recording.bare_ns
+    """All of it; ``settled`` holds the bare iterations as a training loop has them."""
+    bare = settled.bare_ns
     aside = [elapsed for elapsed, unseen in zip(bare, select_validation_iterations(len(bare)), strict=True) if unseen]
     profiled = summary_ns(recording.light_ns or [recording.rich_ns])
     overhead: dict[str, Any] = correction.as_meta()
@@ -48,7 +49,7 @@ def facts_of(
     overhead["num_irregular_iterations"] = recording.num_dropped
     overhead["rich_iteration_ns"] = recording.rich_ns
     if bare:
-        overhead["profiled_ratio"] = profiled["median"] / float(np.median(bare))
+        overhead["profiled_ratio"] = profiled["median"] / float(np.median(recording.bare_ns))
         overhead["rich_ratio"] = recording.rich_ns / float(np.median(bare))
         overhead |= precision(bare)
     if aside and "lost_ratio" not in disturbance:
@@ -70,7 +71,7 @@ def facts_of(
         "overhead": overhead,
         "allocator": _allocator(recording),
         "shapes": recording.shapes,
-        "gc_pause_ns": _median(recording.bare_pauses_ns),
+        "gc_pause_ns": _median(settled.bare_pauses_ns),
         "memory_base_bytes": recording.discovery.resident_bytes(),
         "memory": {} if recording.memory is None else recording.memory.summary(),
         "is_complete": recording.is_complete,

@@ -96,7 +96,13 @@ def select_validation_iterations(count: int) -> NDArray[np.bool_]:
 
 
 def correct(
-    points: Points, slices_IP: Int, bare_ns: Int, *, calibrated_ns: float, parts: Stretches | None = None
+    points: Points,
+    slices_IP: Int,
+    bare_ns: Int,
+    *,
+    calibrated_ns: float,
+    parts: Stretches | None = None,
+    aim_ns: Int | None = None,
 ) -> tuple[Int, Correction]:
     """Remove the profiler's cost from every slice of every iteration.
 
@@ -111,7 +117,10 @@ def correct(
     calibrated_ns : float
         Cost of one event, from :func:`calibrate`.
     parts : Stretches, optional
-        The same times by stretch of the iteration, so that each stretch has its own residual.
+        The times of ``aim_ns`` by stretch of the iteration, so that each stretch has its own residual.
+    aim_ns : int64, optional
+        What an iteration takes in a training loop; ``bare_ns`` by default. The cost of an event is the difference of
+        iterations measured in turn, which find caches alike; the rest is scaled to this.
 
     Returns
     -------
@@ -125,13 +134,14 @@ def correct(
     share = _enter_share(slices_IP, before_enter, after_leave)
     cost = event_ns * (share * before_enter + (1 - share) * after_leave)  # [P - 1]
     corrected = np.maximum(slices_IP - cost, 0.0)
-    ratio = _residual(corrected, bare_ns)
+    aim_ns = bare_ns if aim_ns is None else aim_ns
+    ratio = _residual(corrected, aim_ns)
     residuals: dict[str, float] = {}
     if parts is not None:
         of_stretch = parts.ratios(corrected, ratio)
         residuals = dict(zip(parts.titles(), of_stretch.tolist(), strict=True))
         spread = corrected * of_stretch[parts.of_slice]
-        spread *= _residual(spread, bare_ns)
+        spread *= _residual(spread, aim_ns)
     else:
         spread = corrected * ratio
     done = Correction(event_ns * share, event_ns * (1 - share), calibrated_ns, observed, ratio, residuals)

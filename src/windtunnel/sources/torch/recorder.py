@@ -38,9 +38,11 @@ from windtunnel.sources.torch.recording import (
     SLOWED,
     TIMED,
     WITHOUT_TIMES,
+    BareIteration,
     Recording,
     Slot,
     schedule,
+    schedule_in_a_row,
     schedule_on_device,
 )
 from windtunnel.sources.torch.segments import PhaseClock
@@ -108,7 +110,7 @@ class Recorder:
         slot = self._slots[self._position]
         if slot in PROFILED:
             return "light"
-        return "bare" if slot in (Slot.AS_IS, Slot.SETTLE_BARE, Slot.BARE) else slot.value
+        return "bare" if slot in (Slot.AS_IS, Slot.SETTLE_BARE, Slot.BARE, Slot.IN_A_ROW) else slot.value
 
     @property
     def num_measured(self) -> int:
@@ -143,11 +145,11 @@ class Recorder:
             self._profiler.start()
         self._running = True
         self._num_regions = len(self._regions)
-        if slot is Slot.BARE:
+        if slot in (Slot.BARE, Slot.IN_A_ROW):
             self._collector.watch()
         self._sorter.begin()
-        if slot in TIMED:
-            self._quiet.begin()
+        if slot in TIMED or (slot is Slot.IN_A_ROW and self._slots[self._position - 1] is not slot):
+            self._quiet.begin()  # of all in a row: reading the kernel's counters takes as long as a short step
         if slot in (Slot.RICH, Slot.OPERATORS) or slot in PROFILED:
             self._put_marker(SETTLING if slot in (Slot.PRIME, Slot.SETTLE_LIGHT) else ITERATION)
         self._begun_faults = page_faults()
@@ -166,12 +168,15 @@ class Recorder:
         self._continue()
 
     def _continue(self) -> None:
-        if self._progress is not None:
+        if self.is_complete and not self.recording.is_complete:
+            self.recording.is_complete = True  # what follows makes times of short steps truer; a script may end before
+            if not (self._is_fake or self.recording.device is not None or is_distributed()):
+                self._slots += schedule_in_a_row(self.recording.bare_ns)
+        if self._progress is not None and self._slots[self._position - 1] is not Slot.IN_A_ROW:
             self._progress("capturing", self._position, len(self._slots))
         if not self.is_complete:
             self.begin()
         else:
-            self.recording.is_complete = True
             self.close()
 
     @property
@@ -322,7 +327,8 @@ class Recorder:
         # The plan of a capture is a list of slots, one per iteration. An iteration that is irregular or was
         # disturbed does not advance the plan: its slot is taken again by the next one.
         slot = self._slots[self._position]
-        lost_ratio = self._quiet.end() if slot in TIMED else 0.0
+        is_last_in_row = slot is Slot.IN_A_ROW and self._position == len(self._slots) - 1
+        lost_ratio = self._quiet.end() if slot in TIMED or is_last_in_row else 0.0
         num_faults = page_faults() - self._begun_faults
         waited_ns = self._loader.take_wait_ns()
         pauses_ns = self._collector.unwatch()
@@ -330,7 +336,7 @@ class Recorder:
         self._end_marker()
         if slot is Slot.DISCOVER:
             self._stance.close()
-        self._position += is_regular and not self._quiet.wants_again(lost_ratio)
+        self._position += is_regular and (slot is Slot.IN_A_ROW or not self._quiet.wants_again(lost_ratio))
         self.recording.num_repeated = self._quiet.num_repeated
         self.recording.num_dropped += not is_regular
         if slot is Slot.DISCOVER:
@@ -351,6 +357,9 @@ class Recorder:
             self.recording.bare_marks.append(self._clock.marks())
             self.recording.bare_waits_ns.append(waited_ns)
             self.recording.bare_pauses_ns.append(pauses_ns)
+        elif slot is Slot.IN_A_ROW and is_regular:
+            self.recording.row.append(BareIteration(elapsed_ns, self._clock.marks(), waited_ns, pauses_ns, num_faults))
+            self.recording.row_lost = lost_ratio
         elif slot in (Slot.RICH, Slot.OPERATORS):
             self._end_rich(slot, elapsed_ns, is_regular)
         elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):

@@ -12,6 +12,9 @@ from enum import Enum
 from itertools import compress
 from typing import Any
 
+import numpy as np
+
+from windtunnel.measure.disturbance import MAX_WAITED_RATIO
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.sources.torch.device_traces import DeviceTraces
@@ -29,12 +32,17 @@ __all__ = [
     "Recording",
     "Slot",
     "schedule",
+    "schedule_in_a_row",
     "schedule_on_device",
 ]
 
 _AS_IS = 4  # iterations before the heap is held
 _BLOCK = 2  # measured iterations between two changes of instrument
 _MAX_TRACED = 8  # iterations of a step on a device
+# A short step takes longer after a change of instrument, or after anything else that runs between two iterations:
+# caches and threads need several iterations until they are as a training loop has them.
+_SHORT_NS, _IN_A_ROW_NS = 20e6, 200e6
+_SETTLING_IN_A_ROW, _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 10, 16, 200
 
 
 class Slot(Enum):
@@ -50,8 +58,20 @@ class Slot(Enum):
     PRIME = "settle, profiled, thrown away"
     SETTLE_BARE = "settle"
     BARE = "bare"
+    IN_A_ROW = "bare, in a row"
     SETTLE_LIGHT = "settle, profiled"
     LIGHT = "profiled"
+
+
+@dataclass(frozen=True, slots=True)
+class BareIteration:
+    """One iteration without a profiler: its duration and parts, and its page faults."""
+
+    elapsed_ns: int
+    marks: Marks
+    waits_ns: int
+    pauses_ns: int
+    num_faults: int
 
 
 @dataclass
@@ -64,6 +84,8 @@ class Recording:
     bare_faults: list[int] = field(default_factory=list)
     bare_marks: list[Marks] = field(default_factory=list)
     bare_pauses_ns: list[int] = field(default_factory=list)
+    row_lost: float = 0.0
+    row: list[BareIteration] = field(default_factory=list)
     light_ns: list[int] = field(default_factory=list)
     light_marks: list[Marks] = field(default_factory=list)
     bare_waits_ns: list[int] = field(default_factory=list)
@@ -88,6 +110,20 @@ class Recording:
     is_heap_held: bool = False
     is_complete: bool = False
 
+    def settled(self) -> Recording:
+        """A copy whose bare iterations are those that ran in a row, if the step is short and nothing disturbed them."""
+        if len(self.row) < _FEWEST_IN_A_ROW or self.row_lost > MAX_WAITED_RATIO:
+            return self
+        return replace(
+            self,
+            bare_ns=[item.elapsed_ns for item in self.row],
+            bare_marks=[item.marks for item in self.row],
+            bare_waits_ns=[item.waits_ns for item in self.row],
+            bare_pauses_ns=[item.pauses_ns for item in self.row],
+            bare_faults=[item.num_faults for item in self.row],
+            bare_lost=[self.row_lost] * len(self.row),
+        )
+
     def quietest(self) -> Recording:
         """A copy with only those measured iterations that other programs disturbed least."""
         bare, light = quiet_iterations(self.bare_lost), quiet_iterations(self.light_lost)
@@ -104,7 +140,7 @@ _PER_ITERATION = (
 )
 TIMED = (Slot.BARE, Slot.LIGHT)
 PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
-OF_ONE_FORM = (Slot.RICH, Slot.OPERATORS, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
+OF_ONE_FORM = (Slot.RICH, Slot.OPERATORS, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.IN_A_ROW, Slot.LIGHT)
 
 SLOWED = (
     Slot.WARMUP,
@@ -134,6 +170,23 @@ def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
         yield from [Slot.SETTLE_LIGHT, *[Slot.LIGHT] * size]
 
 
+def schedule_in_a_row(bare_ns: list[int]) -> list[Slot]:
+    """What follows where the step is short: iterations in a row, with nothing between them but a reading of the clock.
+
+    Examples
+    --------
+    >>> [slot.value for slot in schedule_in_a_row([30_000_000])]
+    []
+    >>> sum(slot is Slot.IN_A_ROW for slot in schedule_in_a_row([2_000_000]))
+    100
+    """
+    step_ns = float(np.median(bare_ns)) if bare_ns else _SHORT_NS
+    if step_ns >= _SHORT_NS:
+        return []
+    count = min(max(int(_IN_A_ROW_NS / max(step_ns, 1.0)), _FEWEST_IN_A_ROW), _MOST_IN_A_ROW)
+    return [Slot.SETTLE_BARE] * _SETTLING_IN_A_ROW + [Slot.IN_A_ROW] * count
+
+
 def schedule_on_device(iterations: int) -> Iterator[Slot]:
     """The same of a step on a device, after discovery.
 
@@ -141,7 +194,7 @@ def schedule_on_device(iterations: int) -> Iterator[Slot]:
     """
     yield Slot.RICH
     yield Slot.LEARN_MEMORY
-    yield from [Slot.SETTLE_BARE] * _BLOCK
+    yield from [Slot.SETTLE_BARE] * _SETTLING_IN_A_ROW
     yield from [Slot.BARE] * iterations
     yield from [Slot.PRIME] * _BLOCK
     yield from [Slot.LIGHT] * min(iterations, _MAX_TRACED)
