@@ -186,7 +186,7 @@ def test_the_traced_step_takes_as_long_as_the_bare_ones(as_if_on_a_gpu):
 
 
 def test_what_is_ended_early_keeps_what_is_whole_and_leaves_no_profiler_behind(as_if_on_a_gpu):
-    recorder = record(turns=13, iterations=4)
+    recorder = record(turns=21, iterations=4)
     assert not recorder.is_complete
     recorder.close()
     graph = recorder.graph()
