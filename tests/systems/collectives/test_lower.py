@@ -80,6 +80,12 @@ def test_a_tensor_with_fewer_elements_than_ranks_leaves_ranks_without_a_slice():
         check_schedules(program, [schedules[0], schedules[-1]])
 
 
+def test_every_schedule_of_empty_tensors_ends():
+    program = adam(num_ranks=2, num_parameters=0)
+    for schedule in closure(program):
+        interpret(lower(schedule.program), schedule.program, random_inputs(program, 0))
+
+
 def test_one_rank_sends_nothing():
     program = adam(num_ranks=1, num_parameters=5)
     for schedule in closure(program)[:8]:

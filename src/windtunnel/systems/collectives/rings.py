@@ -125,9 +125,11 @@ def to_root(place: RingPlace, part: Chunks, root: int, tag: int) -> list[Instruc
 
 def broadcast(place: RingPlace, source: View, target: View, root: int, tag: int) -> list[Instruction]:
     """Pass the root's value on from rank to rank."""
+    if not target.size:
+        return []
     is_last = (place.rank + 1) % place.num_ranks == root
     first: Instruction = Copy(source, target) if place.rank == root else Receive(place.previous, tag, target)
-    return [first] if is_last or not target.size else [first, Send(place.next, tag, target)]
+    return [first] if is_last else [first, Send(place.next, tag, target)]
 
 
 def merge_hops(*streams: Iterable[Hop]) -> list[Instruction]:
