@@ -128,7 +128,7 @@ def main() -> None:
         first = measure_job(job_of(config_of(formats[0], folder), 1))
         for name in formats:
             config = config_of(name, folder)
-            costs = first if name == formats[0] else measure_store(config, first, name, 1, folder)
+            costs = first if name == formats[0] else measure_store(job_of(config, 1), first, name, 1)
             rows += cells(name, costs, folder, 1)
             if bar.is_verbose():
                 print(bar.table(rows[-6:]), file=sys.stderr, flush=True)

@@ -14,10 +14,14 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.measure.links import Bucket, sleep_until
@@ -26,6 +30,7 @@ from windtunnel.measure.workers import check_command_output, run_to_end
 __all__ = [
     "can_throttle",
     "evict",
+    "measure_burst",
     "measure_read_rate",
     "read_all",
     "read_at",
@@ -34,11 +39,15 @@ __all__ = [
     "throttle_disk",
 ]
 
+Opener = Callable[[], IO[bytes]]
+
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _CHUNK_BYTES = 1 << 16
 _BLKIO = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
 _FILE_SYSTEM_BYTES = 32 << 20
 _TRIES, _PAUSE_S = 20, 0.1
+# a disk that saves up has rested enough; a burst is at least so large, and so much faster than the rest
+_REST_S, _MIN_BURST_BYTES, _BURST_RATIO, _LEAD_RATIO, _MIN_POINTS = 0.3, 1 << 20, 1.5, 0.9, 8
 _MOUNTS, _PREFIX = Path("/proc/self/mounts"), "windtunnel-disk"
 
 
@@ -117,13 +126,59 @@ def read_all(files: Iterable[Path]) -> tuple[int, int]:
     return size_bytes, time.perf_counter_ns() - begun_ns
 
 
-def measure_read_rate(files: Sequence[Path], num_streams: int) -> float:
-    """Bytes per second at which a number of threads together read files that are not in memory, each file once."""
-    evict(files)
+def measure_read_rate(files: Sequence[Opener], num_streams: int) -> float:
+    """Bytes per second at which a number of threads together read files to their ends, each once."""
+
+    def read_stream(stream: int) -> int:
+        return sum(len(piece) for opener in files[stream::num_streams] for piece in _pieces(opener))
+
     begun_ns = time.perf_counter_ns()
     with ThreadPoolExecutor(num_streams) as pool:
-        size_bytes = sum(pool.map(lambda stream: read_all(files[stream::num_streams])[0], range(num_streams)))
+        size_bytes = sum(pool.map(read_stream, range(num_streams)))
     return size_bytes / (time.perf_counter_ns() - begun_ns) * 1e9
+
+
+def measure_burst(files: Sequence[Opener]) -> tuple[float, float]:
+    """Bytes per second that one stream gets in the long run, and bytes that a disk which rested delivers ahead of them.
+
+    A disk whose rate is limited by a bucket of tokens delivers what the bucket holds at once. Files are read once.
+    """
+    time.sleep(_REST_S)
+    begun_ns, size_bytes, sizes, times_ns = time.perf_counter_ns(), 0, [], []
+    for opener in files:
+        for piece in _pieces(opener):
+            size_bytes += len(piece)
+            sizes.append(size_bytes)
+            times_ns.append(time.perf_counter_ns() - begun_ns)
+    return fit_burst(np.array(times_ns, np.float64), np.array(sizes, np.float64))
+
+
+def _pieces(opener: Opener) -> Iterator[bytes]:
+    with opener() as file:
+        while piece := file.read(_CHUNK_BYTES):
+            yield piece
+
+
+def fit_burst(times_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> tuple[float, float]:
+    """Sustained bytes per second, and bytes ahead of them, of one stream that has ``sizes`` bytes after ``times_ns``.
+
+    A lead of less than a megabyte, or one that is gained at little more than the sustained rate, is noise: 0.
+
+    Examples
+    --------
+    >>> times_ns = np.arange(1.0, 101.0) * 1e7
+    >>> rate, burst = fit_burst(times_ns, 4e6 + 0.05 * times_ns)
+    >>> round(rate / 1e6), round(burst / 1e6)
+    (50, 4)
+    """
+    late = times_ns > times_ns[-1] / 4
+    if late.sum() < _MIN_POINTS:
+        return float(sizes[-1] / times_ns[-1] * 1e9), 0.0
+    slope = float(np.polyfit(times_ns[late], sizes[late], 1)[0])
+    lead = sizes - slope * times_ns
+    first = int(np.argmax(lead >= _LEAD_RATIO * lead.max()))  # a bucket that is refilled in steps leads as far later
+    is_burst = lead[first] > _MIN_BURST_BYTES and sizes[first] > _BURST_RATIO * slope * times_ns[first] > 0
+    return slope * 1e9, float(lead[first]) if is_burst else 0.0
 
 
 def read_at(path: Path, bucket: Bucket) -> bytes:

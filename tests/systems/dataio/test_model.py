@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.systems.dataio.reference import loader_times
 from windtunnel.simulate import replay
-from windtunnel.systems.dataio.model import Batches, LoaderSetup, find_bottleneck, loader_graph, simulate
+from windtunnel.systems.dataio.loader_graph import Batches, LoaderSetup, loader_graph
+from windtunnel.systems.dataio.model import find_bottleneck, simulate
 
 BATCH = 4
 

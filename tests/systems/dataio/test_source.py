@@ -14,7 +14,7 @@ from windtunnel.systems.dataio.source import has_files, sample_of
 def test_a_sample_has_some_batches_and_is_small(name, tmp_path):
     config = load_config(name, [])
 
-    sample = sample_of(config, tmp_path).dataset
+    sample = sample_of(config, str(tmp_path)).dataset
 
     num_samples = sample.num_files_train * sample.num_samples_per_file
     size_bytes = num_samples * config.dataset.record_length_bytes
@@ -29,7 +29,7 @@ def test_the_files_of_a_sample_are_not_those_of_the_data_set(tmp_path: Path):
     config = load_config("unet3d_h100", overrides)
     config = replace(config, dataset=replace(config.dataset, data_folder=str(tmp_path / "data")))
 
-    generate(sample_of(config, tmp_path / "sample"))
+    generate(sample_of(config, str(tmp_path / "sample")))
 
     assert not has_files(config)
-    assert has_files(sample_of(config, tmp_path / "sample"))
+    assert has_files(sample_of(config, str(tmp_path / "sample")))

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,11 +25,15 @@ from windtunnel.base.progress import Progress
 from windtunnel.base.reading import free_memory_bytes, parse_json
 from windtunnel.errors import InputError
 from windtunnel.hardware.cores import usable_cores
-from windtunnel.measure.disks import evict, measure_read_rate, read_all
+from windtunnel.measure.disks import measure_burst, measure_read_rate
 from windtunnel.measure.rounds import elapsed_ns, quiet
+from windtunnel.systems.dataio.config import StorageConfig
+from windtunnel.systems.dataio.formats import make_format
 from windtunnel.systems.dataio.job import NO_TIME, LoadingJob
-from windtunnel.systems.dataio.loading import open_reader, read_io_bytes
+from windtunnel.systems.dataio.loading import fetched_bytes, open_reader, read_io_bytes
+from windtunnel.systems.dataio.reading import SampleReader
 from windtunnel.systems.dataio.run import EpochRun, running
+from windtunnel.systems.dataio.storage import Storage, open_storage
 from windtunnel.systems.dataio.worker import EpochTask
 
 __all__ = ["LoadingCosts", "measure_costs", "measure_samples", "read_costs", "write_costs"]
@@ -36,7 +41,7 @@ __all__ = ["LoadingCosts", "measure_costs", "measure_samples", "read_costs", "wr
 SCHEMA = "windtunnel.dataio-costs/1"
 _STREAMS = (1, 2, 4)
 _MAX_SAMPLES, _ROW, _SAMPLE_BUDGET_NS = 64, 16, 1_500_000_000
-_CURVE_BUDGET_BYTES, _CURVE_BUDGET_S = 1 << 28, 1.5
+_CURVE_BUDGET_BYTES, _CURVE_BUDGET_S, _MAX_CURVE_FILES = 1 << 28, 1.5, 4096
 _LOADER_BUDGET_NS = 1_500_000_000
 _FIRST_BYTES = 4096
 
@@ -59,7 +64,9 @@ class LoadingCosts:
     latency_ns : float
         Until the first bytes of a cold file are there.
     curve : dict
-        Bytes per second of the device by number of streams.
+        Bytes per second of the device by number of streams, in the long run.
+    burst_bytes : float
+        That a device which rested delivers ahead of these.
     batch_ns : dict
         Additional time to make a batch, by ``main`` (no workers) or ``worker``; its samples' share is in ``batch_size``
         samples.
@@ -83,6 +90,7 @@ class LoadingCosts:
     sample_device_bytes: float
     latency_ns: float
     curve: dict[int, float]
+    burst_bytes: float
     batch_ns: dict[str, float]
     batch_size: int
     transfer_ns: float
@@ -98,9 +106,16 @@ class LoadingCosts:
         return max(self.curve.values())
 
     @property
+    def saves_up(self) -> bool:
+        """Whether a sample is delivered at once by a device that rested while an earlier one was decoded."""
+        return self.burst_bytes > self.sample_device_bytes > 0
+
+    @property
     def stream_bytes_per_s(self) -> float:
         """What one reader of samples gets once the first bytes are there."""
-        extra_ns = fmean(self.cold_ns) - fmean(self.warm_ns) - self.latency_ns
+        # of a device that delivers bursts and then pauses, samples within a burst
+        typical = quiet if self.saves_up else fmean
+        extra_ns = typical(self.cold_ns) - typical(self.warm_ns) - self.latency_ns
         fastest = 4 * self.pool_bytes_per_s
         return (
             min(self.sample_device_bytes / max(extra_ns, 1.0) * 1e9, fastest) if self.sample_device_bytes else fastest
@@ -132,7 +147,9 @@ def write_costs(path: Path, costs: LoadingCosts) -> None:
     path.write_text(json.dumps({"schema": SCHEMA, "costs": asdict(costs)}, indent=1), encoding="utf-8")
 
 
-def measure_costs(job: LoadingJob, *, overhead_ns: float = 0.0, progress: Progress | None = None) -> LoadingCosts:
+def measure_costs(
+    job: LoadingJob, *, overhead_ns: float = 0.0, known: LoadingCosts | None = None, progress: Progress | None = None
+) -> LoadingCosts:
     """Measure what loading this data set costs.
 
     Parameters
@@ -141,92 +158,143 @@ def measure_costs(job: LoadingJob, *, overhead_ns: float = 0.0, progress: Progre
         Its files exist.
     overhead_ns : float
         Part of the time of a sample that does not depend on its size, as tiny samples of this format show it.
+    known : LoadingCosts, optional
+        Of another data set on the same storage, which is not measured again.
     progress : callable, optional
     """
     report = progress or (lambda *_: None)
     num_cores = len(usable_cores())
-    files = _spread(job.files, _MAX_SAMPLES)
+    storage = open_storage(job.config.storage)
     report("samples", 0, 3)
-    warm_ns, cold_ns, device_bytes = measure_samples(job)
+    samples = measure_samples(job)
     report("storage", 1, 3)
-    curve, latency_ns = _storage(job.files, max(job.record_bytes, 1), quiet(cold_ns))
+    rates = _rates_of(known) if known else _measure_rates(job, storage, quiet(samples.cold_ns))
     report("loader", 2, 3)
-    loader = _loader_costs(job, quiet(warm_ns), num_cores)
+    # a loader finds local files in memory, as they are read before
+    loader = _loader_costs(job, quiet(samples.cold_ns if job.is_remote else samples.warm_ns), num_cores)
     report("loader", 3, 3)
+    extra_ns = fmean(samples.cold_ns) - fmean(samples.warm_ns)
     return LoadingCosts(
         format=job.format,
-        file_bytes=[float(path.stat().st_size) for path in files[: len(warm_ns)]],
-        warm_ns=warm_ns,
-        cold_ns=cold_ns,
-        overhead_ns=min(overhead_ns, quiet(warm_ns)),
-        sample_device_bytes=device_bytes,
-        latency_ns=min(latency_ns, max(fmean(cold_ns) - fmean(warm_ns), 0.0) / 2),
-        curve=curve,
+        file_bytes=samples.file_bytes,
+        warm_ns=samples.warm_ns,
+        cold_ns=samples.cold_ns,
+        overhead_ns=min(overhead_ns, quiet(samples.warm_ns)),
+        sample_device_bytes=samples.device_bytes,
+        curve=rates.curve,
+        burst_bytes=rates.burst_bytes,
+        latency_ns=min(rates.latency_ns, max(extra_ns, 0.0) / 2),
         num_cores=num_cores,
         memory_bytes=free_memory_bytes() or 1 << 62,
         **loader,
     )
 
 
-def _spread(files: Sequence[Path], count: int) -> list[Path]:
-    """So many files, all over the data set."""
-    return [files[row] for row in _spread_rows(len(files), count)]
-
-
-def _spread_rows(num_files: int, count: int) -> list[int]:
-    """Numbers of a given count of files, all over the data set."""
-    rows: list[int] = np.unique(np.linspace(0, num_files - 1, count).astype(int)).tolist()
+def _spread(count: int, max_count: int) -> list[int]:
+    """Numbers of files all over a data set."""
+    rows: list[int] = np.unique(np.linspace(0, count - 1, max_count).astype(int)).tolist()
     return rows
 
 
-def measure_samples(job: LoadingJob) -> tuple[list[float], list[float], float]:
-    """Measure samples in memory and not in memory, in ns, and the bytes that the device delivers for one of these."""
-    rows = _spread_rows(len(job.files), _MAX_SAMPLES)
-    reader = open_reader(replace(job, is_kept_open=False))
+class SampleTimes(NamedTuple):
+    """Samples that were read one by one: sizes of their files, times with and without the page cache.
+
+    ``device_bytes`` is what the storage delivers for a sample that is not in memory.
+    """
+
+    file_bytes: list[float]
+    warm_ns: list[float]
+    cold_ns: list[float]
+    device_bytes: float
+
+
+def measure_samples(job: LoadingJob) -> SampleTimes:
+    """Measure samples in memory and not in memory.
+
+    What a service delivers is never in memory; there a sample "in memory" is that of a local copy of the file.
+    """
+    storage = open_storage(job.config.storage)
+    numbers = _spread(len(job.keys), _MAX_SAMPLES)
+    reader = open_reader(job, is_kept_open=False)
     random = np.random.default_rng(0)
-    indices = random.integers(0, job.dataset.samples_per_file, len(rows)).tolist()
+    indices = random.integers(0, job.dataset.samples_per_file, len(numbers)).tolist()
     warm: list[float] = []
     cold: list[float] = []
     device_bytes = 0
     reader.read(job.keys[0], indices[0])
-    # In rows of files, one after the other without a pause: a device that is limited, or works ahead, serves single
-    # reads at another rate than many. Each row is read cold and then warm, so that a slow moment meets both.
-    for first in range(0, len(rows), _ROW):
-        row = list(zip(rows[first : first + _ROW], indices[first : first + _ROW], strict=True))
-        evict(job.files[number] for number, _ in row)
-        before = read_io_bytes()[0]
-        cold += [float(elapsed_ns(partial(reader.read, job.keys[number], index))) for number, index in row]
-        device_bytes += read_io_bytes()[0] - before
-        read_all(job.files[number] for number, _ in row)
-        warm += [float(elapsed_ns(partial(reader.read, job.keys[number], index))) for number, index in row]
-        if sum(cold) + sum(warm) > _SAMPLE_BUDGET_NS:
-            break
+    with tempfile.TemporaryDirectory(prefix="windtunnel-copies-") as scratch:
+        # In rows of files, one after the other without a pause: a device that is limited, or works ahead, serves single
+        # reads at another rate than many. Each row is read cold and then warm, so that a slow moment meets both.
+        for first in range(0, len(numbers), _ROW):
+            row = [(job.keys[i], index) for i, index in zip(numbers, indices, strict=True)][first : first + _ROW]
+            storage.drop(key for key, _ in row)
+            before = read_io_bytes()[0]
+            cold += [float(elapsed_ns(partial(reader.read, key, index))) for key, index in row]
+            device_bytes += read_io_bytes()[0] - before
+            near = _copy_files(job, [key for key, _ in row], Path(scratch)) if job.is_remote else reader
+            warm += [float(elapsed_ns(partial(near.read, key, index))) for key, index in row]
+            if sum(cold) + sum(warm) > _SAMPLE_BUDGET_NS:
+                break
+    used = [float(storage.size(job.keys[i]) or 0) for i in numbers[: len(cold)]]
     if job.is_direct:  # the page cache has no part in it
         warm = cold
-    return warm, cold, device_bytes / len(cold)
+    per_sample = fetched_bytes(job) if job.is_remote else device_bytes / len(cold)
+    return SampleTimes(used, warm, cold, per_sample)
 
 
-def _storage(files: Sequence[Path], record_bytes: int, cold_ns: float) -> tuple[dict[int, float], float]:
-    """Bytes per second by number of streams, and the time until the first bytes of a file are there."""
-    sizes = np.array([path.stat().st_size for path in files])
-    rate = record_bytes / cold_ns * 1e9
+def _copy_files(job: LoadingJob, keys: Sequence[str], folder: Path) -> SampleReader:
+    """Copy files of a service, and return a reader of the copies."""
+    remote = open_storage(job.config.storage)
+    local = StorageConfig(storage_root=str(folder))
+    for key in keys:
+        for name in (key, *make_format(job.config.dataset, remote).companions(key)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with remote.open(name) as file:
+                (folder / name).write_bytes(file.read())
+    return SampleReader(job.config.dataset, local)
+
+
+class _Rates(NamedTuple):
+    """What a storage delivers."""
+
+    curve: dict[int, float]
+    burst_bytes: float
+    latency_ns: float
+
+
+def _rates_of(costs: LoadingCosts) -> _Rates:
+    return _Rates(costs.curve, costs.burst_bytes, costs.latency_ns)
+
+
+def _measure_rates(job: LoadingJob, storage: Storage, cold_ns: float) -> _Rates:
+    """Rates by number of streams, the burst before them, and the time until the first bytes of a file are there."""
+    near = job.keys[: max(_MAX_CURVE_FILES, max(_STREAMS))]
+    sizes = np.array([storage.size(key) or 0 for key in near])
+    rate = max(job.record_bytes, 1) / cold_ns * 1e9
     budget = min(_CURVE_BUDGET_BYTES, max(_CURVE_BUDGET_S * rate, sizes[0] * max(_STREAMS)))
-    count = max(int(np.searchsorted(np.cumsum(sizes), budget)), min(len(files), max(_STREAMS)))
-    used = files[:count]
-    curve = {streams: measure_read_rate(used, streams) for streams in _STREAMS if streams <= len(used)}
-    first = _spread(files, 16)
-    evict(first)
-    return curve, quiet([elapsed_ns(partial(_read_first, path)) for path in first])
+    count = max(int(np.searchsorted(np.cumsum(sizes), budget)), min(len(near), max(_STREAMS)))
+    keys = near[:count]
+    openers = [partial(storage.open, key) for key in keys]
+    storage.drop(keys)
+    single, burst_bytes = measure_burst(openers)
+    curve = {1: single}
+    ratio = 1 - min(burst_bytes / max(float(sizes[:count].sum()), 1.0), 0.5)
+    for num_streams in _STREAMS[1:]:
+        if num_streams <= len(keys):
+            storage.drop(keys)
+            curve[num_streams] = ratio * measure_read_rate(openers, num_streams)
+    first = [job.keys[i] for i in _spread(len(job.keys), 16)]
+    storage.drop(first)
+    return _Rates(curve, burst_bytes, quiet([elapsed_ns(partial(_read_first, storage, key)) for key in first]))
 
 
-def _read_first(path: Path) -> bytes:
+def _read_first(storage: Storage, key: str) -> bytes:
     """Read the first bytes of a file, without what the kernel would read ahead."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-        return os.read(file, _FIRST_BYTES)
-    finally:
-        os.close(file)
+    path = storage.local_path(key)
+    with storage.open(key, is_random=True) if path is None else path.open("rb", buffering=0) as file:
+        if path is not None:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        return file.read(_FIRST_BYTES)
 
 
 def _loader_costs(job: LoadingJob, sample_ns: float, num_cores: int) -> dict[str, Any]:

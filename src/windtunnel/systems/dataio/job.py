@@ -6,6 +6,7 @@ and step times, so that a prediction is about the very run. Not here: running (`
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ class LoadingJob:
         Whether a file is opened once instead of for each sample.
     is_direct : bool
         Files are read without the page cache.
+    is_remote : bool
+        Files are delivered by a service, and never in memory.
+    limit_bytes_per_s : float
+        To which readers of all ranks keep together; 0 for no limit.
     num_start, num_end : int
         Steps of each block that do not count.
     target_au : float
@@ -86,6 +91,8 @@ class LoadingJob:
     evaluate: TimeDraw = NO_TIME
     is_kept_open: bool = False
     is_direct: bool = False
+    is_remote: bool = False
+    limit_bytes_per_s: float = 0.0
     num_start: int = 1
     num_end: int = 0
     target_au: float = 0.9
@@ -110,6 +117,11 @@ class LoadingJob:
         """
         steps = steps_per_epoch(self.dataset, self.batch_size, self.num_ranks)
         return steps if self.max_steps < 0 else min(steps, self.max_steps)
+
+    @property
+    def stream_limit_bytes_per_s(self) -> float:
+        """To which one reader keeps."""
+        return self.limit_bytes_per_s / (self.num_ranks * max(self.num_workers, 1)) or math.inf
 
     def compute_ns(self, epoch: int) -> Ints:
         """Step times of all ranks in an epoch, int64 [R, N]."""

@@ -17,10 +17,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
 from windtunnel.measure.links import Bucket, sleep_until
+from windtunnel.systems.dataio.formats.known import FILE_FORMATS
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.reading import SampleReader
 
-__all__ = ["BatchSpan", "SampleSet", "make_loader", "open_reader", "read_io_bytes"]
+__all__ = ["BatchSpan", "SampleSet", "fetched_bytes", "make_loader", "open_reader", "read_io_bytes"]
 
 _COUNTERS = Path("/proc/self/io")
 
@@ -56,11 +57,16 @@ def read_io_bytes() -> tuple[int, int]:
     return device, max(device, total)
 
 
-def open_reader(job: LoadingJob) -> SampleReader:
+def open_reader(job: LoadingJob, *, is_kept_open: bool | None = None) -> SampleReader:
     """Get ready to read the samples of a job in this process."""
-    return SampleReader(
-        job.config.dataset, job.config.storage, is_kept_open=job.is_kept_open, is_direct=job.is_direct
-    )  # fmt: skip
+    keeps = job.is_kept_open if is_kept_open is None else is_kept_open
+    return SampleReader(job.config.dataset, job.config.storage, is_kept_open=keeps, is_direct=job.is_direct)
+
+
+def fetched_bytes(job: LoadingJob) -> int:
+    """Bytes that a service delivers for a sample: the samples of its file, where a part of it cannot be read."""
+    is_random = FILE_FORMATS[job.format].is_random
+    return job.record_bytes * (1 if is_random or job.is_kept_open else job.dataset.samples_per_file)
 
 
 class SampleSet(Dataset[Any]):
@@ -71,17 +77,15 @@ class SampleSet(Dataset[Any]):
     job : LoadingJob
     is_eval : bool
         The evaluation set instead of the training set.
-    limit_bytes_per_s : float
-        Of all workers together, kept to in this process; 0 for as fast as files come.
     """
 
-    def __init__(self, job: LoadingJob, *, is_eval: bool = False, limit_bytes_per_s: float = 0.0) -> None:
+    def __init__(self, job: LoadingJob, *, is_eval: bool = False) -> None:
         self._job, self._keys = job, job.eval_keys if is_eval else job.keys
-        self._bucket = Bucket(limit_bytes_per_s / (job.num_ranks * max(job.num_workers, 1)) or 1.0)
-        self._is_limited = limit_bytes_per_s > 0
+        self._bucket = Bucket(job.stream_limit_bytes_per_s)
         self._reader: Any = None
         self._tensor: Any = None
-        self._before = (0, 0)
+        self._before = self._opened = (0, 0)
+        self._num_read = self._limited_bytes = 0
 
     def __len__(self) -> int:
         return len(self._keys) * self._job.dataset.samples_per_file
@@ -94,9 +98,10 @@ class SampleSet(Dataset[Any]):
         waits_ns = self._job.preprocess.draw_ns(np.random.default_rng([self._job.seed, *samples[:1]]), len(samples))
         for sample, wait_ns in zip(samples, waits_ns.tolist(), strict=True):
             file, index = divmod(sample, self._job.dataset.samples_per_file)
-            size = self._reader.read(self._keys[file], index).nbytes
-            if self._is_limited:
-                sleep_until(self._bucket.due_ns(size, time.monotonic_ns()))
+            self._reader.read(self._keys[file], index)
+            self._num_read += 1
+            if self._job.limit_bytes_per_s:
+                self._keep_to_limit()
             if wait_ns:
                 time.sleep(wait_ns / 1e9)
         return [start_ns, *[self._tensor] * len(samples)]
@@ -104,17 +109,34 @@ class SampleSet(Dataset[Any]):
     def collate(self, items: list[Any]) -> tuple[torch.Tensor, BatchSpan]:
         """Put a batch together, and say what it cost."""
         batch = default_collate(items[1:])
-        info, used = get_worker_info(), read_io_bytes()
+        info, used = get_worker_info(), self._count_bytes()
         device, total = (now - before for now, before in zip(used, self._before, strict=True))
         self._before = used
         return batch, BatchSpan(-1 if info is None else info.id, items[0], time.monotonic_ns(), device, total)
+
+    def _keep_to_limit(self) -> None:
+        """Wait until a storage of the job's rate would have delivered what was read since the last call.
+
+        Where the kernel counts no bytes of devices, all that was read counts.
+        """
+        device, total = self._count_bytes()
+        size = max((device or total) - self._limited_bytes, 0)
+        self._limited_bytes += size
+        sleep_until(self._bucket.due_ns(size, time.monotonic_ns()))
+
+    def _count_bytes(self) -> tuple[int, int]:
+        """Bytes since this process began to read: from the device or the service, and in all."""
+        if self._job.is_remote:
+            return (self._num_read * fetched_bytes(self._job),) * 2
+        device, total = (now - before for now, before in zip(read_io_bytes(), self._opened, strict=True))
+        return device, total
 
     def _open(self) -> None:
         """Get ready in the process that reads."""
         torch.set_num_threads(1)
         self._reader = open_reader(self._job)
         self._tensor = torch.zeros(max(self._job.tensor_bytes, 1), dtype=torch.uint8)
-        self._before = read_io_bytes()
+        self._opened = read_io_bytes()
 
 
 class EpochOrder(Sampler[int]):

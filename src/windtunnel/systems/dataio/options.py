@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,8 +26,8 @@ __all__ = [
     "Folder",
     "NumRanks",
     "Overrides",
-    "RunPlace",
     "StoreCosts",
+    "checkpoint_folder_of",
     "job_and_costs",
     "require_cache",
     "running_place",
@@ -67,23 +66,6 @@ CostsPath = Annotated[
 StoreCosts = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Save the measured costs (JSON).")]
 
 
-@dataclass(frozen=True)
-class RunPlace:
-    """Where a job runs.
-
-    Attributes
-    ----------
-    job : LoadingJob
-    limit_bytes_per_s : float
-        To which readers must keep; 0 where the kernel limits the disk, or nothing does.
-    checkpoint_folder : Path, optional
-    """
-
-    job: LoadingJob
-    limit_bytes_per_s: float = 0.0
-    checkpoint_folder: Path | None = None
-
-
 def require_cache(cache: str) -> None:
     """Refuse a state of the page cache that is none.
 
@@ -101,7 +83,7 @@ def require_cache(cache: str) -> None:
 @contextlib.contextmanager
 def running_place(
     text: str, overrides: list[str] | None, ranks: int, folder: Path | None, disk: str, compute: str = ""
-) -> Iterator[RunPlace]:
+) -> Iterator[LoadingJob]:
     """Get the files of a job ready, on a throttled disk if one is asked for.
 
     Raises
@@ -118,7 +100,6 @@ def running_place(
     job = replace(job_of(config, ranks), compute_job=compute)
     _ = job.num_steps  # refuses an epoch without steps before anything is written
     with contextlib.ExitStack() as stack:
-        limit = 0.0
         if disk:
             rate = parse_rate(disk)
             if can_throttle():
@@ -129,11 +110,11 @@ def running_place(
                 )
                 job = replace(job_of(config, ranks), compute_job=compute)
             else:
-                limit = rate
+                job = replace(job, limit_bytes_per_s=rate)
                 advise(f"the kernel throttles no disk here: loader workers keep to {format_rate(rate)} themselves")
         with Progress("generating") as progress:
             ensure_files(config, progress=progress)
-        yield RunPlace(job, limit, checkpoint_folder_of(config))
+        yield job
 
 
 def checkpoint_folder_of(config: Any) -> Path | None:
@@ -148,29 +129,33 @@ def job_and_costs(
     """Read or measure what loading costs; files of the job stay until the context ends."""
     from windtunnel.systems.dataio.calibrate import read_costs
     from windtunnel.systems.dataio.generate import generate
-    from windtunnel.systems.dataio.source import config_with_folder, has_files, job_of, measure_job, sample_of
+    from windtunnel.systems.dataio.source import (
+        config_with_folder,
+        has_files,
+        job_of,
+        measure_job,
+        sample_of,
+        scratch_folder,
+    )
 
     config = config_with_folder(text, overrides or [], folder)
     job = job_of(config, ranks)
     if costs is not None:
         yield job, read_costs(costs)
         return
-    if disk or has_files(config) or not job.files:
-        with running_place(text, overrides, ranks, folder, disk) as place:
-            with Progress("measuring") as progress:
-                measured = measure_job(place.job, progress=progress)
-            yield place.job, measured
-        return
     _ = job.num_steps  # refuses an epoch without steps before anything is written
-    disk_folder = next(path for path in Path(config.dataset.data_folder).resolve().parents if path.is_dir())
-    with tempfile.TemporaryDirectory(prefix="windtunnel-sample-", dir=disk_folder) as scratch:
-        sample = sample_of(config, Path(scratch))
-        advise(
-            f"the data set is not in {config.dataset.data_folder}: costs are those of {sample.dataset.num_files_train} "
-            f"generated files in {disk_folder}, which are removed afterwards"
-        )
-        with Progress("generating a sample of the data set") as progress:
-            generate(sample, progress=progress)
+    with contextlib.ExitStack() as stack:
+        if disk or has_files(config):
+            job = used = stack.enter_context(running_place(text, overrides, ranks, folder, disk))
+        else:
+            sample = sample_of(config, stack.enter_context(scratch_folder(config, "sample")))
+            advise(
+                f"the data set is not in {config.dataset.data_folder}: costs are those of "
+                f"{sample.dataset.num_files_train} generated files on the same storage, which are removed afterwards"
+            )
+            with Progress("generating a sample of the data set") as progress:
+                generate(sample, progress=progress)
+            used = job_of(sample, ranks)
         with Progress("measuring") as progress:
-            measured = measure_job(job_of(sample, ranks), progress=progress)
+            measured = measure_job(used, progress=progress)
         yield job, measured

@@ -9,6 +9,7 @@ the graph (``model``), measuring (``calibrate``).
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 from windtunnel.measure.rounds import quiet
 from windtunnel.systems.dataio.calibrate import LoadingCosts
 from windtunnel.systems.dataio.job import LoadingJob
+from windtunnel.systems.dataio.loader_graph import Batches, LoaderSetup
 from windtunnel.systems.dataio.metrics import BlockTimes, job_metrics
-from windtunnel.systems.dataio.model import Batches, Bottleneck, LoaderSetup, find_bottleneck, simulate
+from windtunnel.systems.dataio.model import Bottleneck, find_bottleneck, simulate
 from windtunnel.systems.dataio.order import all_rank_orders
 
 __all__ = ["CACHES", "EpochPrediction", "Prediction", "batches_of", "predict_job", "setup_of"]
@@ -124,13 +126,15 @@ class Prediction:
 
 def setup_of(job: LoadingJob, costs: LoadingCosts) -> LoaderSetup:
     """Return the loader of a job on the machine whose costs were measured."""
+    is_limited = job.limit_bytes_per_s > 0  # by its readers, who save nothing up
     return LoaderSetup(
         job.num_workers,
         job.prefetch_factor,
         costs.num_cores,
-        costs.pool_bytes_per_s,
-        costs.stream_bytes_per_s,
+        min(costs.pool_bytes_per_s, job.limit_bytes_per_s or math.inf),
+        min(costs.stream_bytes_per_s, job.stream_limit_bytes_per_s),
         tuple(costs.slowdown),
+        0.0 if is_limited or not costs.saves_up else costs.burst_bytes,
     )
 
 
@@ -208,7 +212,7 @@ def _au_of_draw(job: LoadingJob, costs: LoadingCosts, cache: str, setup: LoaderS
         cold_ns=[costs.cold_ns[row] for row in rows],
     )
     batches, _ = batches_of(job, other, 1, "cold" if cache == "cold-start" else cache, random, _EXPLAINED_STEPS)
-    varied = replace(setup, stream_bytes_per_s=other.stream_bytes_per_s)
+    varied = replace(setup, stream_bytes_per_s=min(other.stream_bytes_per_s, job.stream_limit_bytes_per_s))
     return _epoch(job, simulate(batches, varied, job.batch_size), 1.0).au_ratio
 
 
@@ -293,6 +297,8 @@ def _reads_of_device(
 
     The first reader of a file, or of a stretch that the kernel reads ahead, brings it there.
     """
+    if job.is_remote or job.is_direct:
+        return np.ones(samples.shape, np.bool_)
     if state == "warm":
         return np.zeros(samples.shape, np.bool_)
     per_file = job.dataset.samples_per_file
@@ -309,8 +315,6 @@ def _reads_of_device(
     total_bytes = float(job.dataset.num_samples) * max(job.record_bytes, 1)
     kept = min(costs.memory_bytes / max(total_bytes, 1.0), 1.0)
     is_seen = ~is_first if state == "cold" else np.ones(samples.shape, np.bool_)
-    if job.is_direct:
-        is_seen = np.zeros(samples.shape, np.bool_)
     if kept < 1.0:
         draws = (random or np.random.default_rng(0)).random(samples.shape)
         is_seen &= draws < kept

@@ -135,7 +135,7 @@ class RunningJob:
             ``cold``: files are dropped from memory before; ``warm``: they are read before; ``as-is``.
         """
         files = self.job.eval_files if task.is_eval else self.job.files
-        if cache == "cold":
+        if cache == "cold" and not self.job.is_remote:
             drop_from_memory(files)
         elif cache == "warm":
             read_all(files)
@@ -153,10 +153,6 @@ def drop_from_memory(files: Sequence[Path]) -> None:
     FlightError
         The kernel keeps them.
     """
-    if not files:
-        raise InputError(
-            "only local files can be dropped from memory", where="storage.storage_type", fix="run with --cache as-is"
-        )
     evict(files)
     if (resident := resident_share(files)) > _MAX_RESIDENT:
         raise FlightError(
@@ -167,12 +163,7 @@ def drop_from_memory(files: Sequence[Path]) -> None:
 
 
 @contextlib.contextmanager
-def running(
-    job: LoadingJob,
-    *,
-    limit_bytes_per_s: float = 0.0,
-    checkpoint_folder: Path | None = None,
-) -> Iterator[RunningJob]:
+def running(job: LoadingJob, *, checkpoint_folder: Path | None = None) -> Iterator[RunningJob]:
     """Start the ranks of a job; they end with the context.
 
     Raises
@@ -189,7 +180,7 @@ def running(
             where=str(missing[0] if missing else "dataset.data_folder"),
             fix="windtunnel dataio run CONFIG writes them",
         )
-    ranks = RankConfig(job, limit_bytes_per_s, checkpoint_folder)
+    ranks = RankConfig(job, checkpoint_folder)
     with Workers(_MODULE, ranks, num_ranks=job.num_ranks, title="training job", patience_s=_PATIENCE_S) as workers:
         for rank in range(job.num_ranks):
             workers.receive(rank)
@@ -200,7 +191,6 @@ def run_job(
     job: LoadingJob,
     *,
     cache: str = "cold",
-    limit_bytes_per_s: float = 0.0,
     checkpoint_folder: Path | None = None,
     progress: Progress | None = None,
 ) -> RunResult:
@@ -212,8 +202,6 @@ def run_job(
     cache : str
         State of the page cache before each epoch; see ``RunningJob.run``. ``cold-start`` drops the files only before
         the first.
-    limit_bytes_per_s : float
-        At which loader workers read together; 0 for no limit.
     checkpoint_folder : Path, optional
         Where checkpoints are written, if the job has any.
     progress : callable, optional
@@ -227,7 +215,7 @@ def run_job(
     if cache.startswith("cold") and job.files:
         require_disk(job.files[0].parent)
     epochs, evaluations, left = [], [], job.max_steps if job.max_steps >= 0 else job.num_steps * job.epochs
-    with running(job, limit_bytes_per_s=limit_bytes_per_s, checkpoint_folder=checkpoint_folder) as ranks:
+    with running(job, checkpoint_folder=checkpoint_folder) as ranks:
         for epoch in range(1, job.epochs + 1):
             if left <= 0:
                 break

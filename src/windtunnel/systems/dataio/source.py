@@ -7,11 +7,10 @@ they are missing; ``LoadingCosts``. Not here: the configuration (``config_file``
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
@@ -25,9 +24,19 @@ from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.order import Dataset
 from windtunnel.systems.dataio.storage import open_storage
 
-__all__ = ["config_with_folder", "ensure_files", "has_files", "job_of", "measure_job", "measure_store", "sample_of"]
+__all__ = [
+    "config_with_folder",
+    "ensure_files",
+    "has_files",
+    "job_of",
+    "measure_job",
+    "measure_store",
+    "sample_of",
+    "scratch_folder",
+    "with_store",
+]
 
-_TINY_FILES, _FEW_FILES = 16, 24
+_TINY_FILES = 16
 _TINY_BYTES = 16.0
 _SAMPLE_BYTES, _SAMPLE_FILES, _SAMPLE_BATCHES = 1 << 29, 64, 4
 
@@ -75,6 +84,7 @@ def job_of(config: DlioConfig, num_ranks: int, *, run_seed: int = 0) -> LoadingJ
         evaluate=config.evaluation.eval_time,
         is_kept_open=reader.read_type == "memory",
         is_direct=reader.odirect,
+        is_remote=open_storage(config.storage).local_path("") is None,
         num_start=config.output.metric.exclude_start_steps,
         num_end=config.output.metric.exclude_end_steps,
         target_au=config.metric.au,
@@ -115,13 +125,17 @@ def ensure_files(config: DlioConfig, *, progress: Progress | None = None) -> Non
 
 
 def has_files(config: DlioConfig) -> bool:
-    """Whether all files of the data set are there; False for one that does not lie in a folder."""
+    """Whether all files of the data set are there."""
+    storage, folder = open_storage(config.storage), config.dataset.data_folder.rstrip("/")
     job = job_of(config, 1)
-    paths = (*job.files, *job.eval_files)
-    return bool(paths) and all(path.exists() for path in paths)
+    keys = {*job.keys, *job.eval_keys}
+    # a listing is one request for thousands of objects, a look at local files needs no listing
+    if job.is_remote:
+        return keys <= {*storage.sizes(f"{folder}/train"), *storage.sizes(f"{folder}/valid")}
+    return all(path.exists() for path in (*job.files, *job.eval_files))
 
 
-def sample_of(config: DlioConfig, folder: Path) -> DlioConfig:
+def sample_of(config: DlioConfig, folder: str) -> DlioConfig:
     """A small data set of the same kind in a folder, on which costs are measured where the real one does not exist.
 
     It has enough files for some batches, and at most ``_SAMPLE_BYTES`` beyond that.
@@ -134,15 +148,17 @@ def sample_of(config: DlioConfig, folder: Path) -> DlioConfig:
     if per_file == data.num_samples_per_file:
         num_files = min(num_files, data.num_files_train)
     small = replace(
-        data, data_folder=str(folder), num_files_train=num_files, num_files_eval=0,
+        data, data_folder=folder, num_files_train=num_files, num_files_eval=0,
         num_samples_per_file=per_file, num_subfolders_train=0, num_subfolders_eval=0,
     )  # fmt: skip
     return replace(config, dataset=small, workflow=replace(config.workflow, evaluation=False))
 
 
-def measure_job(job: LoadingJob, *, progress: Progress | None = None) -> LoadingCosts:
-    """Measure what loading a data set costs; its files exist."""
-    return measure_costs(job, overhead_ns=_overhead_ns(job), progress=progress)
+def measure_job(
+    job: LoadingJob, *, known: LoadingCosts | None = None, progress: Progress | None = None
+) -> LoadingCosts:
+    """Measure what loading a data set costs; its files exist. ``known``: see ``measure_costs``."""
+    return measure_costs(job, overhead_ns=_overhead_ns(job), known=known, progress=progress)
 
 
 def _overhead_ns(job: LoadingJob) -> float:
@@ -151,41 +167,40 @@ def _overhead_ns(job: LoadingJob) -> float:
         job.config.dataset, record_length_bytes=_TINY_BYTES, record_length_bytes_stdev=0, record_dims=(),
         num_samples_per_file=1, num_files_train=_TINY_FILES, num_files_eval=0,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="windtunnel-tiny-", dir=job.files[0].parent) as folder:
+    with scratch_folder(job.config, "tiny") as folder:
         small = replace(job.config, dataset=replace(tiny, data_folder=folder))
         generate(small)
-        warm_ns, _, _ = measure_samples(job_of(small, 1))
-    return quiet(warm_ns)
+        return quiet(measure_samples(job_of(small, 1)).warm_ns)
 
 
-def measure_store(base: DlioConfig, costs: LoadingCosts, format_name: str, per_file: int, folder: Path) -> LoadingCosts:
-    """Measure samples of the same size in another format, from a few generated files; the loader's costs stay.
+def scratch_folder(config: DlioConfig, name: str) -> AbstractContextManager[str]:
+    """Context that yields a new data folder on the storage of the data set, which is removed afterwards."""
+    return open_storage(config.storage).scratch_folder(config.dataset.data_folder, name)
+
+
+def with_store(config: DlioConfig, format_name: str, per_file: int) -> DlioConfig:
+    """Return the configuration with its samples in files of another format, without compression."""
+    total = config.dataset.num_files_train * config.dataset.num_samples_per_file
+    data = replace(
+        config.dataset, format=format_name, num_samples_per_file=per_file, num_files_train=max(total // per_file, 1),
+        compression="none",
+    )  # fmt: skip
+    return replace(config, dataset=data)
+
+
+def measure_store(job: LoadingJob, costs: LoadingCosts, format_name: str, per_file: int) -> LoadingCosts:
+    """Measure what loading the same samples costs in another format, from generated files on the same storage.
 
     Parameters
     ----------
-    base : DlioConfig
+    job : LoadingJob
     costs : LoadingCosts
-        Of the data set as it is.
+        Of the data set as it is: rates of the storage are taken from it.
     format_name : str
     per_file : int
         Samples per file.
-    folder : Path
-        On the disk of the data set.
     """
-    with tempfile.TemporaryDirectory(prefix="windtunnel-store-", dir=folder) as scratch:
-        data = replace(
-            base.dataset, format=format_name, num_samples_per_file=per_file, num_files_eval=0, data_folder=scratch,
-            num_files_train=max(min(_FEW_FILES, base.dataset.num_files_train), 4), compression="none",
-            num_subfolders_train=0, num_subfolders_eval=0,
-        )  # fmt: skip
-        config = replace(base, dataset=data)
-        generate(config)
-        job = job_of(config, 1)
-        warm_ns, cold_ns, device_bytes = measure_samples(job)
-        overhead_ns = _overhead_ns(job)
-        sizes = [float(path.stat().st_size) for path in job.files[: len(warm_ns)]]
-    return replace(
-        costs, format=format_name, file_bytes=sizes, warm_ns=warm_ns, cold_ns=cold_ns,
-        overhead_ns=min(overhead_ns, quiet(warm_ns)), sample_device_bytes=device_bytes,
-        latency_ns=min(costs.latency_ns, max(fmean(cold_ns) - fmean(warm_ns), 0.0) / 2),
-    )  # fmt: skip
+    with scratch_folder(job.config, "store") as folder:
+        sample = sample_of(with_store(job.config, format_name, per_file), folder)
+        generate(sample)
+        return measure_job(job_of(sample, job.num_ranks), known=costs)

@@ -11,11 +11,12 @@ import io
 import mmap
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ from typing import IO, Any
 from windtunnel.base.extras import require
 from windtunnel.base.outputs import is_full, replacing
 from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.measure.disks import evict
 from windtunnel.systems.dataio.config import StorageConfig
 
 __all__ = ["LocalStorage", "S3Storage", "Storage", "open_storage"]
@@ -79,6 +81,13 @@ class Storage(ABC):
     def local_path(self, key: str) -> Path | None:  # noqa: ARG002
         """The path of a local file; None where files are elsewhere."""
         return None
+
+    def drop(self, keys: Iterable[str]) -> None:  # noqa: B027 - nothing of a bucket is in memory
+        """Drop files from the kernel's memory."""
+
+    @abstractmethod
+    def scratch_folder(self, key: str, name: str) -> AbstractContextManager[str]:
+        """Context that yields the key of a new folder near a folder, which is removed with all that is in it."""
 
 
 def open_storage(config: StorageConfig, *, is_direct: bool = False) -> Storage:
@@ -188,6 +197,28 @@ class LocalStorage(Storage):
     def remove(self, key: str) -> None:
         """Remove a file."""
         self.local_path(key).unlink(missing_ok=True)
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Drop files from the page cache."""
+        for key in keys:
+            try:
+                evict([self.local_path(key)])
+            except OSError as error:
+                raise self.explain(key, error) from error
+
+    @contextmanager
+    def scratch_folder(self, key: str, name: str) -> Iterator[str]:
+        """Make a folder on the same file system: in the folder itself, or in the nearest one above that is there."""
+        path = self.local_path(key).absolute()
+        parent = next(folder for folder in (path, *path.parents) if folder.is_dir())
+        try:
+            folder = tempfile.mkdtemp(prefix=f"windtunnel-{name}-", dir=parent)
+        except OSError as error:
+            raise self.explain(key, error) from error
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def make_folder(self, key: str) -> None:
         """Create an empty folder; nothing happens where it is there."""
@@ -303,6 +334,16 @@ class S3Storage(Storage):
         """Remove an object."""
         with self._explaining(key) as files, suppress(FileNotFoundError):
             files.rm_file(self._path(key))
+
+    @contextmanager
+    def scratch_folder(self, key: str, name: str) -> Iterator[str]:
+        """Take a prefix that no other run has."""
+        prefix = f"{key.rstrip('/')}-{name}-{secrets.token_hex(4)}"
+        try:
+            yield prefix
+        finally:
+            for scratch in self.sizes(prefix):
+                self.remove(scratch)
 
     @contextmanager
     def _explaining(self, key: str) -> Iterator[Any]:

@@ -15,7 +15,14 @@ from windtunnel.systems.dataio.calibrate import LoadingCosts
 from windtunnel.systems.dataio.config import FORMATS, DlioConfig
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.search import Setting
-from windtunnel.systems.dataio.source import config_with_folder, ensure_files, job_of, measure_store
+from windtunnel.systems.dataio.source import (
+    config_with_folder,
+    ensure_files,
+    job_of,
+    measure_job,
+    measure_store,
+    with_store,
+)
 
 __all__ = ["change_job", "config_of_setting", "costs_of_stores", "parse_stores"]
 
@@ -54,28 +61,18 @@ def costs_of_stores(
     result = {known: costs}
     for done, store in enumerate(stores, 1):
         if store not in result:
-            result[store] = measure_store(job.config, costs, *store, _disk_folder(job))
+            result[store] = measure_store(job, costs, *store)
         if progress is not None:
             progress("formats", done, len(stores))
     return result
 
 
-def _disk_folder(job: LoadingJob) -> Path:
-    """A folder on the disk of the data set."""
-    folder = Path(job.config.dataset.data_folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def config_of_setting(config: DlioConfig, setting: Setting) -> DlioConfig:
     """Return the configuration with a setting; a data set that has to be written anew gets a folder of its own."""
-    data, total = config.dataset, config.dataset.num_files_train * config.dataset.num_samples_per_file
+    data = config.dataset
     if (setting.format, setting.samples_per_file) != (data.format, data.num_samples_per_file):
-        folder = Path(data.data_folder) / f"{setting.format}-{setting.samples_per_file}"
-        data = replace(
-            data, format=setting.format, num_samples_per_file=setting.samples_per_file, compression="none",
-            num_files_train=max(total // setting.samples_per_file, 1), data_folder=str(folder),
-        )  # fmt: skip
+        folder = f"{data.data_folder.rstrip('/')}/{setting.format}-{setting.samples_per_file}"
+        data = replace(with_store(config, setting.format, setting.samples_per_file).dataset, data_folder=folder)
     reader = replace(
         config.reader, batch_size=setting.batch_size, read_threads=setting.num_workers,
         prefetch_size=max(setting.num_workers, 1) * setting.prefetch_factor,
@@ -110,7 +107,6 @@ def change_job(
         config = replace(config, dataset=replace(data, data_folder=str(folder)))
     ensure_files(config, progress=progress)
     changed = job_of(config, job.num_ranks)
-    store = (changed.format, changed.dataset.samples_per_file)
     if config.dataset == before:
         return changed, costs
-    return changed, measure_store(config, costs, *store, _disk_folder(changed))
+    return changed, measure_job(changed, known=costs, progress=progress)

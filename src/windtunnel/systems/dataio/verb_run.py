@@ -21,6 +21,7 @@ from windtunnel.systems.dataio.options import (
     Folder,
     NumRanks,
     Overrides,
+    checkpoint_folder_of,
     job_and_costs,
     require_cache,
     running_place,
@@ -74,11 +75,8 @@ def run(
     if loaded.is_checkpoint_only:
         run_checkpoint_job(loaded, ranks, is_cold=cache == "cold", as_json=as_json)
         return
-    with running_place(config, overrides, ranks, folder, disk, compute) as place, Progress("running") as progress:
-        result = run_job(
-            place.job, cache=cache, limit_bytes_per_s=place.limit_bytes_per_s,
-            checkpoint_folder=place.checkpoint_folder, progress=progress,
-        )  # fmt: skip
+    with running_place(config, overrides, ranks, folder, disk, compute) as job, Progress("running") as progress:
+        result = run_job(job, cache=cache, checkpoint_folder=checkpoint_folder_of(loaded), progress=progress)
     written = result.write(output) if output is not None else []
     if html is not None:
         dataio_page(html, result=result, overwrite=force)

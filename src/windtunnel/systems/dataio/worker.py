@@ -37,14 +37,11 @@ class RankConfig:
     Attributes
     ----------
     job : LoadingJob
-    limit_bytes_per_s : float
-        At which all loader workers read together; 0 for no limit.
     checkpoint_folder : Path, optional
         Where checkpoints are written; None for none.
     """
 
     job: LoadingJob
-    limit_bytes_per_s: float = 0.0
     checkpoint_folder: Path | None = None
 
 
@@ -182,7 +179,7 @@ class _Rank:
     def _loader_of(self, *, is_eval: bool) -> tuple[Any, Any]:
         if is_eval not in self._loaders:
             job = self._config.job
-            samples = SampleSet(job, is_eval=is_eval, limit_bytes_per_s=self._config.limit_bytes_per_s)
+            samples = SampleSet(job, is_eval=is_eval)
             self._loaders[is_eval] = make_loader(job, samples, job.eval_batch_size if is_eval else job.batch_size)
         loader, order = self._loaders[is_eval]
         return loader, order
