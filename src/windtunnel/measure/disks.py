@@ -48,6 +48,7 @@ _FILE_SYSTEM_BYTES = 32 << 20
 _TRIES, _PAUSE_S = 20, 0.1
 # a disk that saves up has rested enough; a burst is at least so large, and so much faster than the rest
 _REST_S, _MIN_BURST_BYTES, _BURST_RATIO, _LEAD_RATIO, _MIN_POINTS = 0.3, 1 << 20, 1.5, 0.9, 8
+_GRID_POINTS = 256
 _MOUNTS, _PREFIX = Path("/proc/self/mounts"), "windtunnel-disk"
 
 
@@ -162,7 +163,8 @@ def _pieces(opener: Opener) -> Iterator[bytes]:
 def fit_burst(times_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> tuple[float, float]:
     """Sustained bytes per second, and bytes ahead of them, of one stream that has ``sizes`` bytes after ``times_ns``.
 
-    A lead of less than a megabyte, or one that is gained at little more than the sustained rate, is noise: 0.
+    The lead is that over the time after the burst, as kernels refill a bucket in steps. One that is gained at little
+    more than the sustained rate, or is less than a megabyte at its top, is noise: 0.
 
     Examples
     --------
@@ -171,14 +173,15 @@ def fit_burst(times_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> tupl
     >>> round(rate / 1e6), round(burst / 1e6)
     (50, 4)
     """
-    late = times_ns > times_ns[-1] / 4
-    if late.sum() < _MIN_POINTS:
+    grid = np.linspace(times_ns[-1] / 4, times_ns[-1], _GRID_POINTS)
+    if len(times_ns) < _MIN_POINTS or times_ns[0] >= grid[0]:
         return float(sizes[-1] / times_ns[-1] * 1e9), 0.0
-    slope = float(np.polyfit(times_ns[late], sizes[late], 1)[0])
+    reached = sizes[np.searchsorted(times_ns, grid, side="right") - 1]
+    slope = float(np.polyfit(grid, reached, 1)[0])
     lead = sizes - slope * times_ns
-    first = int(np.argmax(lead >= _LEAD_RATIO * lead.max()))  # a bucket that is refilled in steps leads as far later
+    first = int(np.argmax(lead >= _LEAD_RATIO * lead.max()))
     is_burst = lead[first] > _MIN_BURST_BYTES and sizes[first] > _BURST_RATIO * slope * times_ns[first] > 0
-    return slope * 1e9, float(lead[first]) if is_burst else 0.0
+    return slope * 1e9, max(float((reached - slope * grid).mean()), 0.0) if is_burst else 0.0
 
 
 def read_at(path: Path, bucket: Bucket) -> bytes:

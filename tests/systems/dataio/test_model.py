@@ -79,6 +79,29 @@ def test_one_stream_does_not_exceed_its_cap() -> None:
     assert abs(simulate(costs, setup, BATCH)[0].wall_s / 0.1 - 1) < 0.01
 
 
+def test_a_disk_that_saves_up_delivers_while_a_worker_decodes_or_the_accelerator_computes() -> None:
+    """1 MB per batch at 1 GB/s in the long run takes 1 ms, at 10 GB/s at once; decoding or computing takes 0.8 ms."""
+    rates = {"num_cores": 8, "pool_bytes_per_s": 1e9, "stream_bytes_per_s": 1e10}
+    decoding = batches(1, 100, size_bytes=1_000_000, decode_ns=800_000, num_samples=100)
+    computing = batches(1, 100, size_bytes=1_000_000, compute_ns=800_000)
+
+    for costs, num_workers in ((decoding, 1), (computing, 0)):
+        strict, saving = (
+            simulate(costs, LoaderSetup(num_workers, 2, burst_bytes=burst, **rates), BATCH)[0].wall_s / 0.1
+            for burst in (0.0, 4e6)
+        )
+        assert abs(saving / 1.0 - 1) < 0.03, num_workers
+        assert strict > 1.5, num_workers
+
+
+def test_what_a_bucket_does_not_hold_is_waited_for() -> None:
+    """A quarter of each batch is there when it is requested: 0.75 ms and computing are left."""
+    costs = batches(1, 100, size_bytes=1_000_000, compute_ns=800_000)
+    setup = LoaderSetup(0, 2, 8, pool_bytes_per_s=1e9, stream_bytes_per_s=1e10, burst_bytes=250_000)
+
+    assert abs(simulate(costs, setup, BATCH)[0].wall_s / 0.155 - 1) < 0.02
+
+
 def test_more_workers_than_cores_decode_no_faster() -> None:
     costs = batches(1, 200, decode_ns=1_000_000)
 

@@ -44,6 +44,7 @@ _MAX_SAMPLES, _ROW, _SAMPLE_BUDGET_NS = 64, 16, 1_500_000_000
 _CURVE_BUDGET_BYTES, _CURVE_BUDGET_S, _MAX_CURVE_FILES = 1 << 28, 1.5, 4096
 _LOADER_BUDGET_NS = 1_500_000_000
 _FIRST_BYTES = 4096
+_FASTEST_BURST = 100
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ class LoadingCosts:
 
     @property
     def saves_up(self) -> bool:
-        """Whether a sample is delivered at once by a device that rested while an earlier one was decoded."""
-        return self.burst_bytes > self.sample_device_bytes > 0
+        """Whether most of a sample is delivered at once by a device that rested while an earlier one was decoded."""
+        return 2 * self.burst_bytes > self.sample_device_bytes > 0
 
     @property
     def stream_bytes_per_s(self) -> float:
@@ -116,10 +117,8 @@ class LoadingCosts:
         # of a device that delivers bursts and then pauses, samples within a burst
         typical = quiet if self.saves_up else fmean
         extra_ns = typical(self.cold_ns) - typical(self.warm_ns) - self.latency_ns
-        fastest = 4 * self.pool_bytes_per_s
-        return (
-            min(self.sample_device_bytes / max(extra_ns, 1.0) * 1e9, fastest) if self.sample_device_bytes else fastest
-        )
+        fastest = (_FASTEST_BURST if self.saves_up else 4) * self.pool_bytes_per_s
+        return min(self.sample_device_bytes / max(extra_ns, 1.0) * 1e9, fastest) or fastest
 
 
 def read_costs(path: Path) -> LoadingCosts:
@@ -278,11 +277,10 @@ def _measure_rates(job: LoadingJob, storage: Storage, cold_ns: float) -> _Rates:
     storage.drop(keys)
     single, burst_bytes = measure_burst(openers)
     curve = {1: single}
-    ratio = 1 - min(burst_bytes / max(float(sizes[:count].sum()), 1.0), 0.5)
     for num_streams in _STREAMS[1:]:
         if num_streams <= len(keys):
             storage.drop(keys)
-            curve[num_streams] = ratio * measure_read_rate(openers, num_streams)
+            curve[num_streams] = measure_read_rate(openers, num_streams)
     first = [job.keys[i] for i in _spread(len(job.keys), 16)]
     storage.drop(first)
     return _Rates(curve, burst_bytes, quiet([elapsed_ns(partial(_read_first, storage, key)) for key in first]))

@@ -20,7 +20,7 @@ worker in the bucket holds may flow before it is requested::
 
     early_k = min(bucket / W, bytes_k) at the rate of the pool, from the begin of batch k - W on
     late_k  = the other bytes, from the request of batch k and the end of early_k on
-    done_k  = max(late_k, request_k + bytes_k / stream + decode_k)
+    done_k  = max(late_k + the decoding of the last sample, request_k + bytes_k / stream + decode_k)
 """
 
 # R ranks, N steps, W workers per rank
@@ -99,6 +99,8 @@ class Batches:
     transfer_ns, get_ns, barrier_ns : int
         From the end of a batch in its worker until the main process can receive it, which keeps neither busy; to
         receive it; of the barrier that ends each step.
+    num_samples : int
+        Of a batch.
     uses_cores : bool
         Whether computing occupies a core of the host; else the accelerator does it.
     """
@@ -111,6 +113,7 @@ class Batches:
     transfer_ns: int = 0
     get_ns: int = 0
     barrier_ns: int = 0
+    num_samples: int = 1
     uses_cores: bool = False
 
     @property
@@ -211,18 +214,23 @@ def _edges(batches: Batches, setup: LoaderSetup, *, saves_up: bool) -> dict[str,
     # a worker makes one batch at a time, and is asked for one when an earlier one was received
     requests = [(decode, turns), (got, turns * setup.prefetch_factor)] if setup.num_workers else [(end, 1)]
     transfer_ns = batches.transfer_ns if setup.num_workers else 0
-    # before, after, by how many steps later, lag
-    edges = [(read, decode, 0, 0), (decode, got, 0, transfer_ns), (got, compute, 0, 0), (compute, end, 0, 0)]
-    edges += [(end, got, 1, 0), *((before, read, later, 0) for before, later in requests)]
+    # before, after, by how many steps later
+    edges = [(read, decode, 0), (decode, got, 0), (got, compute, 0), (compute, end, 0), (end, got, 1)]
+    edges += [(before, read, later) for before, later in requests]
     if saves_up:
         early, late = (4 * count + steps + np.arange(2 * count)).reshape(2, ranks, steps)
-        edges += [(early, late, 0, 0), (late, got, 0, transfer_ns), (late, early, turns, 0)]
-        edges += [(before, late, later, 0) for before, later in requests]
-        edges += [(late, read, turns, 0)] * (setup.num_workers > 0)
-    pairs = [(before[:, : max(steps - later, 0)], after[:, later:], lag) for before, after, later, lag in edges]
+        edges += [(late, got, 0), (early, late, 0), (late, early, turns)]
+        edges += [(before, late, later) for before, later in requests]
+        edges += [(late, read, turns)] * (setup.num_workers > 0)
+    pairs = [(before[:, : max(steps - later, 0)], after[:, later:]) for before, after, later in edges]
     src, dst = (np.concatenate([pair[i].ravel() for pair in pairs]).astype(np.int32) for i in (0, 1))
-    lags = np.concatenate([np.full(before.size, lag, np.int64) for before, _, lag in pairs])
-    return {"src": src, "dst": dst, "kind": np.full(len(src), EdgeKind.DATA, np.int8), "lag_ns": lags}
+    lag_ns = np.zeros(len(src), np.int64)
+    is_received = (dst >= got[0, 0]) & (dst < compute[0, 0])
+    lag_ns[is_received & (src >= decode[0, 0]) & (src < got[0, 0])] = transfer_ns
+    if saves_up:
+        last_ns = (batches.overhead_ns + batches.decode_ns) // batches.num_samples
+        lag_ns[is_received & (src >= late[0, 0])] = transfer_ns + last_ns.ravel()
+    return {"src": src, "dst": dst, "kind": np.full(len(src), EdgeKind.DATA, np.int8), "lag_ns": lag_ns}
 
 
 def _resources(setup: LoaderSetup, ranks: int) -> dict[str, Any]:

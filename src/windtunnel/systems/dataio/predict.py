@@ -258,7 +258,7 @@ def batches_of(
     batches = Batches(
         _whole(wait_ns), _whole(device_bytes), _whole(overhead_ns),
         _whole(np.maximum(decode_ns + min(batch_ns, 0.0), 0.0)), compute_ns[:, :steps],
-        round(costs.transfer_ns), round(costs.get_ns), round(costs.barrier_ns), uses_cores=bool(job.compute_job),
+        round(costs.transfer_ns), round(costs.get_ns), round(costs.barrier_ns), size, uses_cores=bool(job.compute_job),
     )  # fmt: skip
     return batches, float(is_read.mean())
 
