@@ -51,8 +51,8 @@ def costs(**changes: Any) -> LoadingCosts:
     known: dict[str, Any] = {
         "format": "npy", "file_bytes": [1e6] * 4, "warm_ns": [1.0 * MS] * 4, "cold_ns": [2.0 * MS] * 4,
         "overhead_ns": 0.0, "sample_device_bytes": 1e6, "latency_ns": 0.0, "curve": {1: 1e9, 2: 1e9},
-        "burst_bytes": 0.0, "batch_ns": {"main": 0.0, "worker": 0.0}, "batch_size": 4, "transfer_ns": 0.0, "get_ns": 0.0,
-        "barrier_ns": 0.0, "slowdown": [1.0] * 8, "num_cores": 8, "memory_bytes": 1 << 34,
+        "burst_bytes": 0.0, "batch_ns": {"main": 0.0, "worker": 0.0}, "batch_size": 4, "transfer_ns": 0.0,
+        "get_ns": 0.0, "barrier_ns": 0.0, "slowdown": [1.0] * 8, "num_cores": 8, "memory_bytes": 1 << 34,
     }  # fmt: skip
     return LoadingCosts(**{**known, **changes})
 

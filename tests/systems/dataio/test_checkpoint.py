@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError
-from windtunnel.systems.dataio.checkpoint import Checkpointer, open_checkpoint, run_checkpoints
+from windtunnel.systems.dataio.checkpoint import Checkpointer, run_checkpoints
 from windtunnel.systems.dataio.checkpoint_sizes import checkpoint_layout, num_parameters
 from windtunnel.systems.dataio.config_file import load_config, parse_config
 
@@ -89,12 +89,13 @@ def test_a_subset_of_ranks_writes_its_part():
     assert 0 == layout.rank_bytes(2) < layout.rank_bytes(1)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("mechanism", [None, "AsyncCheckpointing"])
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
-def test_what_is_written_is_read_and_has_the_size_of_the_formula(tmp_path, is_async, zero_stage):
-    config = configure(tmp_path, checkpoint={"type": "all_ranks", "fsync": True}, data=2, zero_stage=zero_stage)
+def test_what_is_written_is_read_and_has_the_size_of_the_formula(tmp_path, mechanism, zero_stage):
+    options = {"type": "all_ranks", "fsync": True, "checkpoint_mechanism_classname": mechanism}
+    config = configure(tmp_path, checkpoint=options, data=2, zero_stage=zero_stage)
     layout = checkpoint_layout(config, 2)
-    ranks = [Checkpointer(config, rank, 2, is_async=is_async) for rank in range(2)]
+    ranks = [Checkpointer(config, rank, 2) for rank in range(2)]
     for rank in ranks:
         rank.save(1, 7)
         rank.close()
@@ -152,7 +153,8 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
 
 def test_the_error_of_a_thread_is_raised_by_the_next_call(tmp_path):
     (tmp_path / "saved").write_bytes(b"a file where a folder should be")
-    checkpointer = Checkpointer(configure(tmp_path), is_async=True)
+    options = {"checkpoint_mechanism_classname": "my.AsyncCheckpointing"}
+    checkpointer = Checkpointer(configure(tmp_path, checkpoint=options))
     checkpointer.save(1, 1)
 
     with pytest.raises(InputError, match="cannot be used"):
@@ -165,7 +167,7 @@ def test_random_checkpoints_do_not_compress_and_constant_ones_do(tmp_path):
 
     for is_random, limit in ((True, 0.99), (False, 0.05)):
         config = configure(tmp_path, transformer=None, checkpoint={"randomize_tensor": is_random})
-        open_checkpoint(config, "here", 0, 1)(1, int(is_random))
+        Checkpointer(config, folder="here").save(1, int(is_random))
         data = (tmp_path / f"here/global_epoch1_step{int(is_random)}/model-0.safetensors").read_bytes()
 
         assert (len(zlib.compress(data[-5000:])) > limit * 5000) is is_random

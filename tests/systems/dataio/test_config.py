@@ -160,3 +160,23 @@ def _evaluation(time):
 def test_no_drawn_time_is_negative(time, seed):
     assert time.sample(np.random.default_rng(seed)) >= 0
     assert (time.draw_ns(np.random.default_rng(seed), 5) >= 0).all()
+
+
+def test_keys_without_effect_are_said_once():
+    config = parse_config(
+        {
+            "workflow": {"profiling": True},
+            "profiling": {"profiler": "iostat"},
+            "checkpoint": {"randomize_tensor": False, "ksm": {}, "checkpoint_mechanism_classname": "my.Saver"},
+            "reader": {"data_loader": "dali"},
+        }
+    )
+
+    assert [
+        "reader.data_loader",
+        "checkpoint.checkpoint_mechanism_classname",
+        "checkpoint.ksm",
+        "workflow.profiling",
+    ] == [note.split()[0] for note in config.warnings]
+    assert all("has no effect: " in note for note in config.warnings)
+    assert () == parse_config({"checkpoint": {"checkpoint_mechanism_classname": "AsyncSaver"}}).warnings

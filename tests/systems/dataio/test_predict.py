@@ -8,8 +8,10 @@ import pytest
 
 from tests.systems.dataio.jobs import MS, costs, planned_job
 from windtunnel.errors import InputError
+from windtunnel.flights import Ledger
 from windtunnel.systems.dataio.calibrate import read_costs, write_costs
 from windtunnel.systems.dataio.config import TimeDraw
+from windtunnel.systems.dataio.flight import LoaderFlight, with_receipts
 from windtunnel.systems.dataio.order import Dataset
 from windtunnel.systems.dataio.predict import batches_of, predict_job
 from windtunnel.systems.dataio.search import Space, count_accelerators, plan_loader
@@ -115,6 +117,29 @@ def test_a_plan_that_reaches_nothing_says_so() -> None:
 def test_the_storage_feeds_as_many_accelerators_as_its_bandwidth_allows() -> None:
     """Each takes 4 MB per 10 ms, 0.4 GB/s; at AU 0.9, 1 GB/s feeds 2.8."""
     assert count_accelerators(planned_job(num_workers=4), costs(), "cold", 0.9) == 2
+
+
+def test_flights_that_erred_widen_the_interval(tmp_path: Path) -> None:
+    """Five flights, whose steps were 20 % longer than predicted: AU may be a sixth lower."""
+    ledger, step_ns = Ledger(tmp_path / "receipts.db"), 18.0 * MS
+    prediction = predict_job(planned_job(num_workers=0), costs())
+    assert with_receipts(prediction, ledger) == prediction
+    for round_number in range(5):
+        measured = [1.2 * step_ns + round_number] * 3
+        ledger.add(LoaderFlight(prediction, prediction, measured, measured, [0.5] * 3, [0.5] * 3, (1.0, 1.0)).receipt())
+
+    backed = with_receipts(prediction, ledger)
+
+    assert backed.num_receipts == 5
+    assert backed.au_low == pytest.approx(prediction.au_ratio / 1.2, rel=1e-3)
+    assert backed.au_high == pytest.approx(prediction.au_ratio * 1.2, rel=1e-3)
+
+
+def test_readers_that_limit_themselves_share_the_limit() -> None:
+    """Four workers at 40 MB/s need 100 ms for a batch of 4 MB, whatever the device could give."""
+    job = planned_job(num_workers=4, limit_bytes_per_s=40e6)
+
+    assert predict_job(job, costs()).step_ns == pytest.approx(100 * MS, rel=0.05)
 
 
 def test_costs_are_read_back(tmp_path: Path) -> None:

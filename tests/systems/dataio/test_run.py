@@ -60,6 +60,18 @@ def test_any_number_of_workers_reads_the_same_samples(tmp_path: Path) -> None:
     assert sum(span.read_bytes for _, span in batches) >= sum(path.stat().st_size for path in job.files)
 
 
+def test_readers_keep_to_a_limit_where_the_kernel_has_none(tmp_path: Path) -> None:
+    """12 batches of two samples of 4,224 bytes at 200 kB/s take half a second; only a lower bound is asserted."""
+    job = real_job(tmp_path, num_workers=0, limit_bytes_per_s=200e3)
+    loader, order = make_loader(job, SampleSet(job), job.batch_size)
+    order.samples = list(range(job.dataset.num_samples))
+
+    spans = [span for _, span in loader]
+
+    total = sum(path.stat().st_size for path in job.files)
+    assert spans[-1].end_ns - spans[0].start_ns > 0.9e9 * total / 200e3
+
+
 @pytest.mark.slow
 def test_two_ranks_run_epochs_evaluations_and_write_results(tmp_path: Path) -> None:
     config = config_in(tmp_path / "data", num_files_eval=8)

@@ -1,14 +1,17 @@
 """Storage: the same data set on a disk and on a server that speaks S3; one clear error for what fails."""
 
+import json
 import pickle
 import shutil
 import warnings
+from dataclasses import replace
 
 import pytest
 
+from tests.cli.command import windtunnel
 from windtunnel.errors import InputError
 from windtunnel.systems.dataio.config import StorageConfig
-from windtunnel.systems.dataio.config_file import parse_config
+from windtunnel.systems.dataio.config_file import dump_config, parse_config
 from windtunnel.systems.dataio.generate import data_files, generate, random_samples
 from windtunnel.systems.dataio.reading import SampleReader
 from windtunnel.systems.dataio.storage import LocalStorage, S3Storage, open_storage
@@ -72,6 +75,46 @@ def test_a_data_set_on_s3_is_read_as_it_was_written(server, name):
     with SampleReader(config.dataset, config.storage) as reader:
         for index in (1, 0):
             assert expected[index].tobytes() == reader.read(files.keys[1], index).tobytes()
+
+
+@pytest.mark.slow
+def test_a_job_whose_files_are_on_s3_is_predicted_planned_and_verified(server, tmp_path):
+    path = tmp_path / "job.yaml"
+    config = configure(server, format="npy", data_folder="job", num_files_train=24, num_samples_per_file=1)
+    dump_config(replace(config, reader=replace(config.reader, batch_size=2, data_loader="pytorch")), path)
+    costs, ledger = tmp_path / "costs.json", tmp_path / "receipts.db"
+
+    predicted = windtunnel("dataio", "predict", path, "--out", costs, "--ledger", ledger)
+    assert predicted.code == 0, predicted.stderr
+    assert {} == open_storage(config.storage).sizes("")  # the sample is gone
+    planned = windtunnel("dataio", "plan", path, "--costs", costs, "--workers", "0,1", "--prefetch", "2")
+    assert planned.code == 0, planned.stderr
+    words = ("--change", "reader.read_threads=0", "--rounds", "3", "--ledger", ledger, "--json")
+    flown = windtunnel("dataio", "verify", path, "--costs", costs, *words)
+    assert flown.code == 0, flown.stderr
+    assert [1.0, 1.0] == json.loads(flown.stdout)["device_ratios"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["predict", "plan", "verify", "run"])
+def test_what_fails_on_s3_is_one_error(server, tmp_path, verb):
+    import requests
+
+    path = tmp_path / "job.yaml"
+    more = ("--change", "reader.read_threads=0") if verb == "verify" else ()
+    dump_config(configure(server, root="s3://absent/set", format="npy", num_files_train=24), path)
+    missing = windtunnel("dataio", verb, path, *more)
+    dump_config(configure(server, format="npy", num_files_train=24), path)
+    requests.post(f"{server}/moto-api/reset-auth", data=b"0", timeout=10)
+    try:
+        refused = windtunnel("dataio", verb, path, *more)
+    finally:
+        requests.post(f"{server}/moto-api/reset-auth", data=b"inf", timeout=10)
+
+    assert (2, 2) == (missing.code, refused.code)
+    assert "there is no bucket 'absent'" in missing.stderr
+    assert "refuses the credentials" in refused.stderr
+    assert "Traceback" not in missing.stderr + refused.stderr
 
 
 def test_a_missing_bucket_is_named(server):

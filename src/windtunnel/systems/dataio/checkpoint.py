@@ -28,7 +28,7 @@ from windtunnel.systems.dataio.formats.format import damage_error
 from windtunnel.systems.dataio.storage import open_storage
 from windtunnel.units import format_size
 
-__all__ = ["CheckpointTimes", "Checkpointer", "open_checkpoint", "run_checkpoints"]
+__all__ = ["CheckpointTimes", "Checkpointer", "run_checkpoints"]
 
 _SUFFIX = ".safetensors"
 _DTYPES = {"fp64": "F64", "fp32": "F32", "fp16": "F16", "bf16": "BF16", "int8": "I8", "uint8": "U8"}
@@ -39,7 +39,7 @@ _COUNT = struct.Struct("<Q")
 
 
 class Checkpointer:
-    """The checkpoints of one rank.
+    """The checkpoints of one rank; asynchronous ones are written by a thread, for which the next one waits.
 
     Parameters
     ----------
@@ -47,8 +47,6 @@ class Checkpointer:
     rank, num_ranks : int
     folder : str or Path, optional
         Instead of the checkpoint folder of the configuration.
-    is_async : bool
-        Files are written by a thread while the job goes on; the next checkpoint waits for it.
     ranks_per_host : int
         By which ``recovery_rank_shift`` shifts, so that no rank reads what its own host wrote.
 
@@ -65,7 +63,6 @@ class Checkpointer:
         num_ranks: int = 1,
         *,
         folder: str | Path | None = None,
-        is_async: bool = False,
         ranks_per_host: int = 1,
     ) -> None:
         self._options, self._rank = config.checkpoint, rank
@@ -79,7 +76,7 @@ class Checkpointer:
         self._read_files = layout.files[source if source < layout.num_writers else 0]
         largest = max((file.num_bytes for file in self._files), default=0)
         self._pool = _pool(min(_POOL_BYTES, largest + _CHUNK_BYTES), rank, self._options.randomize_tensor)
-        self._thread = ThreadPoolExecutor(1, "checkpoint") if is_async else None
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if self._options.is_async else None
         self._pending: Future[None] | None = None
 
     @property
@@ -168,13 +165,6 @@ class Checkpointer:
         if num_bytes != file.num_bytes:
             raise damage_error(key, None, f"it holds {num_bytes:,} bytes of tensors, not {file.num_bytes:,}")
         return num_bytes
-
-
-def open_checkpoint(
-    config: DlioConfig, folder: str | Path, rank: int, num_ranks: int, *, is_async: bool = False
-) -> Callable[[int, int], None]:
-    """Return what writes the checkpoint of an epoch and step."""
-    return Checkpointer(config, rank, num_ranks, folder=folder, is_async=is_async).save
 
 
 def _pool(num_bytes: int, seed: int, is_random: bool) -> memoryview:
@@ -281,7 +271,7 @@ def run_checkpoints(
 
         for index in range(num_writes):
             _pause(pause_s if index else 0)
-            write_s.append(time_all(lambda rank, step=index: rank.save(0, step)))  # type: ignore[misc]
+            write_s.append(time_all(lambda rank, step=index: (rank.save(0, step), rank.wait())))  # type: ignore[misc]
             if progress is not None:
                 progress("writing checkpoints", index + 1, num_writes)
         for index in range(num_reads):

@@ -282,6 +282,11 @@ class CheckpointConfig:
     checkpoint_mechanism_classname: str | None = None
     ksm: KsmConfig | None = None
 
+    @property
+    def is_async(self) -> bool:
+        """Whether files are written while the job goes on, which is said by the name of the class that writes them."""
+        return "async" in (self.checkpoint_mechanism_classname or "").lower()
+
 
 @dataclass(frozen=True)
 class OutputMetricConfig:
@@ -346,11 +351,6 @@ class DlioConfig:
     def has_evaluation(self) -> bool:
         """Evaluation takes place only where there is training."""
         return self.workflow.train and self.workflow.evaluation
-
-    @property
-    def has_profiling(self) -> bool:
-        """Profiling takes place only where there is training."""
-        return self.workflow.train and self.workflow.profiling
 
     @property
     def is_checkpoint_only(self) -> bool:

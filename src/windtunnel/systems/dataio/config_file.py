@@ -19,7 +19,7 @@ from windtunnel.base.outputs import whole
 from windtunnel.base.reading import format_value
 from windtunnel.errors import InputError
 from windtunnel.systems.dataio.config import TIME_KEYS, DlioConfig, TimeDraw
-from windtunnel.systems.dataio.config_rules import check_config
+from windtunnel.systems.dataio.config_rules import check_config, keys_without_effect
 
 __all__ = ["dump_config", "load_config", "parse_config", "to_mapping", "workload_names"]
 
@@ -101,9 +101,8 @@ def parse_config(document: Mapping[str, Any], *, name: str = "", where: str = "c
     notes: list[str] = []
     sections = _modernize(document, notes)
     config: DlioConfig = _section(DlioConfig, sections, "", where)
-    config = replace(config, name=name, warnings=tuple(notes))
     check_config(config, where)
-    return config
+    return replace(config, name=name, warnings=(*notes, *keys_without_effect(config)))
 
 
 def to_mapping(config: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.systems.dataio.config import DlioConfig
 
-__all__ = ["FORMAT_COMPRESSIONS", "check_config"]
+__all__ = ["FORMAT_COMPRESSIONS", "check_config", "keys_without_effect"]
 
 FORMAT_COMPRESSIONS = {
     "npz": ("zip",),
@@ -22,6 +22,21 @@ FORMAT_COMPRESSIONS = {
 }
 """By format; all of them also go without."""
 _DIRECT = ("npy", "npz")
+
+
+def keys_without_effect(config: DlioConfig) -> tuple[str, ...]:
+    """Say which keys are set that change nothing here."""
+    reader, checkpoint, mechanism = config.reader, config.checkpoint, config.checkpoint.checkpoint_mechanism_classname
+    own = "files are written by this package"
+    facts = (
+        (reader.data_loader not in ("pytorch", "tensorflow"), "reader.data_loader", "the loader of PyTorch runs"),
+        (reader.reader_classname, "reader.reader_classname", "files are read by this package"),
+        (reader.data_loader_classname, "reader.data_loader_classname", "the loader of PyTorch runs"),
+        (mechanism and not checkpoint.is_async, "checkpoint.checkpoint_mechanism_classname", own),
+        (checkpoint.ksm is not None, "checkpoint.ksm", "pages are not merged"),
+        (config.workflow.profiling, "workflow.profiling", "profilers of DLIO are not started"),
+    )
+    return tuple(f"{key} has no effect: {why}" for is_set, key, why in facts if is_set)
 
 
 def check_config(config: DlioConfig, where: str) -> None:

@@ -7,25 +7,30 @@ is recommended (``search``), the ledger.
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from windtunnel.base.progress import Progress
+from windtunnel.flights.intervals import conformal_quantile
+from windtunnel.flights.ledger import Ledger
 from windtunnel.flights.receipt import Receipt
 from windtunnel.measure.fingerprint import machine
 from windtunnel.measure.rounds import rounds as take_rounds
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.metrics import job_metrics
-from windtunnel.systems.dataio.predict import Prediction
+from windtunnel.systems.dataio.predict import LEVEL, Prediction
 from windtunnel.systems.dataio.run import EpochRun, RunningJob, running
 from windtunnel.systems.dataio.search import Setting
 from windtunnel.systems.dataio.worker import EpochTask
 
-__all__ = ["LoaderFlight", "fly_settings"]
+__all__ = ["WHATIF", "LoaderFlight", "fly_settings", "with_receipts"]
+
+WHATIF = "input-pipeline"
 
 _MIN_ROUNDS = 3
 
@@ -79,7 +84,7 @@ class LoaderFlight:
         """Return the receipt for the ledger."""
         setting = Setting.of(self.changed.job)
         return Receipt(
-            whatif="input-pipeline",
+            whatif=WHATIF,
             predicted_baseline_ns=self.baseline.step_ns,
             predicted_ns=self.changed.step_ns,
             baseline=estimate_median(self.baseline_ns),
@@ -171,3 +176,21 @@ def _au_of(run: EpochRun, job: LoadingJob) -> float:
         {run.epoch: [record.blocks for record in run.ranks]}, num_start=job.num_start, num_end=job.num_end
     )
     return metrics.au_ratio or 0.0
+
+
+def with_receipts(prediction: Prediction, ledger: Ledger) -> Prediction:
+    """Widen the interval of AU to the errors that flights of input pipelines had; unchanged where these are too few."""
+    receipts = ledger.receipts(WHATIF)
+    scores = [
+        abs(math.log(predicted_ns / measured.value))
+        for receipt in receipts
+        for predicted_ns, measured in (
+            (receipt.predicted_baseline_ns, receipt.baseline),
+            (receipt.predicted_ns, receipt.changed),
+        )
+    ]
+    reach, au = math.exp(conformal_quantile(scores, LEVEL)), prediction.au_ratio
+    if au is None or prediction.au_low is None or prediction.au_high is None or math.isinf(reach):
+        return prediction
+    low, high = min(prediction.au_low, au / reach), min(max(prediction.au_high, au * reach), 1.0)
+    return replace(prediction, au_low=low, au_high=high, num_receipts=len(receipts))

@@ -5,30 +5,40 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel.cli.console import Progress, advise
 from windtunnel.errors import InputError
-from windtunnel.units import format_rate, parse_rate
+from windtunnel.units import parse_rate
 
 if TYPE_CHECKING:
     from windtunnel.systems.dataio.calibrate import LoadingCosts
+    from windtunnel.systems.dataio.config import DlioConfig
     from windtunnel.systems.dataio.job import LoadingJob
 
 __all__ = [
+    "BatchSizes",
     "Cache",
+    "Changes",
     "ConfigPath",
     "CostsPath",
     "DiskBandwidth",
     "Folder",
+    "Formats",
+    "MaxMemory",
+    "MayCache",
     "NumRanks",
     "Overrides",
+    "PrefetchFactors",
     "StoreCosts",
-    "checkpoint_folder_of",
+    "TargetAu",
+    "WorkerCounts",
     "job_and_costs",
+    "load",
     "require_cache",
     "running_place",
 ]
@@ -63,6 +73,34 @@ CostsPath = Annotated[
     Path | None,
     typer.Option("--costs", metavar="FILE", help="Costs that `dataio predict --out` saved, instead of measuring."),
 ]
+TargetAu = Annotated[
+    str, typer.Option("--target-au", metavar="RATIO", help="Target AU (default: that of the workload).")
+]
+WorkerCounts = Annotated[
+    str, typer.Option("--workers", metavar="LIST", help="Numbers of loader workers per rank to choose from.")
+]
+PrefetchFactors = Annotated[str, typer.Option("--prefetch", metavar="LIST", help="Prefetch factors to choose from.")]
+BatchSizes = Annotated[
+    str, typer.Option("--batch-sizes", metavar="LIST", help="Batch sizes to choose from (default: that of the job).")
+]
+Formats = Annotated[
+    str,
+    typer.Option(
+        "--formats", metavar="LIST", help="Formats to choose from, such as npy,indexed_binary:256 (samples per file)."
+    ),
+]
+MayCache = Annotated[
+    bool, typer.Option("--may-cache/--no-cache", help="Consider reading the data set into memory first.")
+]
+MaxMemory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory limit, such as 8GiB.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--change",
+        metavar="KEY=VALUE",
+        help="What the changed job has, such as reader.read_threads=4; may be repeated.",
+    ),
+]
 StoreCosts = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Save the measured costs (JSON).")]
 
 
@@ -80,65 +118,54 @@ def require_cache(cache: str) -> None:
         raise InputError(f"{cache!r} is no state of the page cache", where="--cache", fix=f"one of {', '.join(CACHES)}")
 
 
+def load(text: str, overrides: list[str] | None, folder: Path | None) -> DlioConfig:
+    """Read the configuration of a verb, and say which of its keys have no effect."""
+    from windtunnel.systems.dataio.source import config_with_folder
+
+    config = config_with_folder(text, overrides or [], folder)
+    for note in config.warnings:
+        advise(f"note: {note}")
+    return config
+
+
 @contextlib.contextmanager
-def running_place(
-    text: str, overrides: list[str] | None, ranks: int, folder: Path | None, disk: str, compute: str = ""
-) -> Iterator[LoadingJob]:
+def running_place(config: DlioConfig, ranks: int, disk: str, compute: str = "") -> Iterator[LoadingJob]:
     """Get the files of a job ready, on a throttled disk if one is asked for.
 
     Raises
     ------
     InputError
-        The configuration is wrong, or an epoch has no steps.
+        An epoch has no steps, or the files cannot be written.
     """
-    from dataclasses import replace
-
     from windtunnel.measure.disks import can_throttle, throttle_disk
-    from windtunnel.systems.dataio.source import config_with_folder, ensure_files, job_of
+    from windtunnel.systems.dataio.source import ensure_files, job_of
 
-    config = config_with_folder(text, overrides or [], folder)
-    job = replace(job_of(config, ranks), compute_job=compute)
+    job = job_of(config, ranks)
     _ = job.num_steps  # refuses an epoch without steps before anything is written
     with contextlib.ExitStack() as stack:
-        if disk:
-            rate = parse_rate(disk)
-            if can_throttle():
-                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-dataio-"))
-                total = round(1.2 * job.dataset.num_samples * max(job.record_bytes, 4096))
-                config = config_with_folder(
-                    text, overrides or [], stack.enter_context(throttle_disk(Path(scratch), rate, total))
-                )
-                job = replace(job_of(config, ranks), compute_job=compute)
-            else:
-                job = replace(job, limit_bytes_per_s=rate)
-                advise(f"the kernel throttles no disk here: loader workers keep to {format_rate(rate)} themselves")
+        if disk and can_throttle() and not job.is_remote:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-dataio-"))
+            total = round(1.2 * job.dataset.num_samples * max(job.record_bytes, 4096))
+            mounted = stack.enter_context(throttle_disk(Path(scratch), parse_rate(disk), total))
+            config = replace(config, dataset=replace(config.dataset, data_folder=str(mounted)))
+            job = job_of(config, ranks)
+        elif disk:
+            job = replace(job, limit_bytes_per_s=parse_rate(disk))
+            advise(f"the kernel throttles no disk here: loader workers keep to {disk} themselves")
         with Progress("generating") as progress:
             ensure_files(config, progress=progress)
-        yield job
-
-
-def checkpoint_folder_of(config: Any) -> Path | None:
-    """Folder of checkpoints; None where the workflow has none."""
-    return Path(config.checkpoint.checkpoint_folder) if config.workflow.checkpoint else None
+        yield replace(job, compute_job=compute)
 
 
 @contextlib.contextmanager
 def job_and_costs(
-    text: str, overrides: list[str] | None, ranks: int, folder: Path | None, disk: str, costs: Path | None
+    config: DlioConfig, ranks: int, disk: str, costs: Path | None
 ) -> Iterator[tuple[LoadingJob, LoadingCosts]]:
     """Read or measure what loading costs; files of the job stay until the context ends."""
     from windtunnel.systems.dataio.calibrate import read_costs
     from windtunnel.systems.dataio.generate import generate
-    from windtunnel.systems.dataio.source import (
-        config_with_folder,
-        has_files,
-        job_of,
-        measure_job,
-        sample_of,
-        scratch_folder,
-    )
+    from windtunnel.systems.dataio.source import has_files, job_of, measure_job, sample_of, scratch_folder
 
-    config = config_with_folder(text, overrides or [], folder)
     job = job_of(config, ranks)
     if costs is not None:
         yield job, read_costs(costs)
@@ -146,7 +173,7 @@ def job_and_costs(
     _ = job.num_steps  # refuses an epoch without steps before anything is written
     with contextlib.ExitStack() as stack:
         if disk or has_files(config):
-            job = used = stack.enter_context(running_place(text, overrides, ranks, folder, disk))
+            job = measured = stack.enter_context(running_place(config, ranks, disk))
         else:
             sample = sample_of(config, stack.enter_context(scratch_folder(config, "sample")))
             advise(
@@ -155,7 +182,7 @@ def job_and_costs(
             )
             with Progress("generating a sample of the data set") as progress:
                 generate(sample, progress=progress)
-            used = job_of(sample, ranks)
+            measured = job_of(sample, ranks)
         with Progress("measuring") as progress:
-            measured = measure_job(used, progress=progress)
-        yield job, measured
+            known = measure_job(measured, progress=progress)
+        yield job, known

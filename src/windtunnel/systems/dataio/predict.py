@@ -24,14 +24,14 @@ from windtunnel.systems.dataio.metrics import BlockTimes, job_metrics
 from windtunnel.systems.dataio.model import Bottleneck, find_bottleneck, simulate
 from windtunnel.systems.dataio.order import all_rank_orders
 
-__all__ = ["CACHES", "EpochPrediction", "Prediction", "batches_of", "predict_job", "setup_of"]
+__all__ = ["CACHES", "LEVEL", "EpochPrediction", "Prediction", "batches_of", "predict_job", "setup_of"]
 
 Floats = NDArray[np.float64]
 
 CACHES = ("cold", "warm", "cold-start")
 _MAX_BATCHES, _MAX_SAMPLES = 200_000, 2_000_000
 _EXPLAINED_STEPS = 2_000
-_NUM_DRAWS, _LEVEL = 16, 0.9
+_NUM_DRAWS, LEVEL = 16, 0.9
 _READ_AHEAD_BYTES = 1 << 17
 _MAX_SIZED_FILES = 50_000
 # formats of which a sample is read without the rest of its file
@@ -74,6 +74,8 @@ class Prediction:
         Of the first epoch, by rank.
     num_replayed : int
         Steps that were replayed; the rest of a long epoch is like them.
+    num_receipts : int
+        Flights whose errors widened the interval.
     """
 
     job: LoadingJob
@@ -83,6 +85,7 @@ class Prediction:
     bottleneck: Bottleneck | None
     times: list[BlockTimes]
     num_replayed: int
+    num_receipts: int = 0
 
     @property
     def au_ratio(self) -> float | None:
@@ -112,7 +115,8 @@ class Prediction:
             "au_ratio": self.au_ratio,
             "au_low": self.au_low,
             "au_high": self.au_high,
-            "level": _LEVEL,
+            "level": LEVEL,
+            "num_receipts": self.num_receipts,
             "target_au": self.job.target_au,
             "samples_per_s": self.samples_per_s,
             "step_ns": self.step_ns,
@@ -182,7 +186,7 @@ def predict_job(
     epochs += [epochs[-1]] * (job.epochs - distinct)
     results = [_au_of_draw(job, costs, cache, setup, number) for number in range(num_draws)]
     ratios = [ratio for ratio in results if ratio is not None]
-    low, high = np.quantile(ratios, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]) if ratios else (None, None)
+    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if ratios else (None, None)
     bottleneck = None
     if explains:
         explained, _ = batches_of(job, costs, 1, "cold" if cache == "cold-start" else cache, None, _EXPLAINED_STEPS)

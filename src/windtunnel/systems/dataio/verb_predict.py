@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
 from windtunnel.cli.console import Progress, advise, show, suggest
 from windtunnel.cli.files import require_free
-from windtunnel.cli.options import Force, HtmlPath, Json, whole_numbers
+from windtunnel.cli.options import Force, HtmlPath, Json, LedgerPath, whole_numbers
 from windtunnel.systems.dataio.options import (
+    BatchSizes,
     Cache,
     ConfigPath,
     CostsPath,
     DiskBandwidth,
     Folder,
+    Formats,
+    MaxMemory,
+    MayCache,
     NumRanks,
     Overrides,
+    PrefetchFactors,
     StoreCosts,
+    TargetAu,
+    WorkerCounts,
     job_and_costs,
+    load,
     require_cache,
 )
 from windtunnel.units import format_duration, format_size, parse_ratio, parse_size
 
 if TYPE_CHECKING:
+    from windtunnel.flights.intervals import Backing
     from windtunnel.systems.dataio.predict import Prediction
     from windtunnel.systems.dataio.search import Plan
 
@@ -43,6 +51,7 @@ def predict(
     disk: DiskBandwidth = "",
     costs_path: CostsPath = None,
     output: StoreCosts = None,
+    ledger: LedgerPath = None,
     html: HtmlPath = None,
     force: Force = False,
     as_json: Json = False,
@@ -53,7 +62,9 @@ def predict(
 
     The measurements take about 30 seconds: samples, storage, loader. --out saves them, --costs uses them again.
     """
+    from windtunnel.flights import Ledger
     from windtunnel.systems.dataio.calibrate import write_costs
+    from windtunnel.systems.dataio.flight import with_receipts
     from windtunnel.systems.dataio.page import dataio_page
     from windtunnel.systems.dataio.predict import predict_job
 
@@ -61,8 +72,8 @@ def predict(
     for path in (html, output):
         if path is not None:
             require_free(path, force=force)
-    with job_and_costs(config, overrides, ranks, folder, disk, costs_path) as (job, costs):
-        prediction = predict_job(job, costs, cache=cache)
+    with job_and_costs(load(config, overrides, folder), ranks, disk, costs_path) as (job, costs):
+        prediction = with_receipts(predict_job(job, costs, cache=cache), Ledger(ledger))
     if output is not None:
         write_costs(output, costs)
     if html is not None:
@@ -96,7 +107,9 @@ def prediction_lines(prediction: Prediction, cache: str) -> Iterator[str | Table
             f"{job.num_end} at the end are excluded"
         )
     else:
-        interval = "" if prediction.au_low is None else f" ({prediction.au_low:.1%} to {prediction.au_high:.1%}, 90 %)"
+        backing = f", {prediction.num_receipts} receipts" if prediction.num_receipts else ""
+        span = f"{prediction.au_low:.1%} to {prediction.au_high:.1%}, 90 %{backing}"
+        interval = "" if prediction.au_low is None else f" ({span})"
         reached = "reached" if prediction.meets_target else "missed"
         yield f"AU {prediction.au_ratio:.1%}{interval}; target {job.target_au:.0%} {reached}"
         yield f"throughput {prediction.samples_per_s:,.1f} samples/s; step {format_duration(prediction.step_ns)}"
@@ -116,34 +129,17 @@ def plan(
     overrides: Overrides = None,
     ranks: NumRanks = 1,
     cache: Cache = "cold",
-    target: Annotated[
-        str, typer.Option("--target-au", metavar="RATIO", help="Target AU (default: that of the workload).")
-    ] = "",
-    workers: Annotated[
-        str, typer.Option("--workers", metavar="LIST", help="Numbers of loader workers per rank to choose from.")
-    ] = "0,1,2,4,8",
-    prefetch: Annotated[
-        str, typer.Option("--prefetch", metavar="LIST", help="Prefetch factors to choose from.")
-    ] = "1,2,4",
-    batches: Annotated[
-        str,
-        typer.Option("--batch-sizes", metavar="LIST", help="Batch sizes to choose from (default: that of the job)."),
-    ] = "",
-    formats: Annotated[
-        str,
-        typer.Option(
-            "--formats",
-            metavar="LIST",
-            help="Formats to choose from, such as npy,indexed_binary:256 (samples per file).",
-        ),
-    ] = "",
-    may_cache: Annotated[
-        bool, typer.Option("--may-cache/--no-cache", help="Consider reading the data set into memory first.")
-    ] = True,
-    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory limit, such as 8GiB.")] = "",
+    target: TargetAu = "",
+    workers: WorkerCounts = "0,1,2,4,8",
+    prefetch: PrefetchFactors = "1,2,4",
+    batches: BatchSizes = "",
+    formats: Formats = "",
+    may_cache: MayCache = True,
+    memory: MaxMemory = "",
     folder: Folder = None,
     disk: DiskBandwidth = "",
     costs_path: CostsPath = None,
+    ledger: LedgerPath = None,
     html: HtmlPath = None,
     force: Force = False,
     as_json: Json = False,
@@ -154,6 +150,9 @@ def plan(
 
     Each format is measured with a few generated samples; every setting is judged by a replay.
     """
+    from windtunnel.flights import Ledger
+    from windtunnel.flights.intervals import interval_of
+    from windtunnel.systems.dataio.flight import WHATIF
     from windtunnel.systems.dataio.page import dataio_page
     from windtunnel.systems.dataio.search import Space, plan_loader
     from windtunnel.systems.dataio.stores import costs_of_stores, parse_stores
@@ -169,7 +168,8 @@ def plan(
         stores,
         may_cache,
     )
-    with job_and_costs(config, overrides, ranks, folder, disk, costs_path) as (job, costs), Progress("planning") as bar:
+    loaded = load(config, overrides, folder)
+    with job_and_costs(loaded, ranks, disk, costs_path) as (job, costs), Progress("planning") as bar:
         by_store = costs_of_stores(job, costs, stores, progress=bar)
         result = plan_loader(
             job,
@@ -182,6 +182,7 @@ def plan(
         )
     if html is not None:
         dataio_page(html, plan=result, prediction=result.recommended.prediction, overwrite=force)
+    backing = interval_of(WHATIF, result.speedup, Ledger(ledger))
     document: dict[str, Any] = {
         "schema": "windtunnel.dataio-plan/1",
         "workload": job.name,
@@ -191,15 +192,16 @@ def plan(
         "baseline": result.baseline.to_dict(),
         "recommended": result.recommended.to_dict(),
         "predicted_speedup": result.speedup,
+        "receipts": asdict(backing),
         "max_accelerators": result.max_accelerators,
         "candidates": [item.to_dict() for item in result.candidates],
     }
-    show(document, _plan_lines(result), as_json=as_json)
+    show(document, _plan_lines(result, backing), as_json=as_json)
     if not as_json and html is not None:
         advise(f"wrote {html}")
 
 
-def _plan_lines(plan: Plan) -> Iterator[str | Table]:
+def _plan_lines(plan: Plan, backing: Backing) -> Iterator[str | Table]:
     columns = {
         "setting": str, "AU": "{:.1%}", "samples/s": "{:,.1f}", "memory": format_size, "new data set": str,
     }  # fmt: skip
@@ -215,6 +217,6 @@ def _plan_lines(plan: Plan) -> Iterator[str | Table]:
     yield ""
     reached = "reaches" if plan.is_reached else "does not reach"
     yield f"now: {plan.baseline.setting}: AU {plan.baseline.au_ratio:.1%}"
-    yield f"recommended: {plan.recommended.setting}: {plan.speedup:.2f}x, AU {plan.recommended.au_ratio:.1%}"
+    yield f"recommended: {plan.recommended.setting}: AU {plan.recommended.au_ratio:.1%}, {backing}"
     yield f"this {reached} the target of {plan.target_au:.0%}"
     yield f"accelerators that the storage feeds at this target: {plan.max_accelerators}"

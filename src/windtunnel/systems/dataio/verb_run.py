@@ -15,14 +15,15 @@ from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, HtmlPath, Json, LedgerPath
 from windtunnel.systems.dataio.options import (
     Cache,
+    Changes,
     ConfigPath,
     CostsPath,
     DiskBandwidth,
     Folder,
     NumRanks,
     Overrides,
-    checkpoint_folder_of,
     job_and_costs,
+    load,
     require_cache,
     running_place,
 )
@@ -66,17 +67,17 @@ def run(
     """
     from windtunnel.systems.dataio.page import dataio_page
     from windtunnel.systems.dataio.run import run_job
-    from windtunnel.systems.dataio.source import config_with_folder
 
     require_cache(cache)
     if html is not None:
         require_free(html, force=force)
-    loaded = config_with_folder(config, overrides or [], folder)
+    loaded = load(config, overrides, folder)
     if loaded.is_checkpoint_only:
         run_checkpoint_job(loaded, ranks, is_cold=cache == "cold", as_json=as_json)
         return
-    with running_place(config, overrides, ranks, folder, disk, compute) as job, Progress("running") as progress:
-        result = run_job(job, cache=cache, checkpoint_folder=checkpoint_folder_of(loaded), progress=progress)
+    folder = Path(loaded.checkpoint.checkpoint_folder) if loaded.workflow.checkpoint else None
+    with running_place(loaded, ranks, disk, compute) as job, Progress("running") as progress:
+        result = run_job(job, cache=cache, checkpoint_folder=folder, progress=progress)
     written = result.write(output) if output is not None else []
     if html is not None:
         dataio_page(html, result=result, overwrite=force)
@@ -133,14 +134,7 @@ def _run_lines(result: RunResult, cache: str, *, is_dlio: bool) -> Iterator[str 
 def verify(
     config: ConfigPath,
     overrides: Overrides = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--change",
-            metavar="KEY=VALUE",
-            help="What the changed job has, such as reader.read_threads=4; may be repeated.",
-        ),
-    ] = None,
+    change: Changes = None,
     ranks: NumRanks = 1,
     cache: Cache = "cold",
     changed_cache: Annotated[
@@ -170,7 +164,7 @@ def verify(
     state = changed_cache or cache
     require_cache(cache)
     require_cache(state)
-    with job_and_costs(config, overrides, ranks, folder, disk, costs_path) as (job, costs):
+    with job_and_costs(load(config, overrides, folder), ranks, disk, costs_path) as (job, costs):
         changed, changed_costs = change_job(config, overrides or [], change or [], job, costs)
         predictions = [predict_job(job, costs, cache=cache), predict_job(changed, changed_costs, cache=state)]
         with Progress("flying") as progress:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from windtunnel.measure.links import sleep_until
 from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.workers import Place
-from windtunnel.systems.dataio.checkpoint import open_checkpoint
+from windtunnel.systems.dataio.checkpoint import Checkpointer
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.loading import BatchSpan, SampleSet, make_loader
 from windtunnel.systems.dataio.metrics import BlockTimes
@@ -133,9 +133,9 @@ class _Rank:
         self._config, self._rank, self._num_ranks = config, rank, num_ranks
         self._loaders: dict[bool, Any] = {}
         self._step = _real_step(config.job.compute_job)
-        self._checkpoint: Callable[[int, int], None] | None = None
+        self._checkpoint: Checkpointer | None = None
         if config.checkpoint_folder is not None:
-            self._checkpoint = open_checkpoint(config.job.config, config.checkpoint_folder, rank, num_ranks)
+            self._checkpoint = Checkpointer(config.job.config, rank, num_ranks, folder=config.checkpoint_folder)
 
     def run(self, task: EpochTask) -> EpochRecord:
         """Run an epoch."""
@@ -174,6 +174,8 @@ class _Rank:
             starts.append(timed.started)
         if self._checkpoint is not None and not task.is_eval and job.has_checkpoint_after(task.epoch):
             saved_s.append(self._save(task.epoch, steps - 1))
+        if self._checkpoint is not None:
+            self._checkpoint.wait()  # an asynchronous one outlives the steps, but not the epoch
         return EpochRecord(blocks, starts, saved_s, spans, begun_ns, got, ends)
 
     def _loader_of(self, *, is_eval: bool) -> tuple[Any, Any]:
@@ -222,7 +224,7 @@ class _Rank:
 
     def _save(self, epoch: int, step: int) -> float:
         assert self._checkpoint is not None
-        save = self._checkpoint
+        save = self._checkpoint.save
         return elapsed_ns(lambda: save(epoch, step + 1)) / 1e9
 
 
