@@ -320,7 +320,8 @@ def _loader_costs(job: LoadingJob, sample_ns: float, num_cores: int) -> dict[str
     ratios = [max(value / made_ns[1], 1.0) for value in made_ns.values()]
     factors = np.interp(range(1, num_cores + 1), list(made_ns), ratios)
     return {
-        "batch_ns": {"main": _span_ns(main) - samples_ns, "worker": worker_ns},
+        # torch's threads put batches together in the main process, at times that differ: their mean counts
+        "batch_ns": {"main": _middle_ns(_spans_ns(main)) - samples_ns, "worker": worker_ns},
         "batch_size": batch_size,
         "transfer_ns": transfer_ns,
         "get_ns": get_ns,
@@ -329,9 +330,15 @@ def _loader_costs(job: LoadingJob, sample_ns: float, num_cores: int) -> dict[str
     }
 
 
-def _span_ns(run: EpochRun) -> float:
-    """Median time in which a batch was made."""
-    return quiet([span.end_ns - span.start_ns for record in run.ranks for span in record.spans])
+def _middle_ns(times_ns: Sequence[int]) -> float:
+    """Mean without the tenth that is shortest and the tenth that is longest."""
+    cut = len(times_ns) // 10
+    return fmean(sorted(times_ns)[cut : len(times_ns) - cut])
+
+
+def _spans_ns(run: EpochRun) -> list[int]:
+    """Times in which batches were made."""
+    return [span.end_ns - span.start_ns for record in run.ranks for span in record.spans]
 
 
 def _busy_ns(run: EpochRun) -> float:
@@ -341,7 +348,7 @@ def _busy_ns(run: EpochRun) -> float:
     for worker in {span.worker for span in spans}:
         ends = [span.end_ns for span in spans if span.worker == worker]
         times += np.diff(ends).tolist()
-    return quiet(times) if times else _span_ns(run)
+    return quiet(times or _spans_ns(run))
 
 
 def _transfer_ns(run: EpochRun) -> float:

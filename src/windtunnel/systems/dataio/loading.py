@@ -133,7 +133,6 @@ class SampleSet(Dataset[Any]):
 
     def _open(self) -> None:
         """Get ready in the process that reads."""
-        torch.set_num_threads(1)
         self._reader = open_reader(self._job)
         self._tensor = torch.zeros(max(self._job.tensor_bytes, 1), dtype=torch.uint8)
         self._opened = read_io_bytes()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from windtunnel.measure.links import sleep_until
@@ -127,9 +128,8 @@ def main(place: Place) -> None:
 
 class _Rank:
     def __init__(self, config: RankConfig, rank: int, num_ranks: int) -> None:
-        import torch
-
-        torch.set_num_threads(1)
+        if config.job.compute_job:
+            torch.set_num_threads(1)  # a step has one core; else torch has its own number, as in any training script
         self._config, self._rank, self._num_ranks = config, rank, num_ranks
         self._loaders: dict[bool, Any] = {}
         self._step = _real_step(config.job.compute_job)
