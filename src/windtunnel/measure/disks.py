@@ -47,8 +47,8 @@ _BLKIO = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
 _FILE_SYSTEM_BYTES = 32 << 20
 _TRIES, _PAUSE_S = 20, 0.1
 # a disk that saves up has rested enough; a burst is at least so large, and so much faster than the rest
-_REST_S, _MIN_BURST_BYTES, _BURST_RATIO, _LEAD_RATIO, _MIN_POINTS = 0.3, 1 << 20, 1.5, 0.9, 8
-_GRID_POINTS = 256
+_REST_S, _MIN_BURST_BYTES, _MIN_BURST_NS, _BURST_RATIO = 0.3, 1 << 20, 20e6, 1.5
+_MIN_POINTS, _GRID_POINTS = 8, 256
 _MOUNTS, _PREFIX = Path("/proc/self/mounts"), "windtunnel-disk"
 
 
@@ -163,8 +163,7 @@ def _pieces(opener: Opener) -> Iterator[bytes]:
 def fit_burst(times_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> tuple[float, float]:
     """Sustained bytes per second, and bytes ahead of them, of one stream that has ``sizes`` bytes after ``times_ns``.
 
-    The lead is that over the time after the burst, as kernels refill a bucket in steps. One that is gained at little
-    more than the sustained rate, or is less than a megabyte at its top, is noise: 0.
+    A lead that is gained at less than 1.5 times the sustained rate, or is less than a megabyte or 20 ms, is noise: 0.
 
     Examples
     --------
@@ -178,10 +177,10 @@ def fit_burst(times_ns: NDArray[np.float64], sizes: NDArray[np.float64]) -> tupl
         return float(sizes[-1] / times_ns[-1] * 1e9), 0.0
     reached = sizes[np.searchsorted(times_ns, grid, side="right") - 1]
     slope = float(np.polyfit(grid, reached, 1)[0])
-    lead = sizes - slope * times_ns
-    first = int(np.argmax(lead >= _LEAD_RATIO * lead.max()))
-    is_burst = lead[first] > _MIN_BURST_BYTES and sizes[first] > _BURST_RATIO * slope * times_ns[first] > 0
-    return slope * 1e9, max(float((reached - slope * grid).mean()), 0.0) if is_burst else 0.0
+    is_fast = sizes > _BURST_RATIO * slope * times_ns
+    lead = float((sizes - slope * times_ns)[is_fast].max(initial=0.0))
+    is_burst = slope > 0 and lead > max(_MIN_BURST_BYTES, _MIN_BURST_NS * slope)
+    return slope * 1e9, lead if is_burst else 0.0
 
 
 def read_at(path: Path, bucket: Bucket) -> bytes:

@@ -108,8 +108,8 @@ class LoadingCosts:
 
     @property
     def saves_up(self) -> bool:
-        """Whether most of a sample is delivered at once by a device that rested while an earlier one was decoded."""
-        return 2 * self.burst_bytes > self.sample_device_bytes > 0
+        """Whether a sample is delivered at once by a device that rested while an earlier one was decoded."""
+        return self.burst_bytes > self.sample_device_bytes > 0
 
     @property
     def stream_bytes_per_s(self) -> float:
