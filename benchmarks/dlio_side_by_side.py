@@ -5,6 +5,9 @@ samples, epochs, bytes read from files per epoch, and AU of the epochs after the
 from PyPI into an environment of its own, with torch of this one; it needs MPI (``apt-get install mpich``) and imports
 TensorFlow, which its torch path does not use: an empty module takes its place. Without DLIO the bar fails and says why.
 
+Both run with one thread of OpenMP: without loader workers, torch puts batches together in the main process with as many
+threads as there are cores, which wait busily for each other and take 0.6 or 30 ms, in either program.
+
 A job takes about a minute: ``--jobs "two ranks" --rows FILE`` adds its row to a file, and rows that are there are not
 measured again, so that each job may run in a quiet minute of its own.
 """
@@ -174,6 +177,7 @@ def main() -> bool:
     parser.add_argument("--jobs", nargs="*", default=list(CASES), choices=list(CASES), metavar="JOB")
     parser.add_argument("--rows", type=Path, help="file of rows, read and added to")
     options, _ = parser.parse_known_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
     rows = json.loads(options.rows.read_text()) if options.rows and options.rows.exists() else {}
     try:
         tools = install()

@@ -22,6 +22,7 @@ FORMAT_COMPRESSIONS = {
 }
 """By format; all of them also go without."""
 _DIRECT = ("npy", "npz")
+_MAX_FILES = 10_000_000
 
 
 def keys_without_effect(config: DlioConfig) -> tuple[str, ...]:
@@ -96,6 +97,12 @@ def _check_dataset(config: DlioConfig, where: str) -> None:
         raise InputError("training has no files", where=f"{where}: dataset.num_files_train", fix="at least 1")
     if config.has_evaluation and not dataset.num_files_eval:
         raise InputError("the evaluation has no files", where=f"{where}: dataset.num_files_eval", fix="at least 1")
+    for key in ("num_files_train", "num_files_eval"):
+        if (count := getattr(dataset, key)) > _MAX_FILES:
+            raise InputError(
+                f"{count:,} files are more than can be listed", where=f"{where}: dataset.{key}",
+                fix=f"at most {_MAX_FILES:,}, with more samples in each (num_samples_per_file)",
+            )  # fmt: skip
     prefix = dataset.file_prefix
     if not prefix or "/" in prefix or "\0" in prefix:
         raise InputError(f"{prefix!r} begins no file name", where=f"{where}: dataset.file_prefix")

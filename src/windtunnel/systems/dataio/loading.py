@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
+from windtunnel.errors import WindtunnelError
 from windtunnel.measure.links import Bucket, sleep_until
 from windtunnel.systems.dataio.formats.known import FILE_FORMATS
 from windtunnel.systems.dataio.job import LoadingJob
@@ -91,7 +92,13 @@ class SampleSet(Dataset[Any]):
         return len(self._keys) * self._job.dataset.samples_per_file
 
     def __getitems__(self, samples: list[int]) -> list[Any]:
-        """Read the samples of a batch; the first item is when that began."""
+        """Read the samples of a batch; the first item is when that began, or an error, which torch would rewrite."""
+        try:
+            return self._read(samples)
+        except WindtunnelError as error:
+            return [error]
+
+    def _read(self, samples: list[int]) -> list[Any]:
         if self._reader is None:
             self._open()
         start_ns = time.monotonic_ns()
@@ -106,8 +113,10 @@ class SampleSet(Dataset[Any]):
                 time.sleep(wait_ns / 1e9)
         return [start_ns, *[self._tensor] * len(samples)]
 
-    def collate(self, items: list[Any]) -> tuple[torch.Tensor, BatchSpan]:
+    def collate(self, items: list[Any]) -> tuple[torch.Tensor, BatchSpan] | WindtunnelError:
         """Put a batch together, and say what it cost."""
+        if isinstance(items[0], WindtunnelError):
+            return items[0]
         batch = default_collate(items[1:])
         info, used = get_worker_info(), self._count_bytes()
         device, total = (now - before for now, before in zip(used, self._before, strict=True))

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel.cli.console import Progress, advise
+from windtunnel.cli.files import require_free
 from windtunnel.errors import InputError
 from windtunnel.units import parse_rate
 
 if TYPE_CHECKING:
+    from windtunnel.flights import Ledger
     from windtunnel.systems.dataio.calibrate import LoadingCosts
     from windtunnel.systems.dataio.config import DlioConfig
     from windtunnel.systems.dataio.job import LoadingJob
@@ -40,6 +42,7 @@ __all__ = [
     "job_and_costs",
     "load",
     "require_cache",
+    "require_results",
     "running_place",
 ]
 
@@ -104,6 +107,24 @@ Changes = Annotated[
 StoreCosts = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Save the measured costs (JSON).")]
 
 
+def require_results(ledger: Path | None, *paths: Path | None, force: bool = False) -> Ledger:
+    """Refuse results that cannot be kept, before minutes are spent on them; the ledger.
+
+    Raises
+    ------
+    InputError
+        A file is there, its folder is not, or the ledger is none.
+    """
+    from windtunnel.flights import Ledger
+
+    for path in filter(None, paths):
+        if not require_free(path, force=force).absolute().parent.is_dir():
+            raise InputError("the folder of a result is not there", where=str(path), fix="make it, or choose another")
+    book = Ledger(ledger)
+    book.residuals()
+    return book
+
+
 def require_cache(cache: str) -> None:
     """Refuse a state of the page cache that is none.
 
@@ -166,6 +187,12 @@ def job_and_costs(
     from windtunnel.systems.dataio.generate import generate
     from windtunnel.systems.dataio.source import has_files, job_of, measure_job, sample_of, scratch_folder
 
+    if not config.workflow.train:
+        raise InputError(
+            f"{config.name} has no training whose input could be predicted",
+            where="workflow.train",
+            fix="windtunnel dataio run writes and reads its checkpoints",
+        )
     job = job_of(config, ranks)
     if costs is not None:
         yield job, read_costs(costs)
@@ -177,7 +204,7 @@ def job_and_costs(
         else:
             sample = sample_of(config, stack.enter_context(scratch_folder(config, "sample")))
             advise(
-                f"the data set is not in {config.dataset.data_folder}: costs are those of "
+                f"the data set in {config.dataset.data_folder} is not complete: costs are those of "
                 f"{sample.dataset.num_files_train} generated files on the same storage, which are removed afterwards"
             )
             with Progress("generating a sample of the data set") as progress:

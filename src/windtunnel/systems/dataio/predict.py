@@ -282,7 +282,7 @@ def _noise(costs: LoadingCosts) -> Floats:
 def _size_ratios(job: LoadingJob) -> Floats:
     """Size of each file over the mean, [files]; ones where files do not exist or are too many to ask."""
     count = job.dataset.num_files
-    if len(job.files) != count or count > _MAX_SIZED_FILES or not job.files[0].exists():
+    if len(job.files) != count or count > _MAX_SIZED_FILES or not all(path.exists() for path in job.files):
         return np.ones(count)
     sizes = np.array([path.stat().st_size for path in job.files], np.float64)
     ratios: Floats = sizes / sizes.mean()

@@ -8,12 +8,13 @@ here: what the times mean (``metrics``), the loop of a rank (``worker``).
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.base.progress import Progress
-from windtunnel.errors import FlightError, InputError
+from windtunnel.errors import FlightError, InputError, WindtunnelError
 from windtunnel.measure.disks import evict, read_all, require_disk, resident_share
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.dataio.job import LoadingJob
@@ -26,7 +27,7 @@ __all__ = ["EpochRun", "RunResult", "RunningJob", "run_job", "running"]
 _MODULE = "windtunnel.systems.dataio.worker"
 _MAX_RESIDENT = 0.02
 _LOW_SHARE = 0.5
-_PATIENCE_S = 900.0
+_PATIENCE_S, _POLL_S = 900.0, 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +142,23 @@ class RunningJob:
             read_all(files)
         for rank in range(self.job.num_ranks):
             self._workers.send(task, rank)
-        records = [self._workers.receive(rank) for rank in range(self.job.num_ranks)]
-        return EpochRun(task.epoch, records, cache == "cold")
+        return EpochRun(task.epoch, self._receive(), cache == "cold")
+
+    def _receive(self) -> list[EpochRecord]:
+        """The records of all ranks; the error of one as soon as it is there, as the others wait for that rank."""
+        records: dict[int, EpochRecord] = {}
+        until_s = time.monotonic() + _PATIENCE_S
+        while len(records) < self.job.num_ranks:
+            for rank in range(self.job.num_ranks):
+                if rank not in records and self._workers.has_answer(rank):
+                    answer = self._workers.receive(rank)
+                    if isinstance(answer, WindtunnelError):
+                        raise answer
+                    records[rank] = answer
+            if time.monotonic() > until_s:
+                raise FlightError(f"an epoch did not end within {_PATIENCE_S:.0f} s", where=self.job.name)
+            time.sleep(_POLL_S)
+        return [records[rank] for rank in range(self.job.num_ranks)]
 
 
 def drop_from_memory(files: Sequence[Path]) -> None:

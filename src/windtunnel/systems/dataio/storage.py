@@ -171,12 +171,12 @@ class LocalStorage(Storage):
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Bytes of all files; scratch files begin with a dot."""
-        result = {}
-        for folder, _, names in os.walk(self.local_path(prefix), onerror=self._raise_unless_missing):
+        result, top = {}, self.local_path(prefix)
+        for folder, _, names in os.walk(top, onerror=self._raise_unless_missing):
             for name in names:
                 path = Path(folder) / name
                 if not name.startswith("."):
-                    result[path.relative_to(self.root).as_posix()] = path.stat().st_size
+                    result[Path(prefix, path.relative_to(top)).as_posix()] = path.stat().st_size
         return result
 
     def _raise_unless_missing(self, error: OSError) -> None:

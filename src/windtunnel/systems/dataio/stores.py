@@ -24,7 +24,7 @@ from windtunnel.systems.dataio.source import (
     with_store,
 )
 
-__all__ = ["change_job", "config_of_setting", "costs_of_stores", "parse_stores"]
+__all__ = ["change_config", "change_job", "config_of_setting", "costs_of_stores", "parse_stores"]
 
 
 def parse_stores(text: str) -> tuple[tuple[str, int], ...]:
@@ -80,16 +80,8 @@ def config_of_setting(config: DlioConfig, setting: Setting) -> DlioConfig:
     return replace(config, dataset=data, reader=reader)
 
 
-def change_job(
-    source: str,
-    overrides: Sequence[str],
-    changes: Sequence[str],
-    job: LoadingJob,
-    costs: LoadingCosts,
-    *,
-    progress: Progress | None = None,
-) -> tuple[LoadingJob, LoadingCosts]:
-    """Return a job with more overrides, such as ``reader.read_threads=4``, its files written, and its costs.
+def change_config(source: str, overrides: Sequence[str], changes: Sequence[str], folder: Path | None) -> DlioConfig:
+    """Return a configuration with more overrides, such as ``reader.read_threads=4``.
 
     Raises
     ------
@@ -100,13 +92,31 @@ def change_job(
         raise InputError(
             "nothing is changed", where="--change", fix="add --change reader.read_threads=4, or what `dataio plan` says"
         )
-    config = config_with_folder(source, [*overrides, *changes], Path(job.config.dataset.data_folder))
-    data, before = config.dataset, job.config.dataset
-    if replace(data, data_folder="") != replace(before, data_folder="") and data.data_folder == before.data_folder:
-        folder = Path(data.data_folder) / f"{data.format}-{data.num_samples_per_file}"
-        config = replace(config, dataset=replace(data, data_folder=str(folder)))
+    return config_with_folder(source, [*overrides, *changes], folder)
+
+
+def change_job(
+    config: DlioConfig, base: DlioConfig, job: LoadingJob, costs: LoadingCosts, *, progress: Progress | None = None
+) -> tuple[LoadingJob, LoadingCosts]:
+    """Return the job of a changed configuration, with its files written, and its costs.
+
+    Parameters
+    ----------
+    config, base : DlioConfig
+        With and without the changes.
+    job : LoadingJob
+        That of ``base``; it may have been moved to another disk.
+    costs : LoadingCosts
+        Of ``job``.
+    progress : callable, optional
+    """
+    before, data = job.config.dataset, config.dataset
+    if data.data_folder == base.dataset.data_folder:
+        data = replace(data, data_folder=before.data_folder)
+        if data != before:
+            folder = f"{before.data_folder.rstrip('/')}/{data.format}-{data.num_samples_per_file}"
+            data = replace(data, data_folder=folder)
+    config = replace(config, dataset=data)
     ensure_files(config, progress=progress)
-    changed = job_of(config, job.num_ranks)
-    if config.dataset == before:
-        return changed, costs
-    return changed, measure_job(changed, known=costs, progress=progress)
+    changed = replace(job_of(config, job.num_ranks), limit_bytes_per_s=job.limit_bytes_per_s)
+    return changed, costs if data == before else measure_job(changed, known=costs, progress=progress)

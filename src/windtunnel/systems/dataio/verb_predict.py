@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from windtunnel import registry
 from windtunnel.base.tables import Table
 from windtunnel.cli.console import Progress, advise, show, suggest
-from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, HtmlPath, Json, LedgerPath, whole_numbers
+from windtunnel.errors import InputError
 from windtunnel.systems.dataio.options import (
     BatchSizes,
     Cache,
@@ -30,6 +30,7 @@ from windtunnel.systems.dataio.options import (
     job_and_costs,
     load,
     require_cache,
+    require_results,
 )
 from windtunnel.units import format_duration, format_size, parse_ratio, parse_size
 
@@ -62,18 +63,15 @@ def predict(
 
     The measurements take about 30 seconds: samples, storage, loader. --out saves them, --costs uses them again.
     """
-    from windtunnel.flights import Ledger
     from windtunnel.systems.dataio.calibrate import write_costs
     from windtunnel.systems.dataio.flight import with_receipts
     from windtunnel.systems.dataio.page import dataio_page
     from windtunnel.systems.dataio.predict import predict_job
 
     require_cache(cache)
-    for path in (html, output):
-        if path is not None:
-            require_free(path, force=force)
+    book = require_results(ledger, html, output, force=force)
     with job_and_costs(load(config, overrides, folder), ranks, disk, costs_path) as (job, costs):
-        prediction = with_receipts(predict_job(job, costs, cache=cache), Ledger(ledger))
+        prediction = with_receipts(predict_job(job, costs, cache=cache), book)
     if output is not None:
         write_costs(output, costs)
     if html is not None:
@@ -150,7 +148,6 @@ def plan(
 
     Each format is measured with a few generated samples; every setting is judged by a replay.
     """
-    from windtunnel.flights import Ledger
     from windtunnel.flights.intervals import interval_of
     from windtunnel.systems.dataio.flight import WHATIF
     from windtunnel.systems.dataio.page import dataio_page
@@ -158,9 +155,12 @@ def plan(
     from windtunnel.systems.dataio.stores import costs_of_stores, parse_stores
 
     require_cache(cache)
-    if html is not None:
-        require_free(html, force=force)
+    book = require_results(ledger, html, force=force)
     stores = parse_stores(formats)
+    target_au = parse_ratio(target) if target else None
+    if target_au is not None and target_au > 1:
+        raise InputError(f"no utilization is {target_au:.0%}", where="--target-au", fix="such as 0.9, or 90%")
+    max_memory_bytes = parse_size(memory) if memory else float("inf")
     space = Space(
         tuple(whole_numbers(workers, "--workers")),
         tuple(whole_numbers(prefetch, "--prefetch", least=1)),
@@ -176,13 +176,13 @@ def plan(
             by_store,
             space,
             cache=cache,
-            target_au=parse_ratio(target) if target else None,
-            max_memory_bytes=parse_size(memory) if memory else float("inf"),
+            target_au=target_au,
+            max_memory_bytes=max_memory_bytes,
             progress=bar,
         )
     if html is not None:
         dataio_page(html, plan=result, prediction=result.recommended.prediction, overwrite=force)
-    backing = interval_of(WHATIF, result.speedup, Ledger(ledger))
+    backing = interval_of(WHATIF, result.speedup, book)
     document: dict[str, Any] = {
         "schema": "windtunnel.dataio-plan/1",
         "workload": job.name,

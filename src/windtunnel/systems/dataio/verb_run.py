@@ -25,6 +25,7 @@ from windtunnel.systems.dataio.options import (
     job_and_costs,
     load,
     require_cache,
+    require_results,
     running_place,
 )
 from windtunnel.systems.dataio.verb_checkpoint import run_checkpoint_job
@@ -156,16 +157,17 @@ def verify(
 
     The result is kept in the ledger of receipts.
     """
-    from windtunnel.flights import Ledger
     from windtunnel.systems.dataio.flight import fly_settings
     from windtunnel.systems.dataio.predict import predict_job
-    from windtunnel.systems.dataio.stores import change_job
+    from windtunnel.systems.dataio.stores import change_config, change_job
 
     state = changed_cache or cache
     require_cache(cache)
     require_cache(state)
-    with job_and_costs(load(config, overrides, folder), ranks, disk, costs_path) as (job, costs):
-        changed, changed_costs = change_job(config, overrides or [], change or [], job, costs)
+    book, loaded = require_results(ledger), load(config, overrides, folder)
+    changes = change_config(config, overrides or [], change or [], folder)
+    with job_and_costs(loaded, ranks, disk, costs_path) as (job, costs):
+        changed, changed_costs = change_job(changes, loaded, job, costs)
         predictions = [predict_job(job, costs, cache=cache), predict_job(changed, changed_costs, cache=state)]
         with Progress("flying") as progress:
             flight = fly_settings(
@@ -173,7 +175,7 @@ def verify(
                 time_limit_s=parse_duration(time_limit) / 1e9, progress=progress,
             )  # fmt: skip
     receipt = flight.receipt()
-    Ledger(ledger).add(receipt)
+    book.add(receipt)
     document = {"schema": "windtunnel.dataio-flight/1", "workload": job.name, **flight.to_dict()}
     show(document, _flight_lines(flight), as_json=as_json)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from windtunnel.errors import WindtunnelError
 from windtunnel.measure.links import sleep_until
 from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.workers import Place
@@ -120,10 +121,18 @@ def main(place: Place) -> None:
     place.tell("ready")
     try:
         while True:
-            place.tell(rank.run(place.order()))
+            place.tell(_answer(rank, place.order()))
     except EOFError:
         if place.num_ranks > 1:
             dist.destroy_process_group()
+
+
+def _answer(rank: _Rank, task: EpochTask) -> EpochRecord | WindtunnelError:
+    """What an epoch came to; an error goes to the main process as it is."""
+    try:
+        return rank.run(task)
+    except WindtunnelError as error:
+        return error
 
 
 class _Rank:
@@ -150,7 +159,9 @@ class _Rank:
         timed = _Steps(start_ns=begun_ns)
         batches, before_ns = iter(loader), begun_ns
         for step in range(steps):
-            _, span = next(batches)
+            batch = next(batches)
+            if isinstance(batch, WindtunnelError):
+                raise batch
             got_ns = time.monotonic_ns()
             computed_ns = self._compute(got_ns, int(compute_ns[step]))
             done_ns = time.monotonic_ns()
@@ -159,7 +170,7 @@ class _Rank:
             timed.load_ns.append(got_ns - before_ns)
             timed.compute_ns.append(computed_ns)
             timed.proc_ns.append(done_ns - before_ns)
-            spans.append(span)
+            spans.append(batch[1])
             got.append(got_ns)
             ends.append(end_ns)
             before_ns = end_ns
