@@ -1,9 +1,10 @@
 """DLIO itself, and the same configuration run by this package, on the same files.
 
 The files are generated here and read by both. Runs take turns, DLIO first in every other round; what is compared are
-samples, epochs, bytes read from files per epoch, and AU of the epochs after the first (median of all rounds). DLIO comes
-from PyPI into an environment of its own, with torch of this one; it needs MPI (``apt-get install mpich``) and imports
-TensorFlow, which its torch path does not use: an empty module takes its place. Without DLIO the bar fails and says why.
+samples, epochs, bytes read from files per epoch, and AU of the epochs after the first (median of all rounds). DLIO
+comes from PyPI into an environment of its own, with torch of this one; it needs MPI (``apt-get install mpich``) and
+imports TensorFlow, which its torch path does not use: an empty module takes its place. Without DLIO the bar fails and
+says why.
 
 Both run with one thread of OpenMP: without loader workers, torch puts batches together in the main process with as many
 threads as there are cores, which wait busily for each other and take 0.6 or 30 ms, in either program.
