@@ -43,6 +43,7 @@ _STREAMS = (1, 2, 4)
 _MAX_SAMPLES, _ROW, _SAMPLE_BUDGET_NS = 64, 16, 1_500_000_000
 _CURVE_BUDGET_BYTES, _CURVE_BUDGET_S, _MAX_CURVE_FILES = 1 << 28, 1.5, 4096
 _LOADER_BUDGET_NS = 1_500_000_000
+_STEP_S, _MAIN_STEPS = 0.03, 24
 _FIRST_BYTES = 4096
 _FASTEST_BURST = 100
 
@@ -304,7 +305,8 @@ def _loader_costs(job: LoadingJob, sample_ns: float, num_cores: int) -> dict[str
     samples_ns = batch_size * sample_ns
     with running(replace(short, num_workers=0)) as ranks:
         ranks.run(EpochTask(1, compute_s=0.0, max_steps=min(steps, 4)), cache="warm")
-        main = ranks.run(EpochTask(2, compute_s=0.001, max_steps=steps), cache="as-is")
+        # torch's threads fall asleep while an accelerator computes, and take long to wake up
+        main = ranks.run(EpochTask(2, compute_s=_STEP_S, max_steps=min(steps, _MAIN_STEPS)), cache="as-is")
     single = replace(short, num_ranks=1)
     made_ns: dict[int, float] = {}
     transfer_ns = get_ns = worker_ns = 0.0
