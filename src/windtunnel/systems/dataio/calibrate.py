@@ -30,7 +30,7 @@ from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.systems.dataio.config import StorageConfig
 from windtunnel.systems.dataio.formats import make_format
 from windtunnel.systems.dataio.job import NO_TIME, LoadingJob
-from windtunnel.systems.dataio.loading import fetched_bytes, open_reader, read_io_bytes
+from windtunnel.systems.dataio.loading import bytes_per_read, open_reader, read_io_bytes
 from windtunnel.systems.dataio.reading import SampleReader
 from windtunnel.systems.dataio.run import EpochRun, running
 from windtunnel.systems.dataio.storage import Storage, open_storage
@@ -238,7 +238,7 @@ def measure_samples(job: LoadingJob) -> SampleTimes:
     used = [float(storage.size(job.keys[i]) or 0) for i in numbers[: len(cold)]]
     if job.is_direct:  # the page cache has no part in it
         warm = cold
-    per_sample = fetched_bytes(job) if job.is_remote else device_bytes / len(cold)
+    per_sample = bytes_per_read(job) if job.is_remote else device_bytes / len(cold)
     return SampleTimes(used, warm, cold, per_sample)
 
 

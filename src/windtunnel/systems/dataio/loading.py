@@ -22,7 +22,7 @@ from windtunnel.systems.dataio.formats.known import FILE_FORMATS
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.reading import SampleReader
 
-__all__ = ["BatchSpan", "SampleSet", "fetched_bytes", "make_loader", "open_reader", "read_io_bytes"]
+__all__ = ["BatchSpan", "SampleSet", "bytes_per_read", "make_loader", "open_reader", "read_io_bytes"]
 
 _COUNTERS = Path("/proc/self/io")
 
@@ -64,7 +64,7 @@ def open_reader(job: LoadingJob, *, is_kept_open: bool | None = None) -> SampleR
     return SampleReader(job.config.dataset, job.config.storage, is_kept_open=keeps, is_direct=job.is_direct)
 
 
-def fetched_bytes(job: LoadingJob) -> int:
+def bytes_per_read(job: LoadingJob) -> int:
     """Bytes that a service delivers for a sample: the samples of its file, where a part of it cannot be read."""
     is_random = FILE_FORMATS[job.format].is_random
     return job.record_bytes * (1 if is_random or job.is_kept_open else job.dataset.samples_per_file)
@@ -136,7 +136,7 @@ class SampleSet(Dataset[Any]):
     def _count_bytes(self) -> tuple[int, int]:
         """Bytes since this process began to read: from the device or the service, and in all."""
         if self._job.is_remote:
-            return (self._num_read * fetched_bytes(self._job),) * 2
+            return (self._num_read * bytes_per_read(self._job),) * 2
         device, total = (now - before for now, before in zip(read_io_bytes(), self._opened, strict=True))
         return device, total
 
