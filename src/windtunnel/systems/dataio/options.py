@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli.console import Progress, advise
 from windtunnel.cli.files import require_free
 from windtunnel.errors import InputError
@@ -160,7 +161,10 @@ def running_place(config: DlioConfig, ranks: int, disk: str, compute: str = "") 
     """
     from windtunnel.measure.disks import can_throttle, throttle_disk
     from windtunnel.systems.dataio.source import ensure_files, job_of
+    from windtunnel.whatifs.request import parse_step
 
+    if compute:
+        registry.get("workload", parse_step(compute, kind="workload").name)  # refuses what is none
     job = job_of(config, ranks)
     _ = job.num_steps  # refuses an epoch without steps before anything is written
     with contextlib.ExitStack() as stack:
