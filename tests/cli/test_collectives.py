@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.command import windtunnel
 
@@ -132,3 +133,25 @@ def test_a_latency_without_a_bandwidth_is_refused():
 
     assert 2 == outcome.code
     assert "--bandwidth" in outcome.stderr
+
+
+def test_run_with_pytorch_says_that_fusions_ran_in_parts():
+    outcome = windtunnel(
+        "collectives", "run", "sgd:num_parameters=5000", "--schedule", "fuse(RS-C-AG)", "--transport", "torch",
+        "--rounds", 3,
+    )  # fmt: skip
+
+    assert 0 == outcome.code
+    assert "fuse(RS-C-AG)" in outcome.stdout
+    assert "fusions ran in their parts" in outcome.stdout
+
+
+@pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="here are GPUs")
+@pytest.mark.parametrize("verb", ["run", "verify"])
+def test_nccl_without_gpus_is_one_error(verb):
+    outcome = windtunnel("collectives", verb, "sgd", "--transport", "nccl")
+
+    assert 2 == outcome.code
+    assert "error: 2 ranks over NCCL need 2 GPUs" in outcome.stderr
+    assert "where: " in outcome.stderr
+    assert "fix: " in outcome.stderr

@@ -301,4 +301,4 @@ TRANSPORTS: Mapping[str, Callable[[int, Slots, Path, Link | None], Channels]] = 
     "shared_memory": SharedMemory,
     "gloo": GlooChannels,
 }
-"""Channels by name; one over NCCL would be one more class here."""
+"""Channels by name."""

@@ -68,13 +68,13 @@ class Place:
     config: Any
     line: Connection
 
-    def join(self, patience_s: float | None = None) -> None:
-        """Let ``torch.distributed`` find the other ranks, over gloo; by default with its own patience."""
+    def join(self, patience_s: float | None = None, backend: str = "gloo") -> None:
+        """Let ``torch.distributed`` find the other ranks; by default over gloo, with its own patience."""
         import torch.distributed as dist
 
         more: dict[str, Any] = {} if patience_s is None else {"timeout": timedelta(seconds=patience_s)}
         meet = f"file://{self.rendezvous}"
-        dist.init_process_group("gloo", init_method=meet, rank=self.rank, world_size=self.num_ranks, **more)
+        dist.init_process_group(backend, init_method=meet, rank=self.rank, world_size=self.num_ranks, **more)
 
     def tell(self, answer: Any) -> None:
         """Send an answer to the parent."""

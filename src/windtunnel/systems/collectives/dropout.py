@@ -11,11 +11,13 @@ Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 20
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["keep_mask", "stays"]
+__all__ = ["keep_mask", "keep_tensor", "stays"]
 
 _GOLDEN, _MIX_1, _MIX_2 = (
     np.uint64(0x9E3779B97F4A7C15),
@@ -51,3 +53,18 @@ def keep_mask(seed: int, indices: NDArray[np.int64], probability: float, step: i
         word ^= word >> np.uint64(31)
     result: NDArray[np.bool_] = (word >> np.uint64(32)) < np.uint64(round((1 - probability) * 2**32))
     return result
+
+
+def keep_tensor(seed: int, indices: Any, probability: float, step: Any) -> Any:
+    """Compute ``keep_mask`` for PyTorch tensors of int64 indices and of a step, on the device where they are.
+
+    PyTorch's integers are signed: the bits that a shift moves in from the left are cut off.
+    """
+    golden, mix_1, mix_2, first = (
+        int(np.uint64(int(item) % 2**64).astype(np.int64)) for item in (_GOLDEN, _MIX_1, _MIX_2, seed * int(_MIX_1))
+    )
+    word = (indices + 1) * golden + step * mix_2 + first
+    word = (word ^ (word >> 30 & (1 << 34) - 1)) * mix_1
+    word = (word ^ (word >> 27 & (1 << 37) - 1)) * mix_2
+    word = word ^ (word >> 31 & (1 << 33) - 1)
+    return (word >> 32 & (1 << 32) - 1) < round((1 - probability) * 2**32)

@@ -23,7 +23,7 @@ from windtunnel.systems.collectives.program import Program
 from windtunnel.systems.collectives.ranks import RankLowering
 from windtunnel.systems.collectives.stream import Stream
 
-__all__ = ["lower"]
+__all__ = ["lower", "run_order"]
 
 
 def lower(program: Program, num_pieces: int = 0) -> Plan:
@@ -43,6 +43,19 @@ def lower(program: Program, num_pieces: int = 0) -> Plan:
     >>> [rank.traffic_bytes() for rank in plan.ranks]
     [32, 32]
     """
+    chains = run_order(program)
+    plans = []
+    for group, size in enumerate(program.group_sizes):
+        for rank in range(size):
+            lowering = RankLowering(program, group, rank, num_pieces)
+            for unit_members, order in chains:
+                _add(lowering, unit_members, order)
+            plans.append(lowering.plan())
+    return Plan(program.name, program.group_sizes, tuple(plans))
+
+
+def run_order(program: Program) -> list[tuple[list[list[str]], str]]:
+    """What all ranks run one after the other: live stages of a unit, or of the units of an overlap, and its order."""
     chain_of = {item: chain for chain in program.overlaps for item in chain.items}
     live = {name: [item for item in names if item in program.live] for name, names in units(program).items()}
     members = {name: names for name, names in live.items() if names}
@@ -59,15 +72,10 @@ def lower(program: Program, num_pieces: int = 0) -> Plan:
         key: {key_of[first] for name in names for first in before[name] if first in key_of}
         for key, names in groups.items()
     }
-    plans = []
-    for group, size in enumerate(program.group_sizes):
-        for rank in range(size):
-            lowering = RankLowering(program, group, rank, num_pieces)
-            for key in in_order(groups, between):
-                order = chain_of[key].order if key in chain_of else "ring"
-                _add(lowering, [members[name] for name in groups[key]], order)
-            plans.append(lowering.plan())
-    return Plan(program.name, program.group_sizes, tuple(plans))
+    return [
+        ([members[name] for name in groups[key]], chain_of[key].order if key in chain_of else "ring")
+        for key in in_order(groups, between)
+    ]
 
 
 def _add(lowering: RankLowering, unit_members: Sequence[Sequence[str]], order: str) -> None:

@@ -19,11 +19,11 @@ from windtunnel.hardware import Link
 from windtunnel.measure.disturbance import Neighbors
 from windtunnel.measure.fingerprint import machine
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
-from windtunnel.systems.collectives.executor import Executor
-from windtunnel.systems.collectives.lower import lower
+from windtunnel.systems.collectives.executor import RankProcesses
 from windtunnel.systems.collectives.reference import assemble, random_inputs
 from windtunnel.systems.collectives.schedules import Schedule
 from windtunnel.systems.collectives.search import PricedSchedule
+from windtunnel.systems.collectives.torch_executor import make_executor
 
 __all__ = ["MeasuredSchedule", "receipts_of", "run_schedules"]
 
@@ -71,7 +71,7 @@ def run_schedules(
     schedules : sequence of Schedule
         The first one is what results are compared with.
     transport : str
-        ``shared_memory`` or ``gloo``.
+        ``shared_memory`` or ``gloo`` for plans; ``torch`` or ``nccl`` for PyTorch's own operators and collectives.
     link : Link, optional
         Emulated between any two ranks; by default this host's memory.
     num_rounds : int
@@ -88,8 +88,8 @@ def run_schedules(
     """
     program = schedules[0].program
     neighbors = Neighbors()
-    with Executor(sum(program.group_sizes), transport, link) as executor:
-        numbers = [executor.load(lower(item.program)) for item in schedules]
+    with make_executor(sum(program.group_sizes), transport, link) as executor:
+        numbers = [executor.load_program(item.program) for item in schedules]
         inputs = random_inputs(program, seed)  # after it is known that all fits into memory
         results = [_results(executor, number, item, inputs) for number, item in zip(numbers, schedules, strict=True)]
         elapsed_ns = executor.time(numbers, num_rounds, budget_s=budget_s, progress=progress).max(axis=2)
@@ -100,7 +100,7 @@ def run_schedules(
     ]
 
 
-def _results(executor: Executor, number: int, schedule: Schedule, inputs: dict[str, Any]) -> list[NDArray[Any]]:
+def _results(executor: RankProcesses, number: int, schedule: Schedule, inputs: dict[str, Any]) -> list[NDArray[Any]]:
     """Full arrays of outputs and updated inputs."""
     program = schedule.program
     values = executor.run_program(number, program, inputs)

@@ -26,7 +26,7 @@ from windtunnel.systems.collectives.ranks import RankLowering
 from windtunnel.systems.collectives.rings import Hop, gather_hops, merge_hops, reduce_hops
 from windtunnel.systems.collectives.rules import REDUCTIONS
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "cut_dim"]
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Step:
     loop: Loop | None = None
 
 
-def _dim(program: Program, stage: Stage) -> int:
+def cut_dim(program: Program, stage: Stage) -> int:
     """The dimension that a collective cuts."""
     item = program.types[stage.reads[0]]
     if item.layout.is_sliced:
@@ -72,7 +72,7 @@ class Stream:
         self.label = " ".join(unit[-1].name for unit in units if unit)
         first = next(stage for stage in self.stages if _is_wide_collective(self.program, stage))
         item = self.program.types[first.reads[0]]
-        self.pieces = Pieces(item, lowering.num_ranks, _dim(self.program, first), lowering.num_pieces)
+        self.pieces = Pieces(item, lowering.num_ranks, cut_dim(self.program, first), lowering.num_pieces)
         self.events: dict[tuple[int, int], int] = {}
 
     @staticmethod
@@ -85,7 +85,7 @@ class Stream:
         collectives = [stage for stage in stages if _is_wide_collective(program, stage)]
         if not collectives or any(stage.op in ("reduce", "broadcast", "matmul") for stage in stages):
             return False
-        cuts = {(program.types[stage.name].shape, _dim(program, stage)) for stage in collectives}
+        cuts = {(program.types[stage.name].shape, cut_dim(program, stage)) for stage in collectives}
         (shape, dim), *others = cuts
         wide = [
             program.types[stage.reads[0] if stage.op in REDUCTIONS else stage.name]

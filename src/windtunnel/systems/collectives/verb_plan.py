@@ -34,13 +34,20 @@ if TYPE_CHECKING:
 __all__ = ["plan", "run", "verify"]
 
 _NUM_RUN, _MAX_ROWS, _BUDGET_S = 3, 20, 60.0
+_TORCH_NOTE = "fusions ran in their parts: PyTorch has no operators that compute and communicate"
 
 Bandwidth = Annotated[
     str,
     typer.Option(metavar="RATE", help="Bandwidth of the emulated link between ranks (default: this host's memory)."),
 ]
 Latency = Annotated[str, typer.Option(metavar="TIME", help="One-way latency of the emulated link.")]
-Transport = Annotated[str, typer.Option(help="How ranks exchange messages: shared_memory or gloo.")]
+Transport = Annotated[
+    str,
+    typer.Option(
+        help="How ranks exchange messages: shared_memory or gloo; or torch or nccl, which run PyTorch's own operators "
+        "and collectives, on CPUs (gloo) or GPUs (NCCL)."
+    ),
+]
 MaxSchedules = Annotated[int, typer.Option("--max-schedules", min=1, metavar="N", help="Schedules to price at most.")]
 Rounds = Annotated[int, typer.Option("--rounds", min=3, metavar="N", help="Number of interleaved rounds.")]
 
@@ -131,6 +138,7 @@ def run(
     """
     from windtunnel.systems.collectives.run import run_schedules
     from windtunnel.systems.collectives.schedules import closure
+    from windtunnel.systems.collectives.torch_executor import TORCH_TRANSPORTS
     from windtunnel.systems.collectives.workloads import read_program
 
     schedules = closure(read_program(name))
@@ -146,7 +154,8 @@ def run(
         "schedules": [_measurement_document(item) for item in measured],
     }
 
-    show(document, _lines(measured), as_json=as_json)
+    notes = [_TORCH_NOTE] if transport in TORCH_TRANSPORTS else []
+    show(document, [*_lines(measured), *notes], as_json=as_json)
 
 
 @registry.verb("collectives verify", source="CoCoNet")
@@ -252,7 +261,15 @@ def _hardware(
         cluster = read_cluster(on)
         return _Hardware(cluster.name, lambda item: build_graph(item, cluster))
     from windtunnel.systems.collectives.host import calibrate_programs
+    from windtunnel.systems.collectives.torch_executor import TORCH_TRANSPORTS, require_devices
 
+    if transport in TORCH_TRANSPORTS:
+        require_devices(sum(schedules[0].program.group_sizes), transport)
+        raise InputError(
+            "schedules that PyTorch runs are timed, and not priced on this host",
+            where=f"--transport {transport}",
+            fix="use windtunnel collectives run, or price them on a cluster (windtunnel collectives plan --on dgx-2)",
+        )
     link = _link(bandwidth, latency)
     programs = [item.program for item in schedules]
     with Progress("measuring instructions on this host") as progress:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -37,6 +38,20 @@ from windtunnel.systems.collectives.plan import (
 Action = Callable[[], object]
 _REDUCTIONS: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum}
 _MAX_INSTRUCTIONS, _MIN_PASSES, _MAX_PASSES, _BUDGET_S = 64, 3, 50, 0.1
+
+
+class Loaded(Protocol):
+    """What a rank runs: its buffers, and functions for each of its threads."""
+
+    inputs: Buffers
+    actions: list[list[Action]]
+
+    @property
+    def buffers(self) -> Buffers:
+        """What it stores."""
+
+    def reset(self) -> None:
+        """Put everything as it was before the round."""
 
 
 class LoadedPlan:
@@ -121,7 +136,7 @@ class Rank:
         self.place = place
         self.transport, self.link, control = place.config
         self.start = Start(Path(control), place.num_ranks, place.rank)
-        self.loaded: list[LoadedPlan] = []
+        self.loaded: list[Loaded] = []
         self.pool = ThreadPoolExecutor(1)
 
     def load(
@@ -167,7 +182,9 @@ class Rank:
 
     def time_work(self, index: int, positions: list[tuple[str, int]]) -> float:
         """Mean time of instructions that run one after the other, without sending and waiting."""
-        actions = [self.loaded[index].work(*position) for position in positions[:_MAX_INSTRUCTIONS]]
+        loaded = self.loaded[index]
+        assert isinstance(loaded, LoadedPlan)
+        actions = [loaded.work(*position) for position in positions[:_MAX_INSTRUCTIONS]]
         words, word = self.start.words, self.start.progress_word(0)
 
         def run() -> None:
@@ -198,7 +215,7 @@ class Rank:
 
 
 def main(place: Place) -> None:
-    """Do what the executor asks for until it closes the line."""
+    """Run plans."""
     hold_heap()
     transport = place.config[0]
     if transport == "gloo":
@@ -206,7 +223,11 @@ def main(place: Place) -> None:
 
         torch.set_num_threads(1)
         place.join()
-    rank = Rank(place)
+    answer_orders(place, Rank(place))
+
+
+def answer_orders(place: Place, rank: Rank) -> None:
+    """Do what the executor asks for until it closes the line."""
     place.tell(None)
     while True:
         try:
