@@ -94,11 +94,11 @@ def test_a_script_that_ends_within_the_row_is_captured_whole():
 
     assert recording.is_complete
     assert done == planned + 12
-    assert recording.settled().bare_ns == recording.bare_ns  # too few in a row stand for nothing
+    assert recording.with_row().bare_ns == recording.bare_ns  # too few in a row stand for nothing
 
 
 def test_a_row_that_others_disturbed_is_not_used():
     row = [BareIteration(1_000, (), 0, 0, 0)] * 20
 
-    assert [1_000] * 20 == Recording(bare_ns=[3_000] * 4, row=row, row_lost=0.0).settled().bare_ns
-    assert [3_000] * 4 == Recording(bare_ns=[3_000] * 4, row=row, row_lost=0.2).settled().bare_ns
+    assert [1_000] * 20 == Recording(bare_ns=[3_000] * 4, row=row, row_lost=0.0).with_row().bare_ns
+    assert [3_000] * 4 == Recording(bare_ns=[3_000] * 4, row=row, row_lost=0.2).with_row().bare_ns

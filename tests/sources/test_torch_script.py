@@ -127,7 +127,7 @@ def test_any_loop_is_captured_and_then_ended(tmp_path, name):
     assert count(graph, phase=Phase.FORWARD, kind=Kind.COMPUTE)
     assert count(graph, phase=Phase.BACKWARD, kind=Kind.COMPUTE)
     assert count(graph, phase=Phase.UPDATE, kind=Kind.COMPUTE)
-    assert 3 == len(graph.meta.iteration_ns["samples"])
+    assert 3 == len(graph.meta.profiled_iteration_ns["samples"])
 
 
 def test_an_accumulated_iteration_holds_all_its_passes(tmp_path):

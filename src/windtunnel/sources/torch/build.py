@@ -77,7 +77,7 @@ def build_graph(recording: Recording) -> Graph:
             fix="let the script run for more iterations, or ask for less warm-up",
         )
     recording = recording.quietest()
-    settled = recording.settled()
+    settled = recording.with_row()
     assert recording.rich is not None
     disturbance = disturbance_facts(recording.bare_lost, recording.light_lost, recording.num_repeated)
     thread = _template(recording.rich, recording.lines)
@@ -87,7 +87,7 @@ def build_graph(recording: Recording) -> Graph:
     if sent is not None:
         slices_IP = slices_IP - sent.waits_ns
     # some bare iterations are held out, to say honestly how well the others predict them
-    seen, aim = _seen(recording), _seen(settled)
+    seen, aim = _fit_durations(recording), _fit_durations(settled)
     parts = _stretches(settled, slices_IP)
     is_disturbed = "lost_ratio" in disturbance
     if sent is not None or is_disturbed:  # what a bare iteration took contains waiting
@@ -193,7 +193,7 @@ def _working(thread: _Thread) -> NDArray[np.bool_]:
     return np.array([event > 0 and _computes(thread, event) for event in owner], dtype=bool)
 
 
-def _seen(recording: Recording) -> Int:
+def _fit_durations(recording: Recording) -> Int:
     bare = np.array(recording.bare_ns, dtype=np.int64)
     return bare[~select_validation_iterations(len(bare))]
 

@@ -171,7 +171,7 @@ class Recorder:
         if self.is_complete and not self.recording.is_complete:
             self.recording.is_complete = True  # what follows makes times of short steps truer; a script may end before
             if not (self._is_fake or self.recording.device is not None or is_distributed()):
-                self._slots += schedule_in_a_row(self.recording.bare_ns)
+                self._slots += schedule_in_a_row(self.recording.bare_ns, self._iterations)
         if self._progress is not None and self._slots[self._position - 1] is not Slot.IN_A_ROW:
             self._progress("capturing", self._position, len(self._slots))
         if not self.is_complete:

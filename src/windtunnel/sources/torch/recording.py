@@ -42,7 +42,7 @@ _MAX_TRACED = 8  # iterations of a step on a device
 # A short step takes longer after a change of instrument, or after anything else that runs between two iterations:
 # caches and threads need several iterations until they are as a training loop has them.
 _SHORT_NS, _IN_A_ROW_NS = 20e6, 200e6
-_SETTLING_IN_A_ROW, _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 10, 16, 200
+_SETTLING_IN_A_ROW, _MIN_IN_A_ROW = 10, 16
 
 
 class Slot(Enum):
@@ -110,9 +110,9 @@ class Recording:
     is_heap_held: bool = False
     is_complete: bool = False
 
-    def settled(self) -> Recording:
+    def with_row(self) -> Recording:
         """A copy whose bare iterations are those that ran in a row, if the step is short and nothing disturbed them."""
-        if len(self.row) < _FEWEST_IN_A_ROW or self.row_lost > MAX_WAITED_RATIO:
+        if len(self.row) < _MIN_IN_A_ROW or self.row_lost > MAX_WAITED_RATIO:
             return self
         return replace(
             self,
@@ -170,20 +170,20 @@ def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
         yield from [Slot.SETTLE_LIGHT, *[Slot.LIGHT] * size]
 
 
-def schedule_in_a_row(bare_ns: list[int]) -> list[Slot]:
+def schedule_in_a_row(bare_ns: list[int], iterations: int) -> list[Slot]:
     """What follows where the step is short: iterations in a row, with nothing between them but a reading of the clock.
 
     Examples
     --------
-    >>> [slot.value for slot in schedule_in_a_row([30_000_000])]
+    >>> [slot.value for slot in schedule_in_a_row([30_000_000], 20)]
     []
-    >>> sum(slot is Slot.IN_A_ROW for slot in schedule_in_a_row([2_000_000]))
-    100
+    >>> sum(slot is Slot.IN_A_ROW for slot in schedule_in_a_row([2_000_000], 20))
+    40
     """
     step_ns = float(np.median(bare_ns)) if bare_ns else _SHORT_NS
     if step_ns >= _SHORT_NS:
         return []
-    count = min(max(int(_IN_A_ROW_NS / max(step_ns, 1.0)), _FEWEST_IN_A_ROW), _MOST_IN_A_ROW)
+    count = max(min(int(_IN_A_ROW_NS / max(step_ns, 1.0)), 2 * iterations), _MIN_IN_A_ROW)
     return [Slot.SETTLE_BARE] * _SETTLING_IN_A_ROW + [Slot.IN_A_ROW] * count
 
 
