@@ -146,6 +146,19 @@ def test_run_with_pytorch_says_that_fusions_ran_in_parts():
     assert "fusions ran in their parts" in outcome.stdout
 
 
+def test_verify_with_pytorch_prices_what_pytorch_runs(tmp_path):
+    outcome = windtunnel(
+        "collectives", "verify", "sgd:num_parameters=5000", "--transport", "torch", "--rounds", 3,
+        "--ledger", tmp_path / "ledger.db", "--json",
+    )  # fmt: skip
+
+    document = json.loads(outcome.stdout)
+    assert 0 == outcome.code
+    assert "PyTorch (torch), 2 ranks" == document["hardware"]
+    assert 3 == len(document["receipts"])
+    assert all(item["difference"] < 1e-6 < item["predicted_ns"] for item in document["schedules"])
+
+
 @pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="here are GPUs")
 @pytest.mark.parametrize("verb", ["run", "verify"])
 def test_nccl_without_gpus_is_one_error(verb):

@@ -1,6 +1,7 @@
 """Programs that PyTorch runs, on CPUs over gloo: the same code runs on GPUs over NCCL."""
 
 import signal
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,12 @@ import torch
 from tests.systems.collectives.programs import random_program
 from windtunnel.errors import FlightError, InputError
 from windtunnel.hardware import Link
+from windtunnel.simulate import replay
 from windtunnel.systems.collectives.dropout import keep_mask, keep_tensor
 from windtunnel.systems.collectives.reference import assemble, random_inputs, run_reference
 from windtunnel.systems.collectives.schedules import closure
 from windtunnel.systems.collectives.torch_executor import TorchExecutor, make_executor
+from windtunnel.systems.collectives.torch_prices import TorchPrices
 from windtunnel.systems.collectives.workloads import adam, lamb, pipeline, sgd, tensor_parallel
 
 MAX_SCHEDULES = 80
@@ -135,6 +138,19 @@ def test_the_watchdog_names_the_stage_of_each_rank():
             running.time([number], rounds=3)
 
     assert "rank 0: g_sum; rank 1: g_sum" == caught.value.where
+
+
+@pytest.mark.parametrize(("num_cores", "hides_messages"), [(0, True), (1, False)])
+def test_a_price_counts_each_stage_once_and_an_overlap_at_its_longest(num_cores, hides_messages):
+    """Every stage and every piece take 1,000 ns; where messages use the only core, nothing is hidden."""
+    prices = TorchPrices(defaultdict(lambda: 1000.0), num_cores)
+    program = tensor_parallel(sequence=512, hidden=512)
+    overlapped = next(item.program for item in closure(program) if item.label == "overlap(MM, fuse(RS-C-AG))")
+
+    plain, pieces = (prices.build_graph(item) for item in (program, overlapped))
+
+    assert 1000 * len(program.stages) == replay(plain).makespan_ns
+    assert hides_messages == (replay(pieces).makespan_ns < 1000 * pieces.num_tasks)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="here are GPUs")

@@ -19,7 +19,7 @@ from windtunnel.systems.collectives.layouts import numpy_dtype
 from windtunnel.systems.collectives.program import Program
 from windtunnel.systems.collectives.reference import distribute
 
-__all__ = ["TORCH_TRANSPORTS", "TorchExecutor", "make_executor", "require_devices"]
+__all__ = ["TORCH_TRANSPORTS", "TorchExecutor", "make_executor"]
 
 Array = NDArray[Any]
 TORCH_TRANSPORTS = ("torch", "nccl")
@@ -48,7 +48,14 @@ class TorchExecutor(RankProcesses):
     def __init__(
         self, num_ranks: int, transport: str = "torch", *, num_pieces: int = 0, patience_s: float = 120.0
     ) -> None:
-        require_devices(num_ranks, transport)
+        torch = require("torch", extra="torch")
+        num_gpus = torch.cuda.device_count() if transport == "nccl" else num_ranks
+        if num_gpus < num_ranks:
+            raise InputError(
+                f"{num_ranks} ranks over NCCL need {num_ranks} GPUs, and this host has {num_gpus}",
+                where="transport nccl",
+                fix="run fewer ranks, or the same operators on CPUs with the transport torch",
+            )
         super().__init__("windtunnel.systems.collectives.torch_rank", num_ranks, transport, None, patience_s)
         self.num_pieces = num_pieces
         self.programs: list[tuple[Program, list[list[str]]]] = []
@@ -100,26 +107,6 @@ class TorchExecutor(RankProcesses):
         group = program.types[name].group
         start = sum(program.group_sizes[:group])
         return range(start, start + program.group_sizes[group])
-
-
-def require_devices(num_ranks: int, transport: str) -> None:
-    """Refuse to run with PyTorch where it, or a GPU for each rank, is missing.
-
-    Raises
-    ------
-    MissingExtraError
-        PyTorch is not installed.
-    InputError
-        There are fewer GPUs than ranks.
-    """
-    torch = require("torch", extra="torch")
-    num_gpus = torch.cuda.device_count() if transport == "nccl" else num_ranks
-    if num_gpus < num_ranks:
-        raise InputError(
-            f"{num_ranks} ranks over NCCL need {num_ranks} GPUs, and this host has {num_gpus}",
-            where="transport nccl",
-            fix="run fewer ranks, or the same operators on CPUs with the transport torch",
-        )
 
 
 def make_executor(num_ranks: int, transport: str, link: Link | None = None) -> RankProcesses:

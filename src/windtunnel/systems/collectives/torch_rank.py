@@ -36,7 +36,7 @@ from windtunnel.systems.collectives.stream import Stream, cut_dim
 from windtunnel.systems.collectives.torch_messages import start_collective
 from windtunnel.systems.collectives.worker import Action, Rank, answer_orders
 
-__all__ = ["TorchProgram", "TorchRank", "main"]
+__all__ = ["Piece", "TorchProgram", "TorchRank", "cut_pieces", "main", "split_segments"]
 
 Tensor = torch.Tensor
 _OPERATORS: dict[str, Callable[..., Tensor]] = {
@@ -58,7 +58,7 @@ _OPERATORS: dict[str, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """Piece ``index`` of ``count`` of each rank's chunk of ``dim``, 0 or ``FLAT``; all are of equal size."""
 
     dim: int
@@ -79,10 +79,51 @@ class _Piece:
         part = self.view(tensor, item)
         return part if item.layout.is_sliced and item.layout.dim == self.dim else part.flatten(0, 1)
 
+    def full_shape(self, item: TensorType) -> tuple[int, ...]:
+        """Of the piece on all ranks of a tensor."""
+        rows, *rest = (item.num_elements,) if self.dim == FLAT else item.shape
+        return (rows // self.count, *rest)
+
     def shape(self, item: TensorType) -> tuple[int, ...]:
         """Of what ``take`` returns."""
-        rows, *rest = (item.num_elements,) if self.dim == FLAT else item.shape
-        return (rows // self.count // (self.num_ranks if item.layout.is_sliced else 1), *rest)
+        rows, *rest = self.full_shape(item)
+        return (rows // self.num_ranks if item.layout.is_sliced else rows, *rest)
+
+    def cuts(self, program: Program, stage: Stage, index: int) -> bool:
+        """Whether a piece of a stage needs a piece of an operand only."""
+        item = program.types[str(stage.operands[index])]
+        return index == 0 if stage.op == "matmul" else spans(item, program.types[stage.name].shape, self.dim)
+
+
+def cut_pieces(
+    program: Program, units: Sequence[Sequence[Stage]], num_pieces: int = 0
+) -> tuple[list[Piece], list[Stage]]:
+    """Pieces of an overlap, and its stages up to the first sum over elements; no pieces where it cannot be cut."""
+    types, names = program.types, [[stage.name for stage in members] for members in units]
+    stages = [stage for members in units for stage in members if stage.op != "slice"]
+    whole = (index for index, stage in enumerate(stages) if stage.op in REDUCTIONS or types[stage.name].is_scalar)
+    chain = stages[: next(whole, len(stages))]
+    first = next((stage for stage in chain if stage.communicates), None)
+    if len(units) < 2 or first is None or not Stream.fits(program, names):
+        return [], []
+    item, dim = types[first.reads[0]], cut_dim(program, first)
+    num_ranks = program.group_sizes[item.group]
+    rows = item.num_elements if dim == FLAT else item.shape[0]
+    count = Pieces(item, num_ranks, dim, num_pieces).num_pieces
+    count = next((size for size in range(count, 1, -1) if rows % (num_ranks * size) == 0), 1)
+    operands = [types[name] for stage in chain if stage.op != "matmul" for name in stage.reads]
+    fits = all(operand.shape == item.shape or not spans(operand, item.shape, dim) for operand in operands)
+    return [Piece(dim, num_ranks, count, index) for index in range(count)] if fits and count > 1 else [], chain
+
+
+def split_segments(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """Stages up to each that communicates, which is waited for before the next of them."""
+    segments: list[list[Stage]] = [[]]
+    for stage in stages:
+        segments[-1].append(stage)
+        if stage.communicates:
+            segments.append([])
+    return segments
 
 
 class TorchProgram:
@@ -142,7 +183,7 @@ class TorchProgram:
     def _add(self, units: Sequence[Sequence[Stage]], num_pieces: int) -> None:
         """Add a unit, or an overlap: its stages that work on pieces as one action, all others one by one."""
         stages = [stage for members in units for stage in members if self._is_here(stage)]
-        pieces, chain = self._cut(units, num_pieces)
+        pieces, chain = cut_pieces(self.program, units, num_pieces)
         if pieces:
             slices = [stage for stage in stages if stage.op == "slice"]  # which need nothing of the others
             self._add_stages(slices)
@@ -153,29 +194,6 @@ class TorchProgram:
             self._add_action(label, functools.partial(self._run_pieces, chain, pieces))
             stages = [stage for stage in stages if stage not in slices and stage not in chain]
         self._add_stages(stages)
-
-    def _cut(self, units: Sequence[Sequence[Stage]], num_pieces: int) -> tuple[list[_Piece], list[Stage]]:
-        """Pieces of an overlap, and its stages up to the first sum over elements; none where it cannot be cut."""
-        names = [[stage.name for stage in members] for members in units]
-        stages = [stage for members in units for stage in members if stage.op != "slice"]
-        if len(units) < 2 or not Stream.fits(self.program, names):
-            return [], []
-        chain = list(
-            itertools.takewhile(
-                lambda stage: stage.op not in REDUCTIONS and not self.types[stage.name].is_scalar, stages
-            )
-        )
-        first = next((stage for stage in chain if stage.communicates), None)
-        if first is None:
-            return [], []
-        item, dim = self.types[first.reads[0]], cut_dim(self.program, first)
-        num_ranks = self.program.group_sizes[item.group]
-        rows = item.num_elements if dim == FLAT else item.shape[0]
-        count = Pieces(item, num_ranks, dim, num_pieces).num_pieces
-        count = next((size for size in range(count, 1, -1) if rows % (num_ranks * size) == 0), 1)
-        operands = [self.types[name] for stage in chain if stage.op != "matmul" for name in stage.reads]
-        fits = all(operand.shape == item.shape or not spans(operand, item.shape, dim) for operand in operands)
-        return [_Piece(dim, num_ranks, count, index) for index in range(count)] if fits and count > 1 else [], chain
 
     def _add_stages(self, stages: Sequence[Stage]) -> None:
         for stage in stages:
@@ -204,13 +222,9 @@ class TorchProgram:
             memory = self._memory(stage)
             values[stage.name] = result if memory is None else memory.copy_(result)
 
-    def _run_pieces(self, stages: Sequence[Stage], pieces: Sequence[_Piece]) -> None:
+    def _run_pieces(self, stages: Sequence[Stage], pieces: Sequence[Piece]) -> None:
         """Run stages piece by piece: the collective of one piece is under way while the next piece is computed."""
-        segments: list[list[Stage]] = [[]]
-        for stage in stages:
-            segments[-1].append(stage)
-            if stage.communicates:
-                segments.append([])
+        segments = split_segments(stages)
         results: list[dict[str, Tensor]] = [{} for _ in pieces]
         pending: dict[int, Action] = {}
         for turn in range(len(pieces) + len(segments) - 1):
@@ -228,7 +242,7 @@ class TorchProgram:
                 if index == len(segments) - 1:
                     local.clear()
 
-    def _start_piece(self, stage: Stage, piece: _Piece, local: dict[str, Tensor]) -> Action:
+    def _start_piece(self, stage: Stage, piece: Piece, local: dict[str, Tensor]) -> Action:
         """Start a stage on a piece; returns what waits for its result and keeps it."""
         item = self.types[stage.name]
         wait: Callable[[], Tensor]
@@ -251,7 +265,7 @@ class TorchProgram:
 
         return finish
 
-    def _operand(self, stage: Stage, index: int, piece: _Piece, local: dict[str, Tensor]) -> Any:
+    def _operand(self, stage: Stage, index: int, piece: Piece, local: dict[str, Tensor]) -> Any:
         """The piece of an operand, or all of one that every piece needs."""
         name = stage.operands[index]
         if not isinstance(name, str) or name in local:
@@ -259,8 +273,7 @@ class TorchProgram:
         item, tensor = self.types[name], self.values[name]
         if item.is_scalar:
             return tensor.reshape(())
-        is_cut = index == 0 if stage.op == "matmul" else spans(item, self.types[stage.name].shape, piece.dim)
-        return piece.take(tensor, item) if is_cut else tensor
+        return piece.take(tensor, item) if piece.cuts(self.program, stage, index) else tensor
 
     # --- memory ---------------------------------------------------------------------------------------------
 

@@ -138,7 +138,6 @@ def run(
     """
     from windtunnel.systems.collectives.run import run_schedules
     from windtunnel.systems.collectives.schedules import closure
-    from windtunnel.systems.collectives.torch_executor import TORCH_TRANSPORTS
     from windtunnel.systems.collectives.workloads import read_program
 
     schedules = closure(read_program(name))
@@ -154,8 +153,7 @@ def run(
         "schedules": [_measurement_document(item) for item in measured],
     }
 
-    notes = [_TORCH_NOTE] if transport in TORCH_TRANSPORTS else []
-    show(document, [*_lines(measured), *notes], as_json=as_json)
+    show(document, _lines(measured, (), transport), as_json=as_json)
 
 
 @registry.verb("collectives verify", source="CoCoNet")
@@ -209,7 +207,7 @@ def verify(
         "receipts": [receipt.json() for receipt in receipts],
     }
 
-    show(document, _lines(measured, selected), as_json=as_json)
+    show(document, _lines(measured, selected, transport), as_json=as_json)
 
 
 def _baseline(priced: Sequence[PricedSchedule]) -> PricedSchedule:
@@ -217,8 +215,12 @@ def _baseline(priced: Sequence[PricedSchedule]) -> PricedSchedule:
     return next(item for item in priced if not item.schedule.steps)
 
 
-def _lines(measured: Sequence[MeasuredSchedule], priced: Sequence[PricedSchedule] = ()) -> Iterator[str | Table]:
+def _lines(
+    measured: Sequence[MeasuredSchedule], priced: Sequence[PricedSchedule], transport: str
+) -> Iterator[str | Table]:
     """Times next to those that were predicted, how far results differ, what other programs took of the host."""
+    from windtunnel.systems.collectives.torch_executor import TORCH_TRANSPORTS
+
     titles = {"schedule": str, "time per step": format_duration, "±": format_ratio, "speed-up": "{:.2f}x"}
     rows: list[tuple[Any, ...]] = [
         (
@@ -236,6 +238,8 @@ def _lines(measured: Sequence[MeasuredSchedule], priced: Sequence[PricedSchedule
     yield ""
     worst = max(item.difference for item in measured)
     yield f"results: {'equal to the last bit' if not worst else f'equal up to {worst:.1g}, relative'}"
+    if transport in TORCH_TRANSPORTS:
+        yield _TORCH_NOTE
     if measured[0].neighbors_ratio > MAX_NEIGHBORS:
         yield f"warning: other programs took {measured[0].neighbors_ratio:.0%} of this machine's cores meanwhile"
 
@@ -261,22 +265,24 @@ def _hardware(
         cluster = read_cluster(on)
         return _Hardware(cluster.name, lambda item: build_graph(item, cluster))
     from windtunnel.systems.collectives.host import calibrate_programs
-    from windtunnel.systems.collectives.torch_executor import TORCH_TRANSPORTS, require_devices
+    from windtunnel.systems.collectives.torch_executor import TORCH_TRANSPORTS, make_executor
 
-    if transport in TORCH_TRANSPORTS:
-        require_devices(sum(schedules[0].program.group_sizes), transport)
-        raise InputError(
-            "schedules that PyTorch runs are timed, and not priced on this host",
-            where=f"--transport {transport}",
-            fix="use windtunnel collectives run, or price them on a cluster (windtunnel collectives plan --on dgx-2)",
-        )
     link = _link(bandwidth, latency)
     programs = [item.program for item in schedules]
+    num_ranks = sum(programs[0].group_sizes)
+    if transport in TORCH_TRANSPORTS:
+        make_executor(num_ranks, transport, link)
+        from windtunnel.systems.collectives.torch_prices import price_stages
+
+        with Progress("measuring stages with PyTorch") as progress:
+            return _Hardware(
+                f"PyTorch ({transport}), {num_ranks} ranks", price_stages(programs, transport, progress).build_graph
+            )
     with Progress("measuring instructions on this host") as progress:
         prices = calibrate_programs(
             programs, transport=transport, link=link, database=database_of(fresh=fresh), progress=progress
         )
-    where = f"this host, {sum(programs[0].group_sizes)} processes" + (f", {bandwidth}" if bandwidth else "")
+    where = f"this host, {num_ranks} processes" + (f", {bandwidth}" if bandwidth else "")
     return _Hardware(where, prices.build_graph)
 
 
