@@ -184,7 +184,7 @@ class BackgroundRing:
             work.wait()
 
     def _scratch_like(self, flat: torch.Tensor, size: int) -> torch.Tensor:
-        """Room for so many elements, and maybe more."""
+        """Room for at least this number of elements."""
         import torch
 
         scratch: torch.Tensor | None = self._scratch

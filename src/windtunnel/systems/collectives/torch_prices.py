@@ -17,7 +17,7 @@ from windtunnel.systems.collectives.layouts import TensorType
 from windtunnel.systems.collectives.lower import run_order
 from windtunnel.systems.collectives.program import Program, Stage
 from windtunnel.systems.collectives.torch_executor import TorchExecutor
-from windtunnel.systems.collectives.torch_rank import Piece, cut_pieces, split_segments
+from windtunnel.systems.collectives.torch_rank import Piece, cut_pieces, piece_turns
 
 __all__ = ["TorchPrices", "price_stages"]
 
@@ -61,12 +61,9 @@ def walk(program: Program) -> Iterator[tuple[Stage | None, Piece | None]]:
         pieces, chain = cut_pieces(program, units)
         if pieces:
             yield from ((stage, None) for stage in stages if stage.op == "slice")
-            segments = split_segments(chain)
-            for turn in range(len(pieces) + len(segments) - 1):
-                for index, segment in enumerate(segments):
-                    if 0 <= turn - index < len(pieces):
-                        yield None, pieces[turn - index]
-                        yield from ((stage, pieces[turn - index]) for stage in segment)
+            for piece, segment, _ in piece_turns(chain, pieces):
+                yield None, piece
+                yield from ((stage, piece) for stage in segment)
             stages = [stage for stage in stages if stage.op != "slice" and stage not in chain]
         for stage in stages:
             yield stage, None

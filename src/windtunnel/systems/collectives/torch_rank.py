@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from windtunnel.systems.collectives.stream import Stream, cut_dim
 from windtunnel.systems.collectives.torch_messages import start_collective
 from windtunnel.systems.collectives.worker import Action, Rank, answer_orders
 
-__all__ = ["Piece", "TorchProgram", "TorchRank", "cut_pieces", "main", "split_segments"]
+__all__ = ["Piece", "TorchProgram", "TorchRank", "cut_pieces", "main", "piece_turns"]
 
 Tensor = torch.Tensor
 _OPERATORS: dict[str, Callable[..., Tensor]] = {
@@ -116,14 +116,21 @@ def cut_pieces(
     return [Piece(dim, num_ranks, count, index) for index in range(count)] if fits and count > 1 else [], chain
 
 
-def split_segments(stages: Sequence[Stage]) -> list[list[Stage]]:
-    """Stages up to each that communicates, which is waited for before the next of them."""
+def piece_turns(stages: Sequence[Stage], pieces: Sequence[Piece]) -> Iterator[tuple[Piece, list[Stage], bool]]:
+    """Which stages work on which piece, in order, and whether these are the last that work on it.
+
+    A segment of stages ends with one that communicates. Each piece is a segment behind the piece before it, so that its
+    collective, which is waited for before its next segment, is under way while the other pieces are computed.
+    """
     segments: list[list[Stage]] = [[]]
     for stage in stages:
         segments[-1].append(stage)
         if stage.communicates:
             segments.append([])
-    return segments
+    for turn in range(len(pieces) + len(segments) - 1):
+        for index, segment in enumerate(segments):
+            if 0 <= turn - index < len(pieces):
+                yield pieces[turn - index], segment, index == len(segments) - 1
 
 
 class TorchProgram:
@@ -224,23 +231,19 @@ class TorchProgram:
 
     def _run_pieces(self, stages: Sequence[Stage], pieces: Sequence[Piece]) -> None:
         """Run stages piece by piece: the collective of one piece is under way while the next piece is computed."""
-        segments = split_segments(stages)
         results: list[dict[str, Tensor]] = [{} for _ in pieces]
         pending: dict[int, Action] = {}
-        for turn in range(len(pieces) + len(segments) - 1):
-            for index, segment in enumerate(segments):
-                if not 0 <= turn - index < len(pieces):
-                    continue
-                piece, local = pieces[turn - index], results[turn - index]
-                pending.pop(piece.index, lambda: None)()
-                for stage in filter(self._is_here, segment):
-                    finish = self._start_piece(stage, piece, local)
-                    if stage.communicates:
-                        pending[piece.index] = finish
-                    else:
-                        finish()
-                if index == len(segments) - 1:
-                    local.clear()
+        for piece, segment, is_last in piece_turns(stages, pieces):
+            local = results[piece.index]
+            pending.pop(piece.index, lambda: None)()
+            for stage in filter(self._is_here, segment):
+                finish = self._start_piece(stage, piece, local)
+                if stage.communicates:
+                    pending[piece.index] = finish
+                else:
+                    finish()
+            if is_last:
+                local.clear()
 
     def _start_piece(self, stage: Stage, piece: Piece, local: dict[str, Tensor]) -> Action:
         """Start a stage on a piece; returns what waits for its result and keeps it."""

@@ -14,7 +14,7 @@ The recurrence of ``torch.utils.data.DataLoader`` for batch k, with W workers an
 Without workers got_k = end_{k-1} + read_k + decode_k. Reads share the bandwidth of the storage max-min fairly, each up
 to the rate of one stream; decoding shares the cores once there are more workers than cores.
 
-A disk whose rate is limited by a bucket of tokens, as those of clouds are, saves up what nobody reads while a worker
+A disk whose rate is limited by a bucket of tokens, as those of clouds are, saves up what is not read while a worker
 decodes or an accelerator computes. There the bytes of a batch flow while it is decoded, and as many as the share of a
 worker in the bucket holds may flow before it is requested::
 
