@@ -41,11 +41,10 @@ def fill_buffers(plan: RankPlan, program: Program, inputs: Mapping[str, Array]) 
     """Buffers of a rank with its parts of full arrays, as ``reference.distribute`` cuts them."""
     buffers: Buffers = {name: np.zeros(item.size, numpy_dtype(item.dtype)) for name, item in plan.buffers.items()}
     for name, item in program.inputs.items():
-        group_start = sum(program.group_sizes[: item.group])
-        index = plan.rank - group_start
-        if 0 <= index < program.group_sizes[item.group]:
+        ranks = program.groups[item.group]
+        if plan.rank in ranks:
             full = np.asarray(inputs[name]).astype(numpy_dtype(item.dtype), copy=False)
-            part = distribute(item, full, program.group_sizes[item.group])[index]
+            part = distribute(item, full, len(ranks))[ranks.index(plan.rank)]
             buffers[name][: part.size] = part.reshape(-1)
     return buffers
 
@@ -136,10 +135,9 @@ def collect(plan: Plan, program: Program, memory: Sequence[Buffers]) -> dict[str
     result: dict[str, list[Array]] = {}
     for name in dict.fromkeys([*program.inputs, *program.outputs]):
         item = program.types[name]
-        start = sum(program.group_sizes[: item.group])
-        size = program.group_sizes[item.group]
+        ranks = program.groups[item.group]
         result[name] = [
-            plan.ranks[start + rank].values[name].of(memory[start + rank]).reshape(item.local_shape(rank, size))
-            for rank in range(size)
+            plan.ranks[rank].values[name].of(memory[rank]).reshape(item.local_shape(index, len(ranks)))
+            for index, rank in enumerate(ranks)
         ]
     return result

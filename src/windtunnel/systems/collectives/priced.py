@@ -189,7 +189,6 @@ class _Builder:
         self.program, self.num_chunks = program, num_chunks
         self.ranks = [range(1 if is_folded else size) for size in program.group_sizes]
         self.prices = _Prices(program, cluster, self.ranks)
-        self.first_rank = [sum(program.group_sizes[:group]) for group in range(len(program.group_sizes))]
         self.graph = GraphBuilder()
         self.resources: dict[tuple[str, int], int] = {}
         self.chain_of = {item: chain for chain in program.overlaps for item in chain.items}
@@ -237,11 +236,11 @@ class _Builder:
         for rank in self.ranks[phase.group]:
             start_ns, work_ns = phase.start_ns[rank], phase.work_ns[rank]
             ends = [0, *(round(start_ns + pass_ns * i + work_ns * (i + 1) / num) for i in range(num))]
-            resource = self._resource(phase, self.first_rank[phase.group] + rank)
+            resource = self._resource(phase, self.program.groups[phase.group][rank])
             phase.rows[rank] = [
                 self.graph.task(
                     f"{phase.name} {i}" if num > 1 else phase.name, op=phase.op, resource=resource,
-                    kind=Kind.COMM if is_sending else Kind.COMPUTE, rank=self.first_rank[phase.group] + rank,
+                    kind=Kind.COMM if is_sending else Kind.COMPUTE, rank=self.program.groups[phase.group][rank],
                     duration_ns=ends[i + 1] - ends[i], **columns,
                 )
                 for i in range(num)

@@ -14,6 +14,7 @@ Jangda et al., ASPLOS 2022, sections 3 and 4.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -160,6 +161,12 @@ class Program:
     def num_ranks(self) -> int:
         """Ranks of the first group."""
         return self.group_sizes[0]
+
+    @cached_property
+    def groups(self) -> tuple[range, ...]:
+        """Ranks of each group, which are numbered one group behind the other."""
+        stops = itertools.accumulate(self.group_sizes)
+        return tuple(range(stop - size, stop) for stop, size in zip(stops, self.group_sizes, strict=True))
 
     @cached_property
     def by_name(self) -> dict[str, Stage]:

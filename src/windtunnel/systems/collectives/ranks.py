@@ -42,7 +42,7 @@ class RankLowering:
         self.program, self.group, self.rank, self.num_pieces = program, group, rank, num_pieces
         self.num_ranks = program.group_sizes[group]
         self.memory = Memory(program, group, rank)
-        self.place = RingPlace(rank, self.num_ranks, sum(program.group_sizes[:group]))
+        self.place = RingPlace(rank, self.num_ranks, program.groups[group].start)
         self.tags = {stage.name: index for index, stage in enumerate(program.stages)}
         self.threads: dict[str, list[Instruction]] = {"compute": [], "communication": []}
         self.labels: dict[str, list[str]] = {"compute": [], "communication": []}

@@ -104,9 +104,7 @@ class TorchExecutor(RankProcesses):
     @staticmethod
     def _members(program: Program, name: str) -> range:
         """The ranks that hold a value."""
-        group = program.types[name].group
-        start = sum(program.group_sizes[:group])
-        return range(start, start + program.group_sizes[group])
+        return program.groups[program.types[name].group]
 
 
 def make_executor(num_ranks: int, transport: str, link: Link | None = None) -> RankProcesses:

@@ -96,7 +96,7 @@ class _Timeline:
         types = self.program.types
         groups = sorted({types[name].group for name in (stage.name, *stage.reads)})
         task = self.builder.task(
-            str(stage), op=stage.op, layer=stage.name, rank=sum(self.program.group_sizes[: groups[0]]),
+            str(stage), op=stage.op, layer=stage.name, rank=self.program.groups[groups[0]].start,
             kind=Kind.COMM if stage.communicates else Kind.COMPUTE,
             resource=self.resources[stage.communicates][groups[0]],
             duration_ns=round(self.durations_ns[single_stage(self.program, stage, piece)]),

@@ -14,7 +14,6 @@ gloo runs it on threads of its own. Not here: who starts this (``torch_executor`
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,10 +151,8 @@ class TorchProgram:
         self, program: Program, rank: int, device: torch.device, process_group: Any, num_pieces: int = 0
     ) -> None:
         self.program, self.types, self.device, self.process_group = program, program.types, device, process_group
-        starts = list(itertools.accumulate(program.group_sizes, initial=0))
-        self.group = next(index for index, stop in enumerate(starts[1:]) if rank < stop)
-        self.start, self.num_ranks = starts[self.group], program.group_sizes[self.group]
-        self.rank = rank - self.start
+        self.group, ranks = next((index, ranks) for index, ranks in enumerate(program.groups) if rank in ranks)
+        self.start, self.rank, self.num_ranks = ranks.start, ranks.index(rank), len(ranks)
         self.inputs: Buffers = {}
         self.values = {name: self._zeros(item) for name, item in program.inputs.items() if item.group == self.group}
         self.indices = {
@@ -367,12 +364,14 @@ class TorchRank(Rank):
 
     def load_program(self, program: Program, num_pieces: int) -> list[str]:
         """Prepare a program, at the same time as all other ranks; names of what it does, in order."""
-        sizes, stops = program.group_sizes, list(itertools.accumulate(program.group_sizes))
+        sizes = program.group_sizes
         if sizes not in self.process_groups:  # every rank makes all groups
-            ranks = [list(range(stop - size, stop)) for size, stop in zip(sizes, stops, strict=True)]
-            self.process_groups[sizes] = [dist.new_group(members) for members in ranks]
-        group = next(index for index, stop in enumerate(stops) if self.place.rank < stop)
-        process_group = self.process_groups[sizes][group]
+            self.process_groups[sizes] = [dist.new_group(list(ranks)) for ranks in program.groups]
+        process_group = next(
+            process_group
+            for process_group, ranks in zip(self.process_groups[sizes], program.groups, strict=True)
+            if self.place.rank in ranks
+        )
         loaded = TorchProgram(program, self.place.rank, self.device, process_group, num_pieces)
         self.loaded.append(loaded)
         return loaded.labels
