@@ -24,7 +24,7 @@ from benchmarks.layer_quality.tasks import accuracy, train_images
 from benchmarks.peers.fourier_counted import counted_cycles
 from windtunnel.base.pareto import is_best
 from windtunnel.hardware import device
-from windtunnel.hardware.engines import FourierEngine
+from windtunnel.hardware.parts import FourierEngine
 from windtunnel.systems.chips import circulant
 from windtunnel.systems.chips.accelerators.fourier_engine import BlockLayer, engine_use
 from windtunnel.systems.chips.circulant import Layer, Limits, design

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks import bar
 from benchmarks.coconet_tuned import optimizer_schedules, plans_of, product_schedules
 from windtunnel.hardware import Link
-from windtunnel.measure.rounds import quiet_rows
+from windtunnel.measure.turns import quiet_rows
 from windtunnel.simulate import replay
 from windtunnel.systems.collectives.calibration import calibrate
 from windtunnel.systems.collectives.executor import Executor

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks import bar
 from windtunnel.hardware import Link
-from windtunnel.measure.rounds import quiet_rows
+from windtunnel.measure.turns import quiet_rows
 from windtunnel.systems.collectives.build import Builder
 from windtunnel.systems.collectives.executor import Executor
 from windtunnel.systems.collectives.grouping import fuse, overlap

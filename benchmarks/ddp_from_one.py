@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import bar
 from benchmarks.dpro_replay_error import JOB, MODELS, Case, really
-from windtunnel.comm.run import measure_link
+from windtunnel.comm.links import measure_link
 from windtunnel.errors import WindtunnelError
 from windtunnel.graph import Graph
 from windtunnel.hardware.sheet import write_link

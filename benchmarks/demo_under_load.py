@@ -17,7 +17,7 @@ from benchmarks.noise import load
 from windtunnel import registry
 from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.flights import fly, with_intervals
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure import ProfileDatabase, StopRule
 from windtunnel.measure.disturbance import disturbance_line
 from windtunnel.sources.targets import WorkloadName

@@ -75,7 +75,7 @@ def child(batch: Batch, seed: int, progress: Path) -> dict[str, Any]:
     from benchmarks.mutant_seeds import SUBJECTS
     from windtunnel.errors import WindtunnelError
     from windtunnel.reports import explain
-    from windtunnel.sources.formats import format_of
+    from windtunnel.sources.stored import format_of
 
     subject = SUBJECTS[batch.subject]
     seeds, counts, vague, found = subject.seeds(), Counter[str](), Counter[str](), []

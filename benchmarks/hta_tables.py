@@ -31,7 +31,7 @@ from tests.shared_data import find_shared
 from benchmarks import bar
 from benchmarks.peers.hta import hta_critical_path
 from benchmarks.trace_load import PEER, peer_python
-from windtunnel.sources.kineto.tables import read_tables
+from windtunnel.sources.kineto.reader import read_tables
 from windtunnel.sources.timeline.intervals import describe
 from windtunnel.sources.timeline.tables import TABLES, TableRules, TraceTables
 

@@ -27,9 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import bar, jobs
 from windtunnel.sources.memory.allocator_log import AllocatorLog
-from windtunnel.sources.memory.origins import PHASES
 from windtunnel.sources.memory.profile import CATEGORIES, MemoryProfile
-from windtunnel.sources.memory.storages import all_storages
+from windtunnel.sources.memory.storages import PHASES, all_storages
 from windtunnel.sources.memory.tracker import StorageTracker
 from windtunnel.sources.memory.tracking import track_memory
 from windtunnel.sources.memory.watch import Watch

@@ -25,7 +25,7 @@ from benchmarks import bar
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights import Ledger, Receipt, verify, with_intervals
 from windtunnel.graph import Graph
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure import ProfileDatabase, StopRule
 from windtunnel.measure.disturbance import Neighbors
 from windtunnel.sources.targets import WorkloadName

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks import bar
 from benchmarks.dpro_replay_error import JOB
-from windtunnel.comm.run import averaging_rate, measure_link
+from windtunnel.comm.links import averaging_rate, measure_link
 from windtunnel.errors import FlightError, WindtunnelError
 from windtunnel.flights import fly, verify
 from windtunnel.graph import Graph

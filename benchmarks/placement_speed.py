@@ -47,9 +47,8 @@ def timed(name: str) -> dict[str, float]:
 
 def single_chain(one) -> float:
     """Seconds of the linearized programme along one order, contraction not counted."""
-    from windtunnel.search.downsets import chain
+    from windtunnel.search.downsets import chain, depth_first
     from windtunnel.search.minmax import solve
-    from windtunnel.search.orders import depth_first
     from windtunnel.search.placement.contraction import contract
 
     contraction = contract(one)

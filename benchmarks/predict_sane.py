@@ -19,14 +19,13 @@ from tests.shared_data import find_shared
 
 from benchmarks import bar
 from benchmarks.jobs import parameters
-from windtunnel.cost.floor import floor_of
 from windtunnel.cost.host import host_device, is_host
 from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer, remember
 from windtunnel.cost.operators.table import read_op_set, read_sheet
 from windtunnel.cost.operators.tile import train_tile
 from windtunnel.cost.operators.tile_pricer import TilePricer
 from windtunnel.cost.pricer import Pricer
-from windtunnel.cost.pricing import in_type, with_known_peaks
+from windtunnel.cost.pricing import floor_of, in_type, with_known_peaks
 from windtunnel.cost.published import PublishedPricer
 from windtunnel.cost.roofline import RooflinePricer
 from windtunnel.cost.work import work_of

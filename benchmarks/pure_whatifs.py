@@ -27,7 +27,7 @@ from windtunnel.hardware import link
 from windtunnel.measure import ProfileDatabase
 from windtunnel.sources.targets import WorkloadName
 from windtunnel.whatifs import Step, Unpriced, whatif
-from windtunnel.whatifs.edit import call_whatif, needs_of, pricer_of
+from windtunnel.whatifs.ask import call_whatif, needs_of, pricer_of
 
 MODELS = ("mlp", "cnn", "lstm", "transformer", "gan", "recommender")
 PREFIXES = ("open", "subprocess.", "os.fork", "os.posix_spawn", "os.exec", "os.system", "sqlite3.", "socket.")

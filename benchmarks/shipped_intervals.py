@@ -11,7 +11,7 @@ from collections import defaultdict
 
 from benchmarks.bar import report
 from windtunnel.flights.intervals import interval_of
-from windtunnel.flights.shipped import read_shipped_residuals
+from windtunnel.flights.ledger import read_shipped_residuals
 
 LEVEL, LOW, HIGH = 0.9, 0.85, 0.95
 

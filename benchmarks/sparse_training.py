@@ -19,7 +19,7 @@ from tests.systems.chips.accelerators.sparse import slow
 from benchmarks import bar
 from windtunnel.base import bitmaps
 from windtunnel.hardware import device
-from windtunnel.hardware.engines import SparseGrid
+from windtunnel.hardware.parts import SparseGrid
 from windtunnel.sources.targets import build_workload
 from windtunnel.sources.zeros.records import ZeroRecords
 from windtunnel.systems.chips.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles

@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 
 from benchmarks.bar import report
-from windtunnel.flights.shipped import read_shipped_residuals
+from windtunnel.flights.ledger import read_shipped_residuals
 
 MIN_JOBS, LEVEL, MAX_MEDIAN = 8, 0.05, 0.02
 

@@ -19,10 +19,10 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError, TraceError
 from windtunnel.graph import save
 from windtunnel.simulate import replay
-from windtunnel.sources.formats import format_of
+from windtunnel.sources.stored import format_of
 from windtunnel.testing import FlightContract, SourceContract, WhatIfContract
 from windtunnel.whatifs import apply, parse_request
-from windtunnel.whatifs.edit import pricer_of
+from windtunnel.whatifs.ask import pricer_of
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "plugins"
 NAME = "amp-channels-last"

@@ -66,7 +66,7 @@ ACCEPTED = {
 }
 """Functions that are named by a participle and stay, with the reason."""
 ACCEPTED_NAMES = {
-    ("hardware/engines.py", "lanes"): "a key of the shipped accelerators and of what list devices prints",
+    ("hardware/parts.py", "lanes"): "a key of the shipped accelerators and of what list devices prints",
 }
 """Identifiers of a file that stay, with the reason."""
 Finding = tuple[str, int, str]

@@ -30,7 +30,7 @@ from benchmarks.gpu.stages import Job, Row
 from windtunnel import hardware
 from windtunnel.base.outputs import whole
 from windtunnel.measure.devices import IterationClock, time_with_sync_ns, uses_gpu
-from windtunnel.measure.rounds import quiet, rounds, spread_ratio
+from windtunnel.measure.turns import quiet, rounds, spread_ratio
 
 IS_APART = False
 UNIT_S = 10.0  # on an H200

@@ -24,7 +24,7 @@ import torch
 from benchmarks.gpu import histories, jobs, steps
 from benchmarks.gpu.stages import Job, Row, path_of, read, write
 from windtunnel.measure.devices import IterationClock, finish, time_with_sync_ns, uses_gpu
-from windtunnel.measure.rounds import rounds
+from windtunnel.measure.turns import rounds
 
 IS_APART = True
 UNIT_S = 30.0  # on an H200

@@ -19,7 +19,7 @@ from benchmarks.gpu import jobs
 from benchmarks.gpu.stages import Job, Row, lacking, path_of, read, write
 from windtunnel.errors import WindtunnelError
 from windtunnel.measure.devices import time_with_sync_ns, uses_gpu
-from windtunnel.measure.rounds import quiet, rounds, spread_ratio
+from windtunnel.measure.turns import quiet, rounds, spread_ratio
 
 IS_APART = True
 MARK = "wt:iteration"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from windtunnel.hardware.engines import FourierEngine
+from windtunnel.hardware.parts import FourierEngine
 from windtunnel.systems.chips.accelerators.fourier_engine import LATENCY, BlockLayer
 
 __all__ = ["counted_cycles"]

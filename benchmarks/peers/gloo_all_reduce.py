@@ -4,8 +4,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from windtunnel.measure.allocator import hold_heap
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.host_state import hold_heap
+from windtunnel.measure.turns import elapsed_ns
 
 
 def values(rank, size):

@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.extras import require
-from windtunnel.search.downsets import chain
+from windtunnel.search.downsets import chain, depth_first
 from windtunnel.search.minmax import solve
-from windtunnel.search.orders import depth_first
 from windtunnel.search.placement.baselines import accelerator_of, plan_of_devices
 from windtunnel.search.placement.contraction import contract, merge_supernodes
 from windtunnel.search.placement.model import Problem

@@ -241,7 +241,7 @@ class SourceContract(PluginContract):
 
     def test_it_knows_its_own_files_and_no_other_source_does(self, tmp_path: Path) -> None:
         """By their content, or the end of their name."""
-        from windtunnel.sources.formats import format_of
+        from windtunnel.sources.stored import format_of
 
         for path in self.files(tmp_path):
             result = format_of(path)

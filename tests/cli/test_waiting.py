@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from windtunnel.cli.waiting import choose_wait_policy
+from windtunnel.cli.console import choose_wait_policy
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ def test_threads_sleep_only_on_a_busy_machine_and_never_against_the_user(monkeyp
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
-    monkeypatch.setattr("windtunnel.measure.busyness.free_share", lambda: share)
+    monkeypatch.setattr("windtunnel.measure.disturbance.free_share", lambda: share)
 
     choose_wait_policy()
 

@@ -129,7 +129,7 @@ def test_a_capture_teaches_its_link_on_the_command_line(tmp_path, monkeypatch):
 def test_real_messages_tell_a_link_that_a_what_if_takes(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="needs the extra torch")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("windtunnel.comm.run.SIZES_BYTES", (1 << 10, 1 << 16, 1 << 20))
+    monkeypatch.setattr("windtunnel.comm.links.SIZES_BYTES", (1 << 10, 1 << 16, 1 << 20))
     outcome = windtunnel("calibrate", "--links", "--database", "p.db", "--json")
     found = json.loads(outcome.stdout)
     again = windtunnel("calibrate", "--links", "--database", "p.db", "--json", "--force")

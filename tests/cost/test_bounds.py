@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.cost.bounds import KERNEL_FLOOR_NS, Binding, bounds, bounds_on
-from windtunnel.cost.ceilings import Ceilings
+from windtunnel.cost.host import Ceilings
 from windtunnel.cost.peak import Bandwidth, Peak
 from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device

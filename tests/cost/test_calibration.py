@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from windtunnel.cost.bounds import bounds_on
-from windtunnel.cost.classes import extents_of, lies_otherwise
 from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.measured import ALONE, Calibration
+from windtunnel.cost.work import extents_of, lies_otherwise
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.measure.database import Measurement, ProfileDatabase
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from windtunnel.cost.bounds import bounds_on
-from windtunnel.cost.floor import require_possible
 from windtunnel.cost.pricer import Pricer, Prices, exact_prices
-from windtunnel.cost.pricing import in_type, price, price_work, tiers_of
+from windtunnel.cost.pricing import in_type, price, price_work, require_possible, tiers_of
 from windtunnel.cost.roofline import RooflinePricer
 from windtunnel.cost.work import Work, work_of
 from windtunnel.errors import InputError, PriceError

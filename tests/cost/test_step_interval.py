@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cost.test_host_times import step
-from windtunnel.cost.step_interval import STEP_ENDS, step_ends
+from windtunnel.cost.intervals import STEP_ENDS, step_ends
 from windtunnel.hardware import device
 from windtunnel.whatifs.forecast import forecast
 

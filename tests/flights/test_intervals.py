@@ -13,9 +13,8 @@ from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.flights import Ledger, Receipt, model_fingerprint, with_intervals
 from windtunnel.flights.intervals import conformal_quantile, interval_of
-from windtunnel.flights.ledger import Residual
+from windtunnel.flights.ledger import Residual, read_shipped_residuals
 from windtunnel.flights.receipt import conditions_of
-from windtunnel.flights.shipped import read_shipped_residuals
 from windtunnel.measure.fingerprint import machine
 from windtunnel.measure.stats import Estimate
 from windtunnel.simulate import replay

@@ -11,7 +11,7 @@ import pytest
 
 from windtunnel.errors import GraphError, InputError, WindtunnelError
 from windtunnel.graph import EdgeKind, GraphBuilder, ProcessGroup, load, save
-from windtunnel.graph.history import Edit
+from windtunnel.graph.edits import Edit
 
 
 @pytest.fixture

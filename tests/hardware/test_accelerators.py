@@ -132,6 +132,6 @@ def test_arrays_need_positive_tiles():
 def test_a_chunk_is_a_word_of_the_bitmaps():
     """Said twice, as hardware is looked up where numba is not installed."""
     from windtunnel.base.bitmaps import WORD_BITS
-    from windtunnel.hardware.engines import CHUNK
+    from windtunnel.hardware.parts import CHUNK
 
     assert WORD_BITS == CHUNK

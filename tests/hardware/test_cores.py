@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from windtunnel.hardware import cores
-from windtunnel.hardware.cores import socket_cores, stay_on, usable_cores
+from windtunnel.hardware import host
+from windtunnel.hardware.host import socket_cores, stay_on, usable_cores
 
 
 def test_the_cores_are_those_of_the_host():
@@ -27,7 +27,7 @@ def test_no_cores_change_nothing():
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this host has no mask of cores")
 def test_a_process_stays_where_it_is_told():
     last = usable_cores()[-1]
-    code = f"from windtunnel.hardware.cores import *; stay_on([{last}]); print(usable_cores())"
+    code = f"from windtunnel.hardware.host import *; stay_on([{last}]); print(usable_cores())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == f"({last},)"
 
@@ -39,7 +39,7 @@ def test_two_numbers_of_one_core_count_once_and_sockets_are_told_apart(tmp_path,
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{socket}\n")
         (folder / "core_id").write_text(f"{core}\n")
-    monkeypatch.setattr(cores, "usable_cores", lambda: tuple(places))
+    monkeypatch.setattr(host, "usable_cores", lambda: tuple(places))
 
     assert ((0, 1), (4,)) == socket_cores(tmp_path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windtunnel.hardware import machine
-from windtunnel.measure.busyness import free_share
+from windtunnel.measure.disturbance import free_share
 
 
 def test_a_share_is_of_the_whole_time():
@@ -13,6 +13,6 @@ def test_a_share_is_of_the_whole_time():
 def test_every_core_is_tried(monkeypatch):
     """The least lucky thread counts."""
     shares = iter([0.5, 1.0] * machine().num_cores)
-    monkeypatch.setattr("windtunnel.measure.busyness._run_until", lambda *_: next(shares))
+    monkeypatch.setattr("windtunnel.measure.disturbance._run_until", lambda *_: next(shares))
 
     assert 0.5 == free_share(0.0)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure import disturbance
 from windtunnel.measure.disturbance import (
     Neighbors,

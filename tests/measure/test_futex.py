@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from windtunnel.measure.futex import wait_for_change, wake
+from windtunnel.measure.channels import wait_for_change, wake
 
 
 def test_a_thread_that_waits_goes_on_when_the_word_has_changed():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.measure.rounds import elapsed_ns, quiet, quiet_rows, rounds, spread_ratio
+from windtunnel.measure.turns import elapsed_ns, quiet, quiet_rows, rounds, spread_ratio
 
 
 def test_the_fewest_rounds_are_run_whatever_the_budget_and_never_more_than_the_most():

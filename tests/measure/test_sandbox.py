@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import FlightError
-from windtunnel.measure.guarded import GuardedArray
 from windtunnel.measure.pairs import inner_repeats, take_pairs
-from windtunnel.measure.sandbox import Limits, run_in_fork
+from windtunnel.measure.sandbox import GuardedArray, Limits, run_in_fork
 
 
 def locked(action, seconds=1.0):

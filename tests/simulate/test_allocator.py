@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InfeasibleError
-from windtunnel.simulate.allocator import CachingAllocator, compute_reserved_bytes, round_size
+from windtunnel.simulate.memory import CachingAllocator, compute_reserved_bytes, round_size
 
 MIB = 2**20
 SIZES = st.one_of(

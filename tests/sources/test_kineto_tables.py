@@ -14,8 +14,7 @@ from tests.cli.command import windtunnel
 from tests.sources.kineto_traces import annotation, call, kernel, op, traces, write
 from windtunnel.errors import InputError, NotApplicableError, WindtunnelError
 from windtunnel.graph import save
-from windtunnel.sources.kineto.reader import load_kineto
-from windtunnel.sources.kineto.tables import read_tables
+from windtunnel.sources.kineto.reader import load_kineto, read_tables
 from windtunnel.sources.timeline.intervals import exclusive_ns_by_set, length_ns, merge_intervals
 from windtunnel.sources.timeline.tables import TABLES, TableRules
 

@@ -11,7 +11,7 @@ nn = torch.nn
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from windtunnel.sources.memory.allocator_log import AllocatorLog, Change, Log  # noqa: E402
-from windtunnel.sources.memory.python_facts import Learned  # noqa: E402
+from windtunnel.sources.memory.observations import Learned  # noqa: E402
 from windtunnel.sources.memory.tracker import StorageTracker  # noqa: E402
 from windtunnel.sources.memory.tracking import track_memory  # noqa: E402
 from windtunnel.sources.memory.watch import Watch, profile_of_tracker  # noqa: E402

@@ -18,8 +18,8 @@ from windtunnel.errors import GraphError, TraceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate import replay
 from windtunnel.sources.chakra import load_chakra, save_chakra
-from windtunnel.sources.formats import format_of
 from windtunnel.sources.msccl import load_msccl
+from windtunnel.sources.stored import format_of
 
 RING = "replay/astra_sim/msccl/ring_allreduce_8gpus.xml.gz"
 

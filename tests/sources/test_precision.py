@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windtunnel.sources.torch.precision import precision
+from windtunnel.sources.torch.overhead import precision
 
 
 def test_some_more_iterations_are_advised_and_never_tens_of_thousands():

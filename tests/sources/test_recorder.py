@@ -11,9 +11,8 @@ import time
 import torch
 
 from windtunnel.sources.torch import recorder as module
-from windtunnel.sources.torch.disturbed_iterations import QuietWatch
 from windtunnel.sources.torch.recorder import Recorder
-from windtunnel.sources.torch.recording import BareIteration, Recording
+from windtunnel.sources.torch.recording import BareIteration, QuietWatch, Recording
 from windtunnel.sources.torch.shapes import ShapeSorter
 from windtunnel.sources.torch.step import capture
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from windtunnel.sources.torch.labels import escape_label, plain
+from windtunnel.sources.torch.profile import escape_label, plain
 
 
 @given(st.text())

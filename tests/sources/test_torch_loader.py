@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from windtunnel.cost.ceilings import Ceilings
+from windtunnel.cost.host import Ceilings
 from windtunnel.cost.peak import Bandwidth, Peak
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.reports import explain

@@ -7,7 +7,7 @@ pytest.importorskip("torch", reason="needs the extra torch")
 
 from tests.sources.test_torch_points import points_of
 from windtunnel.sources.torch.overhead import _positive_mean, central, correct, select_validation_iterations
-from windtunnel.sources.torch.segments import stretches
+from windtunnel.sources.torch.timeline_points import stretches
 
 COST_ENTER, COST_LEAVE = 300, 100
 TRUE = np.array([50_000, 2_000, 700_000, 3_000, 40_000, 80_000, 30_000])

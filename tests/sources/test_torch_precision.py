@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch")
 
-from windtunnel.sources.torch.precision import precision
+from windtunnel.sources.torch.overhead import precision
 
 
 def durations(count, spread, seed=0):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from windtunnel.measure.disturbance import MAX_WAITED_RATIO, Stretch
 from windtunnel.simulate import replay
-from windtunnel.sources.torch import disturbed_iterations
-from windtunnel.sources.torch.disturbed_iterations import disturbance_facts, quiet_iterations
+from windtunnel.sources.torch import recording
+from windtunnel.sources.torch.recording import disturbance_facts, quiet_iterations
 
 LOST = st.lists(st.floats(0, 1), min_size=1, max_size=40)
 
@@ -42,7 +42,7 @@ class Script:
 
     def __init__(self, monkeypatch, shares):
         self.shares, self.num_asked = list(shares), 0
-        monkeypatch.setattr(disturbed_iterations.DisturbanceClock, "end", lambda _clock: self.next())
+        monkeypatch.setattr(recording.DisturbanceClock, "end", lambda _clock: self.next())
 
     def next(self):
         self.num_asked += 1
@@ -87,6 +87,6 @@ def test_a_host_that_stays_busy_ends_the_capture_and_is_reported(monkeypatch):
 def test_a_program_that_crowds_itself_is_not_disturbed(monkeypatch):
     """Workers of its own loader take the cores: that is how the program runs."""
     Script(monkeypatch, [0.5])
-    monkeypatch.setattr(disturbed_iterations.Neighbors, "are_quiet", True)
+    monkeypatch.setattr(recording.Neighbors, "are_quiet", True)
 
     assert {} == captured().meta.disturbance

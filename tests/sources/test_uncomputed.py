@@ -10,9 +10,8 @@ from tests.sources.uncomputed_scripts import CUDA, HEAD, REAL, SLICES  # noqa: E
 from windtunnel.errors import InputError  # noqa: E402
 from windtunnel.hardware import device  # noqa: E402
 from windtunnel.sources.dry.run import dry_run  # noqa: E402
-from windtunnel.sources.memory.fake_mode import fake_tensors  # noqa: E402
+from windtunnel.sources.memory.fake_mode import fake_tensors, value_of  # noqa: E402
 from windtunnel.sources.memory.script import track_script  # noqa: E402
-from windtunnel.sources.memory.small_values import value_of  # noqa: E402
 from windtunnel.sources.torch.fake import fake_capture_script  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -15,8 +15,7 @@ pytest.importorskip("torch", reason="needs the extra torch")
 import torch
 
 from tests.cli.command import windtunnel
-from windtunnel.sources.scratch import writes_below
-from windtunnel.sources.writes import FileWrites, lines_that_save, watch_writes
+from windtunnel.sources.scratch import FileWrites, lines_that_save, watch_writes, writes_below
 
 SCRIPT = """
 import torch

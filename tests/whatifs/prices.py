@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from windtunnel.graph import Graph
-from windtunnel.whatifs.edit import pricer_of
-from windtunnel.whatifs.unpriced import Unpriced, price_change
+from windtunnel.whatifs.ask import pricer_of
+from windtunnel.whatifs.measured import Unpriced, price_change
 
 MEMORY = ":memory:"
 

@@ -10,8 +10,8 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Kind
 from windtunnel.simulate import replay
 from windtunnel.whatifs import parse_request
+from windtunnel.whatifs.ask import apply
 from windtunnel.whatifs.buckets import averaging_of, caps_of, gradient_buckets
-from windtunnel.whatifs.edit import apply
 
 LATENCY_NS, NS_PER_BYTE = 700, 1.0
 LINK = {"latency_ns": LATENCY_NS, "bandwidth_bytes_per_s": 1e9 / NS_PER_BYTE}

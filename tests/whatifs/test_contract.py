@@ -18,8 +18,8 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.graph import Graph
 from windtunnel.testing import WhatIfContract
 from windtunnel.whatifs import apply, parse_request
+from windtunnel.whatifs.ask import pricer_of
 from windtunnel.whatifs.data_parallel import data_parallel
-from windtunnel.whatifs.edit import pricer_of
 
 NAMES = sorted(registry.all("whatif"))
 MIB = 2**20

@@ -10,7 +10,7 @@ from hypothesis.strategies import floats, integers, sampled_from, text
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.whatifs import parse_request, parse_requests, parse_step
-from windtunnel.whatifs.parameter_values import parse_value
+from windtunnel.whatifs.request import parse_value
 
 
 @pytest.mark.parametrize(

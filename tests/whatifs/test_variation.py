@@ -15,9 +15,9 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate import replay
 from windtunnel.whatifs import Answer, apply, parse_request, whatif
+from windtunnel.whatifs.ask import pricer_of
 from windtunnel.whatifs.data_parallel import data_parallel
-from windtunnel.whatifs.edit import pricer_of
-from windtunnel.whatifs.unpriced import MEASURE, Unpriced, price_change
+from windtunnel.whatifs.measured import MEASURE, Unpriced, price_change
 
 NAMES = sorted(registry.all("whatif"))
 NUM_SAMPLES = 5

@@ -40,6 +40,6 @@ def _outlive_scripts(arguments: Sequence[str]) -> None:
     if not script or arguments[0] not in _OF_SCRIPTS:
         return
     from windtunnel.cli.errors import show_crash
-    from windtunnel.measure.guard import outlive
+    from windtunnel.measure.sandbox import outlive
 
     outlive(lambda killer: show_crash(script, killer.name))

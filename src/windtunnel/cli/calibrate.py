@@ -80,7 +80,7 @@ def calibrate(
     from windtunnel.cost.interference import measure_interference
     from windtunnel.cost.measured import remember
     from windtunnel.measure import ProfileDatabase
-    from windtunnel.measure.busyness import free_share
+    from windtunnel.measure.disturbance import free_share
 
     kept = ProfileDatabase(database)
     if links:

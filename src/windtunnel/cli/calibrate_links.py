@@ -34,8 +34,7 @@ def calibrate_links(
     as_json: bool,
 ) -> None:
     """Measure links between processes, or learn them from the collectives of captures; write the link as a sheet."""
-    from windtunnel.comm.links import fit_link, samples_of
-    from windtunnel.comm.run import measure_link
+    from windtunnel.comm.links import fit_link, measure_link, samples_of
     from windtunnel.hardware.sheet import write_link
 
     target = require_free(

@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, clean, show, suggest
+from windtunnel.cli.console import Progress, advise, choose_wait_policy, clean, show, stdout_to_stderr, suggest
 from windtunnel.cli.dry_run import capture_dry_run
-from windtunnel.cli.files import derive_path, require_free, warn_of_disturbance
-from windtunnel.cli.options import Force, GuessValues, Json, Output
-from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
-from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.cli.files import derive_path, redirect_writes, report_writes, require_free, warn_of_disturbance
+from windtunnel.cli.options import Bandwidth, Force, GuessValues, Json, Latency, NumProcesses, Output, ranks_of
 from windtunnel.cli.subjects import is_script, subject_of
-from windtunnel.cli.waiting import choose_wait_policy
-from windtunnel.cli.writes import redirect_writes, report_writes
 from windtunnel.errors import FlightError, InputError
 
 if TYPE_CHECKING:

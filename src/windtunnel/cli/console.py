@@ -1,17 +1,20 @@
 """Where words go: the answer to stdout, progress and advice to stderr, at most 80 columns.
 
-Color only on a terminal and never as the only sign; ``NO_COLOR`` is honored; piped output has no control codes.
+Color only on a terminal and never as the only sign; ``NO_COLOR`` is honored; piped output has no control codes. While
+somebody else's program runs, stdout is kept for the answer, and its threads wait for each other as a busy machine
+needs it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -22,10 +25,12 @@ __all__ = [
     "Progress",
     "advise",
     "apply_style",
+    "choose_wait_policy",
     "clean",
     "print_lines",
     "quote_word",
     "show",
+    "stdout_to_stderr",
     "suggest",
 ]
 
@@ -192,3 +197,41 @@ class Progress:
             self._bar.add_task(what, total=total)
             self._bar.start()
         self._bar.update(0, description=what, completed=done, total=total)
+
+
+_QUIET_SHARE = 0.9
+
+
+def choose_wait_policy() -> None:
+    """Let threads sleep while they wait for each other where the cores have other work, too; before torch is loaded.
+
+    Threads that spin then stall: a step of 12 ms takes seconds. On a quiet machine they make small operators nearly
+    twice as fast. What the user has set stays as it is.
+    """
+    from windtunnel.measure.disturbance import free_share
+
+    if "OMP_WAIT_POLICY" in os.environ:
+        return
+    share = free_share()
+    if share < _QUIET_SHARE:
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+        advise(f"this machine is busy (a thread runs {share:.0%} of the time): setting OMP_WAIT_POLICY=passive")
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send all that is printed in here to stderr, what other processes and C code print too."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is no stdout at all
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        return
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -11,11 +11,9 @@ import typer
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, print_lines, show
+from windtunnel.cli.console import Progress, advise, choose_wait_policy, print_lines, show, stdout_to_stderr
 from windtunnel.cli.files import require_free, stem, warn_of_disturbance
 from windtunnel.cli.options import Force, Json
-from windtunnel.cli.stdout import stdout_to_stderr
-from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.units import format_duration, format_size, parse_duration
 

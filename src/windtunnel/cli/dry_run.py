@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.console import Progress, advise, show, suggest
+from windtunnel.cli.console import Progress, advise, show, stdout_to_stderr, suggest
 from windtunnel.cli.options import whole_numbers
-from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.units import format_size
 
 if TYPE_CHECKING:

@@ -1,13 +1,16 @@
-"""Graphs by path, and names of outputs derived from inputs."""
+"""Graphs by path, names of outputs derived from inputs, and words about files that a script writes."""
 
 from __future__ import annotations
 
 import difflib
 import shlex
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.cli.console import advise
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,7 +18,17 @@ if TYPE_CHECKING:
     from windtunnel.graph import Graph
     from windtunnel.measure import ProfileDatabase
 
-__all__ = ["database_of", "derive_path", "open_graph", "require_free", "require_there", "stem", "warn_of_disturbance"]
+__all__ = [
+    "database_of",
+    "derive_path",
+    "open_graph",
+    "redirect_writes",
+    "report_writes",
+    "require_free",
+    "require_there",
+    "stem",
+    "warn_of_disturbance",
+]
 
 _SUFFIXES = (".gz", ".json", ".pt", ".trace", ".wt", ".py", ".html", ".report", ".et")
 
@@ -89,7 +102,7 @@ def open_graph(
         Nothing is there, no source knows it or two do; ``kineto`` or an option is given and its source takes none; its
         tasks have no times.
     """
-    from windtunnel.sources.formats import format_of
+    from windtunnel.sources.stored import format_of
     from windtunnel.units import parse_size
 
     require_there(path)
@@ -174,3 +187,43 @@ def _nearest(path: Path) -> list[str]:
     folder = path.parent if path.parent.is_dir() else Path()
     names = [entry.name for entry in folder.iterdir() if entry.name.endswith((".wt", ".json", ".json.gz"))]
     return [str(folder / name) for name in difflib.get_close_matches(path.name, names, n=3, cutoff=0.3)]
+
+
+_SHOWN = 3
+
+
+@contextmanager
+def report_writes(script: Path) -> Iterator[None]:
+    """Say before the run that the script seems to save files, and before each existing file that it is overwritten."""
+    from windtunnel.sources.scratch import FileWrites, lines_that_save, watch_writes
+
+    lines = [f"line {line}: {call}" for line, call in lines_that_save(script)]
+    if lines:
+        advise(
+            f"{script.name} saves files ({_join_first(lines)}), as in any run; "
+            "--scratch redirects them to a temporary directory"
+        )
+    writes = FileWrites(script, lambda path: advise(f"{script.name} overwrites {path}; --scratch prevents this"))
+    try:
+        with watch_writes(writes):
+            yield
+    finally:
+        if writes.created:
+            advise(f"{script.name} wrote {_join_first([str(path) for path in writes.created])}")
+
+
+@contextmanager
+def redirect_writes(script: Path) -> Iterator[None]:
+    """Send what the script writes to a folder that goes when it ends."""
+    from windtunnel.sources.scratch import files_kept_away
+
+    with files_kept_away(script) as files:
+        yield
+        written = [str(path) for path in files.list_written_paths()]
+    if written:
+        advise(f"{script.name} wrote to a temporary directory: {_join_first(written)}")
+
+
+def _join_first(texts: Sequence[str]) -> str:
+    rest = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

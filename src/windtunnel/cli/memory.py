@@ -12,11 +12,10 @@ import typer
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, show, suggest
+from windtunnel.cli.console import Progress, advise, show, stdout_to_stderr, suggest
 from windtunnel.cli.files import require_free, stem
 from windtunnel.cli.memory_fit import Job, show_fit
 from windtunnel.cli.options import Force, GuessValues, Json, ReadLimitSize
-from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.cli.subjects import workload_of
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.units import format_ratio, format_size, parse_size

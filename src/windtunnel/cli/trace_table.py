@@ -34,9 +34,9 @@ def show_trace_table(
     path: Path, name: str, *, top: int, like_hta: bool, read_limit: str, as_json: bool, as_csv: bool
 ) -> None:
     """Read the trace or the folder of traces, make the table, show it."""
-    from windtunnel.sources.formats import format_of
-    from windtunnel.sources.kineto.tables import read_tables
+    from windtunnel.sources.kineto.reader import read_tables
     from windtunnel.sources.ranks.reader import ranks_in
+    from windtunnel.sources.stored import format_of
     from windtunnel.sources.timeline.tables import TABLES, TableRules
 
     if name not in TABLES:

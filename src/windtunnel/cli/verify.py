@@ -11,13 +11,21 @@ import typer
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, print_lines, show
+from windtunnel.cli.console import Progress, advise, choose_wait_policy, print_lines, show, stdout_to_stderr
 from windtunnel.cli.files import database_of, open_graph
-from windtunnel.cli.options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
-from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
-from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.cli.options import (
+    Bandwidth,
+    Fresh,
+    Json,
+    Latency,
+    LedgerPath,
+    NumProcesses,
+    PricesChoice,
+    TimeLimit,
+    ranks_of,
+    seconds_of,
+)
 from windtunnel.cli.subjects import subject_of
-from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.errors import InputError
 from windtunnel.units import format_duration, parse_ratio
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from windtunnel.measure.allocator import hold_heap
-from windtunnel.measure.rounds import elapsed_ns, quiet, spread_ratio
+from windtunnel.measure.host_state import hold_heap
+from windtunnel.measure.turns import elapsed_ns, quiet, spread_ratio
 from windtunnel.measure.workers import Place
 
 _WARMUP = 3

@@ -9,7 +9,7 @@ Internal modules: ``contender``, ``operator_samples``.
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
-from windtunnel.cost.ceilings import Ceilings, measure_ceilings
+from windtunnel.cost.host import Ceilings, measure_ceilings
 from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer
 from windtunnel.cost.operators.learned import LearnedPricer
 from windtunnel.cost.operators.tile_pricer import TilePricer

@@ -4,7 +4,7 @@ In: rows of work (flops, bytes, tiles) and what a device can do at best. Out: ``
 memory) by row, and which of them binds. Compute counts padded tiles and whole waves (quantization), memory counts what
 a cache may keep (cache-aware roofline). A learned pricer predicts the efficiency against it: bound / duration. Devices
 of the catalog are bounded only by limits that are known for all of them, so that a gap in the catalog never makes a
-device slower than another one. Not here: measuring (``peak``, ``ceilings``), efficiencies (``pricer``), graphs
+device slower than another one. Not here: measuring (``peak``, ``host``), efficiencies (``pricer``), graphs
 (``roofline``).
 """
 
@@ -17,7 +17,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.cost.ceilings import Ceilings
+from windtunnel.cost.host import Ceilings
 from windtunnel.cost.peak import SHORT_NAMES
 from windtunnel.hardware import Accelerator, Device
 

@@ -28,8 +28,8 @@ from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.measure.rounds import rounds
 from windtunnel.measure.threads import threads
+from windtunnel.measure.turns import rounds
 
 __all__ = ["Calibrated", "Round", "calibrate", "forecast_gain"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from windtunnel import hardware
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, Graph, ResourceKind
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.together import moment_in

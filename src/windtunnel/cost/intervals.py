@@ -2,8 +2,11 @@
 
 In: predictions and measurements that the model was not trained on. Out: ``ConformalIntervals``, which puts an interval
 around further predictions that holds the truth as often as it says, whatever the model; durations drawn from priced
-graphs. Sources: Papadopoulos et al., ECML 2002; Lei et al., JASA 2018 (split conformal); Vovk 2012 (by class). Not
-here: models.
+graphs; the interval of log(measured / predicted) of whole steps that were predicted from graphs that were never run:
+intervals of prices do not hold what the host takes, nor what the price model has never seen; recorded steps do. Of n
+steps that are alike, the next one lies between the least and the largest with a probability of (n - 1) / (n + 1).
+Sources: Papadopoulos et al., ECML 2002; Lei et al., JASA 2018 (split conformal); Vovk 2012 (by class). Not here:
+models.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from windtunnel.cost.operators.learned_model import WIDTH_PER_OCTAVE, read_shipped_model
 from windtunnel.cost.pricer import Prices
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
+from windtunnel.hardware import Device
 
-__all__ = ["ConformalIntervals", "draw_durations"]
+__all__ = ["STEP_ENDS", "ConformalIntervals", "draw_durations", "step_ends"]
 
 # N calibration samples, P rows to price, T tasks, K draws
 Floats = NDArray[np.float64]
@@ -155,3 +160,14 @@ def _groups(graph: Graph) -> tuple[NDArray[np.int64], int]:
             key = key * len(column.values) + column.codes
     _, group_T = np.unique(key, return_inverse=True)
     return group_T.astype(np.int64), int(group_T.max(initial=-1)) + 1
+
+
+STEP_ENDS = (-0.189, 0.355)
+"""Least and largest log(measured / predicted) of 18 steps on an H100 and an H200 (``benchmarks.gpu_predict``)."""
+
+
+def step_ends(device: Device) -> tuple[float, float]:
+    """Ends of log(measured / predicted) on a GPU, wider the further it is from the measured ones."""
+    further = WIDTH_PER_OCTAVE * read_shipped_model().distance(device)
+    low, high = STEP_ENDS
+    return -math.hypot(low, further), math.hypot(high, further)

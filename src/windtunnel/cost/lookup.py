@@ -21,11 +21,11 @@ from windtunnel.base.progress import Progress
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.rerun import TensorSpec
 from windtunnel.errors import PriceError
-from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.measure.rounds import quiet, rounds, spread_ratio
+from windtunnel.measure.host_state import hold_heap
 from windtunnel.measure.threads import threads
+from windtunnel.measure.turns import quiet, rounds, spread_ratio
 
 __all__ = ["Overhead", "Stand", "Table", "fit_overhead", "measure"]
 

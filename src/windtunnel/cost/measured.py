@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
-from windtunnel.cost.classes import extents_of, lies_otherwise
 from windtunnel.cost.host import is_host
 from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.pricer import Prices
-from windtunnel.cost.work import Work, work_of
+from windtunnel.cost.work import Work, extents_of, lies_otherwise, work_of
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.graph.kernel_classes import class_of

@@ -19,8 +19,8 @@ from windtunnel.errors import InputError
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.devices import time_with_sync_ns, uses_gpu
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.measure.rounds import quiet, spread_ratio
 from windtunnel.measure.threads import threads
+from windtunnel.measure.turns import quiet, spread_ratio
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ In: a script, a step function or a workload, and the name of a what-if. Out: a r
 of them the intervals of later predictions. One file per family of flights, each registered under the name of its
 what-if; importing this room needs no torch.
 
-Internal modules: ``deferred_logits``, ``losses``, ``paused_processes``, ``process_variant``, ``run``, ``step_variant``.
+Internal modules: ``deferred_logits``, ``paused_processes``, ``process_variant``, ``run``, ``step_variant``.
 """
 
 from windtunnel import registry

@@ -1,11 +1,15 @@
-"""Several processes that average their gradients (flights of "data-parallel", "fp16-gradients" and "powersgd").
+"""Several processes that average their gradients, in other buckets or other forms.
+
+Flights of "data-parallel", "fp16-gradients", "powersgd" and "gradient-buckets".
 
 In: a live program in each of several processes. Out: its models wrapped in DistributedDataParallel over gloo, on a
-link that can be made slow: a token bucket holds back each message until the link would have carried it.
+link that can be made slow: a token bucket holds back each message until the link would have carried it; or its
+``DistributedDataParallel`` made with other caps.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,13 +19,16 @@ from windtunnel import registry
 from windtunnel.cost.collective import ring_all_reduce_ns, ring_ratio
 from windtunnel.cost.rerun import in_order, thin_factors
 from windtunnel.errors import FlightError
-from windtunnel.flights.proof import DISTRIBUTED, becomes, proven_by, rises
+from windtunnel.flights.proof import DISTRIBUTED, becomes, differs, proven_by, rises
 from windtunnel.hardware import Link
 from windtunnel.measure.links import Bucket, sleep_until
-from windtunnel.sources.torch.live import LiveProgram, Undo, on_ranks, swap
+from windtunnel.sources.torch.live import LiveProgram, Undo, at_start, on_ranks, swap
+from windtunnel.whatifs.buckets import caps_of
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = ["SlowLink", "data_parallel", "fp16_gradients", "gradient_buckets", "powersgd"]
 
 _MIB = 2**20
 _HOOK = "communication hook"
@@ -166,3 +173,27 @@ class _LateWork:
             return future.value()
 
         return self._work.get_future().then(late)
+
+
+@registry.flight("gradient-buckets", source="PyTorch DDP, bucket_cap_mb_list")
+@proven_by(differs("averaged messages"))
+@at_start
+@contextmanager
+def gradient_buckets(program: LiveProgram, *, caps_bytes: str = "25MiB") -> Iterator[None]:
+    """Close each bucket of gradients once it reaches its size limit."""
+    from torch.nn.parallel import DistributedDataParallel as Reducing
+
+    del program
+    caps = [cap / _MIB for cap in caps_of(caps_bytes)]
+    original: Any = Reducing.__init__
+
+    @functools.wraps(original)
+    def construct(model: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("bucket_cap_mb", None)
+        original(model, *args, **{**kwargs, "bucket_cap_mb_list": caps})
+
+    restore = swap(Reducing, "__init__", construct)
+    try:
+        yield
+    finally:
+        restore()

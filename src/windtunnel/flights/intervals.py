@@ -24,9 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.flights.ledger import Ledger, Residual, family_of
+from windtunnel.flights.ledger import Ledger, Residual, family_of, read_shipped_residuals
 from windtunnel.flights.receipt import Receipt, conditions_of, model_fingerprint, subject_of
-from windtunnel.flights.shipped import read_shipped_residuals
 from windtunnel.graph import Strings
 from windtunnel.measure.fingerprint import machine
 from windtunnel.whatifs import Answer

@@ -1,17 +1,21 @@
-"""The receipts ledger: every prediction that was flown, kept.
+"""The receipts ledger: every prediction that was flown, kept; and the errors that the package ships.
 
 In: receipts. Out: receipts, and what they say of later predictions (``intervals``). One SQLite file that several
-processes may write at once; a file that is not a ledger is refused and left as it is.
+processes may write at once; a file that is not a ledger is refused and left as it is. ``shipped.json`` holds the
+flights of four bars, so that a prediction has an interval before its user has flown anything: ``python -m
+benchmarks.tables`` writes it from ``docs/receipts/bars.json``.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.flights.receipt import Receipt, encode
 from windtunnel.measure.disturbance import MAX_NEIGHBORS
 
-__all__ = ["Ledger", "Residual", "default_ledger", "family_of"]
+__all__ = ["Ledger", "Residual", "default_ledger", "family_of", "read_shipped_residuals", "residuals_of"]
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x77746C67  # "wtlg": tells our files from every other SQLite file
@@ -238,3 +242,25 @@ def _text(stored: bytes) -> str | bytes:
 def _storable(value: object) -> object:
     """Names from outside can hold halves of characters, which no UTF-8 file can."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+@functools.cache
+def read_shipped_residuals() -> tuple[Residual, ...]:
+    """Those of all bars in the file."""
+    text = (resources.files("windtunnel.flights") / "shipped.json").read_text(encoding="utf-8")
+    return tuple(result for load in json.loads(text)["bars"].values() for result in residuals_of(load["errors"]))
+
+
+def residuals_of(errors: Mapping[str, Any]) -> list[Residual]:
+    """Residuals by ``job/change``, each given as predicted over measured time of an iteration, less 1.
+
+    Examples
+    --------
+    >>> [(one.whatif, round(one.log_residual, 3)) for one in residuals_of({"cnn/batch-size:factor=2": 0.05})]
+    [('batch-size', -0.049)]
+    """
+    result = []
+    for subject, error in errors.items():
+        whatif = "+".join(step.split(":")[0] for step in subject.partition("/")[2].split("+"))
+        result.append(Residual(whatif, family_of(whatif), subject, -math.log1p(error)))
+    return result

@@ -18,11 +18,10 @@ import torch
 
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError, WindtunnelError
-from windtunnel.flights.losses import LossWatch
 from windtunnel.flights.paused_processes import LaneConfig
-from windtunnel.flights.proof import BATCHES_AHEAD, Witness
-from windtunnel.measure.allocator import hold_heap
+from windtunnel.flights.proof import BATCHES_AHEAD, LossWatch, Witness
 from windtunnel.measure.devices import IterationClock
+from windtunnel.measure.host_state import hold_heap
 from windtunnel.measure.workers import Place
 from windtunnel.sources.scratch import writes_below
 from windtunnel.sources.targets import build_workload, discover

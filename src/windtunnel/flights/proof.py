@@ -1,8 +1,9 @@
-"""What a program really does in an iteration, counted: proof that a change took place.
+"""What a program really does in an iteration, counted: proof that a change took place; and the loss it computes.
 
 In: a live program. Out: counts per iteration: elements that enter its models, updates, operators by precision, layout
 and kind, threads, workers, ranks, compiled graphs. They are taken once, in iterations that are not timed. A flight
-says by ``proven_by`` which of them its change must move; ``unproven`` says what did not.
+says by ``proven_by`` which of them its change must move; ``unproven`` says what did not. The loss is the scalar that
+``backward`` is called on, read outside of measurements.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from windtunnel.graph.flops import PRODUCT_OPERANDS
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "BATCHES_AHEAD",
@@ -25,6 +29,7 @@ __all__ = [
     "LOADING_THREAD",
     "Claim",
     "Counts",
+    "LossWatch",
     "Witness",
     "becomes",
     "differs",
@@ -273,3 +278,32 @@ def unproven(before: Counts, after: Counts, flights: Sequence[tuple[Any, Mapping
         if not claims and dict(before) == dict(after):
             return "nothing that is counted changed"
     return ""
+
+
+class LossWatch:
+    """Remember the last tensor from which a backward pass began; it is read only on demand, as reading waits for it."""
+
+    def __init__(self) -> None:
+        self._last: torch.Tensor | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch ``Tensor.backward``."""
+        import torch
+
+        backward = torch.Tensor.backward
+
+        def watch_backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._last = tensor.detach()
+            return backward(tensor, *args, **kwargs)
+
+        restore = swap(torch.Tensor, "backward", watch_backward)
+        try:
+            yield
+        finally:
+            restore()
+
+    def read(self) -> list[float]:
+        """The last loss, if there was one and it is a number."""
+        last, self._last = self._last, None
+        return [float(last)] if last is not None and last.numel() == 1 else []

@@ -13,8 +13,7 @@ from typing import Any
 from windtunnel.base.gpu_failures import gpu_advice
 from windtunnel.cost.rerun import lacks_kernel
 from windtunnel.errors import FlightError, NotApplicableError, WindtunnelError
-from windtunnel.flights.losses import LossWatch
-from windtunnel.flights.proof import Witness
+from windtunnel.flights.proof import LossWatch, Witness
 from windtunnel.measure.devices import IterationClock
 from windtunnel.measure.turns import Turn
 from windtunnel.sources.torch.live import LiveProgram

@@ -6,8 +6,8 @@ Internal modules: ``topology``.
 """
 
 from windtunnel.graph.builder import GraphBuilder
+from windtunnel.graph.edits import Edit, apply_edits
 from windtunnel.graph.graph import Graph
-from windtunnel.graph.history import Edit, apply_edits
 from windtunnel.graph.meta import Meta, ProcessGroup
 from windtunnel.graph.schema import (
     SCHEMA_VERSION,

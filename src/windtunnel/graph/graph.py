@@ -18,7 +18,7 @@ from windtunnel.graph import edits as _edits
 from windtunnel.graph import ranks as _ranks
 from windtunnel.graph import rows as _rows
 from windtunnel.graph import structure as _structure
-from windtunnel.graph.history import Edit, as_one_edit, record_edit, undone
+from windtunnel.graph.edits import Edit, as_one_edit, record_edit, undone
 from windtunnel.graph.meta import Meta
 from windtunnel.graph.schema import (
     EDGE_COLUMNS,
@@ -353,7 +353,7 @@ class Graph:
         return _structure.unorder(self, mask)
 
     def as_one_edit(self, base: Graph, name: str, arguments: Mapping[str, Any] | None = None) -> Graph:
-        """Record all that was done since ``base`` as one edit; see :func:`windtunnel.graph.history.as_one_edit`."""
+        """Record all that was done since ``base`` as one edit; see :func:`windtunnel.graph.edits.as_one_edit`."""
         return as_one_edit(self, base, name, dict(arguments or {}))
 
     def undo(self) -> Graph:

@@ -3,7 +3,7 @@
 In: the schema name of an operator, the name that a library gave the kernel that it launched. Out: one of ``CLASSES``;
 for communication, which collective. Readers ask for the kinds of device events, what-ifs for the kernels that matrix
 units speed up, prices for operators that reach alike shares of their bound. Not here: what an operator computes
-(``flops``), how far its work extends (``cost.classes``).
+(``flops``), how far its work extends (``cost.work``).
 
 The name of a kernel goes before that of its operator: ``aten::addmm`` also launches kernels that add partial products
 and copy, which no matrix unit speeds up.

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from windtunnel.base.outputs import cannot_write
 from windtunnel.base.reading import ReadLimit, format_value, read_json
 from windtunnel.errors import GraphError, InputError, SchemaVersionError
+from windtunnel.graph.edits import Edit
 from windtunnel.graph.graph import Graph
-from windtunnel.graph.history import Edit
-from windtunnel.graph.meta_file import read_meta
+from windtunnel.graph.meta import read_meta
 from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, SCHEMA_VERSION, TASK_COLUMNS, Column
 from windtunnel.graph.table import Array, Strings, Table, as_read_only
 

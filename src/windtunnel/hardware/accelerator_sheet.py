@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from windtunnel.base.reading import format_value
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import Accelerator, Arrays, OperatorRate
-from windtunnel.hardware.engines import FourierEngine, SparseGrid
+from windtunnel.hardware.parts import FourierEngine, SparseGrid
 from windtunnel.units import parse_size
 
 __all__ = ["accelerator_of", "accelerators", "is_accelerator_sheet"]

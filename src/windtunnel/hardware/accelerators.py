@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.hardware.engines import FourierEngine, SparseGrid
-from windtunnel.hardware.parts import Device, check_positive
+from windtunnel.hardware.parts import Device, FourierEngine, SparseGrid, check_positive
 from windtunnel.hardware.templates import Templates
 from windtunnel.units import format_size, parse_size
 

@@ -12,8 +12,11 @@ A slot of shared memory has one writer and one reader; each message of a round h
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import mmap
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,10 +28,52 @@ from numpy.typing import DTypeLike, NDArray
 from windtunnel.base.extras import require
 from windtunnel.errors import NotApplicableError
 from windtunnel.hardware import Link
-from windtunnel.measure.futex import wait_for_change, wake
 from windtunnel.measure.links import Bucket, sleep_until
 
-__all__ = ["TRANSPORTS", "Channels", "GlooChannels", "SharedMemory", "Slots", "Start", "file_bytes", "make_file"]
+__all__ = [
+    "TRANSPORTS",
+    "Channels",
+    "GlooChannels",
+    "SharedMemory",
+    "Slots",
+    "Start",
+    "file_bytes",
+    "make_file",
+    "wait_for_change",
+    "wake",
+]
+
+_NUMBERS = {"x86_64": 202, "aarch64": 98}  # of the system call
+_WAIT, _WAKE, _PAUSE_S = 0, 1, 100e-6
+
+
+@functools.cache
+def _system_call() -> Callable[..., int] | None:
+    """The system call; None where there is none."""
+    number = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
+    if number is None:
+        return None
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    pointer = ctypes.c_void_p
+    call.argtypes = [ctypes.c_long, pointer, ctypes.c_int, ctypes.c_uint32, pointer, pointer, pointer]
+    return functools.partial(call, number)
+
+
+def wait_for_change(address: int, seen: int) -> None:
+    """Sleep until the word at an address is woken; not at all if its lower 32 bits are not those of ``seen``."""
+    call = _system_call()
+    if call is None:
+        time.sleep(_PAUSE_S)
+    else:
+        call(address, _WAIT, seen & 0xFFFFFFFF, None, None, None)
+
+
+def wake(address: int) -> None:
+    """Wake a thread that waits for the word at an address, after changing the word."""
+    call = _system_call()
+    if call is not None:
+        call(address, _WAKE, 1, None, None, None)
+
 
 Array = NDArray[Any]
 Slots = Mapping[tuple[int, int], Sequence[tuple[int, int]]]

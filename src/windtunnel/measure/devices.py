@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from windtunnel.errors import AbsentDeviceError
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.turns import elapsed_ns
 
 __all__ = [
     "HostClock",

@@ -2,7 +2,9 @@
 
 In: an action, limits. Out: how it ended, and its answer if it had one; whatever happens, this process goes on. The
 child has no core file, a limit of memory and of processor time, and is killed when its time is over; once it locks
-itself, opening a file, starting a process or a connection ends it. Not here: what is run.
+itself, opening a file, starting a process or a connection ends it. ``outlive`` runs all that follows in a child,
+so that a segmentation fault of native code ends in words. Arrays with a wall on both sides tell who wrote beyond their
+ends. Not here: what is run.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import mmap
 import os
 import platform
 import resource
@@ -18,10 +21,15 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Ending", "Limits", "Lock", "allow_time", "run_in_fork"]
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from windtunnel.measure.worker import die_with
+
+__all__ = ["Ending", "GuardedArray", "Limits", "Lock", "allow_time", "outlive", "run_in_fork"]
 
 _HEADER = struct.Struct("<8sQ")
 _MAGIC = b"WTanswer"
@@ -194,3 +202,68 @@ def _lock(cpu_s: float) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     libc.prctl(_SET_SECCOMP, _FILTER, ctypes.c_char_p(header), 0, 0)
+
+
+_ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+_BY_SIGNAL = 128
+
+
+def outlive(report_kill: Callable[[signal.Signals], int]) -> None:
+    """Go on in a child; where an unexpected signal kills it, say so and end with what ``report_kill`` returns.
+
+    To be called before any thread is started. Ctrl-C reaches the child directly; an order to end is passed on.
+    """
+    if not hasattr(os, "fork"):
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        die_with(parent)
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: os.kill(child, received))
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status):
+        os._exit(os.waitstatus_to_exitcode(status))
+    killer = signal.Signals(os.WTERMSIG(status))
+    os._exit(_BY_SIGNAL + killer if killer in _ASKED_TO_END else report_kill(killer))
+
+
+_ALIGNMENT = 64
+_MARGIN = 0xA5
+
+
+class GuardedArray:
+    """An array that ends where a page ends which nobody may touch, but for less than 64 bytes of margin.
+
+    Parameters
+    ----------
+    shape : sequence of int
+    dtype : dtype
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: DTypeLike) -> None:
+        kind = np.dtype(dtype)
+        size_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        page = mmap.PAGESIZE
+        inner = -(-max(size_bytes, 1) // page) * page
+        self._memory = mmap.mmap(-1, inner + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for index in (begin, begin + page + inner):
+            if libc.mprotect(ctypes.c_void_p(index), ctypes.c_size_t(page), 0) != 0:
+                raise OSError(ctypes.get_errno(), "the pages around an array cannot be protected")
+        first = page + inner - -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+        bytes_all = np.frombuffer(self._memory, dtype=np.uint8)
+        self._front, self._back = bytes_all[page:first], bytes_all[first + size_bytes : page + inner]
+        self._front[:], self._back[:] = _MARGIN, _MARGIN
+        flat = np.frombuffer(self._memory, dtype=np.uint8, count=size_bytes, offset=first)
+        self.array: NDArray[np.generic] = flat.view(kind).reshape(tuple(shape))
+        self.address = begin + first
+
+    def is_intact(self) -> bool:
+        """Whether nobody wrote into the margins."""
+        return bool((self._front == _MARGIN).all() and (self._back == _MARGIN).all())

@@ -16,7 +16,7 @@ from typing import Any
 from windtunnel import registry
 from windtunnel.errors import FlightError, InputError
 from windtunnel.graph import Graph
-from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.host_state import hold_heap
 from windtunnel.sources.scratch import files_kept_away
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.launch import Ranks

@@ -13,10 +13,9 @@ Internal modules: ``batch_shapes``, ``block_patterns``, ``ddp_reducer``, ``peak_
 
 from windtunnel import registry
 from windtunnel.whatifs.answer import Answer
-from windtunnel.whatifs.ask import whatif
-from windtunnel.whatifs.edit import apply
+from windtunnel.whatifs.ask import apply, whatif
+from windtunnel.whatifs.measured import Unpriced
 from windtunnel.whatifs.request import Request, Step, parse_request, parse_requests, parse_step
-from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["Answer", "Request", "Step", "Unpriced", "apply", "parse_request", "parse_requests", "parse_step", "whatif"]
 

@@ -19,9 +19,16 @@ from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of, does_matrix_work
 from windtunnel.simulate.limits import Baseline, less_work, other_order
 from windtunnel.whatifs.device_tasks import device_kernels
-from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, launch_calls, products_by_type, runs_in_16_bits
-from windtunnel.whatifs.measured import has_program, operators_of, require_program, rerun_in_form, scale_memory
+from windtunnel.whatifs.measured import (
+    Unpriced,
+    has_program,
+    operators_of,
+    require_program,
+    rerun_in_form,
+    scale_memory,
+)
 from windtunnel.whatifs.peak_memory import note_form
+from windtunnel.whatifs.placing import chip_of, is_on_host, launch_calls, products_by_type, runs_in_16_bits
 from windtunnel.whatifs.product_speed import (
     host_time_per_launch_ns,
     names_16_bits,
@@ -30,7 +37,6 @@ from windtunnel.whatifs.product_speed import (
     rate_ratio,
     type_of_16_bits,
 )
-from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["amp", "no_amp"]
 

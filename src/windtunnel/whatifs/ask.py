@@ -1,13 +1,14 @@
 """Ask many what-ifs of one graph.
 
-In: a graph and names. Out: answers, best first, with the reasons of those that do not apply. What all changes need is
-priced together, each need once; all changes that keep the edges are replayed in batches. Not here: running anything
-(``cost`` prices, ``flights`` fly), intervals (``flights``).
+In: a graph and names. Out: answers, best first, with the reasons of those that do not apply. Each request is applied
+step by step, each step one recorded edit. What all changes need is priced together, each need once; all changes that
+keep the edges are replayed in batches. Not here: running anything (``cost`` prices, ``flights`` fly), intervals
+(``flights``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -17,18 +18,100 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.base.progress import Progress
-from windtunnel.cost.rerun import Need
-from windtunnel.errors import InEffectError, InputError, WindtunnelError
+from windtunnel.cost.rerun import Need, price_needs
+from windtunnel.errors import InEffectError, InputError, NotApplicableError, WindtunnelError
 from windtunnel.graph import Graph, Table
+from windtunnel.measure import ProfileDatabase
 from windtunnel.simulate import Timeline, replay, replay_many
 from windtunnel.simulate.iterations import iteration_ns, takes_part
 from windtunnel.whatifs.answer import Answer, Status
-from windtunnel.whatifs.edit import Database, apply, apply_steps, call_whatif, needs_of, pricer_of
 from windtunnel.whatifs.limiter import Limiter
+from windtunnel.whatifs.measured import MEASURE, PUBLISHED, Pricer, Unpriced, check_prices, price_change
 from windtunnel.whatifs.request import Request, Step, parse_requests
-from windtunnel.whatifs.unpriced import Pricer, check_prices
 
-__all__ = ["whatif"]
+__all__ = ["Database", "apply", "apply_steps", "call_whatif", "needs_of", "pricer_of", "whatif"]
+
+Database = ProfileDatabase | str | None
+
+
+def apply(
+    graph: Graph,
+    request: Request,
+    *,
+    prices: str = "auto",
+    database: Database = None,
+    budget_s: float | None = None,
+    pricer: Pricer | None = None,
+) -> Graph:
+    """Do the steps of a request one after the other, and return the graph after the last.
+
+    Parameters
+    ----------
+    graph : Graph
+    request : Request
+    prices : str
+        ``auto``, ``measured`` or ``paper``; see :func:`windtunnel.whatif`.
+    database : ProfileDatabase or path, optional
+        The user's own by default.
+    budget_s : float, optional
+        Time to measure one need.
+    pricer : callable, optional
+        Who prices instead.
+
+    Raises
+    ------
+    NotApplicableError
+        A step has nothing to act on.
+    PriceError
+        What it needs cannot be priced.
+    """
+    return apply_steps(graph, request, check_prices(prices), pricer or pricer_of(database, budget_s))[-1]
+
+
+def apply_steps(graph: Graph, request: Request, prices: str, pricer: Pricer) -> tuple[Graph, ...]:
+    """The graphs after each step of a request; errors as of :func:`apply`."""
+    graphs = [graph]
+    for step in request.steps:
+        change = call_whatif(graphs[-1], step)
+        changed = price_change(change, prices, pricer) if isinstance(change, Unpriced) else change
+        graphs.append(changed.as_one_edit(graphs[-1], step.name, step.parameters))
+    return tuple(graphs[1:])
+
+
+def call_whatif(graph: Graph, step: Step) -> Graph | Unpriced:
+    """What a what-if makes of a graph: the changed one, or what it needs to make it.
+
+    Raises
+    ------
+    NotApplicableError
+        It has nothing to act on.
+    """
+    if not graph.num_tasks:
+        raise NotApplicableError("the graph has no tasks", fix="capture at least one whole iteration")
+    change: Graph | Unpriced = registry.get("whatif", step.name).function(graph, **step.parameters)
+    return change
+
+
+def needs_of(change: Graph | Unpriced, prices: str) -> tuple[Sequence[Need], bool]:
+    """What must be priced for a change, and whether by measuring."""
+    if not isinstance(change, Unpriced) or change.finish is None or change.way(prices) == PUBLISHED:
+        return (), False
+    return change.needs, change.way(prices) == MEASURE
+
+
+def pricer_of(database: Database = None, budget_s: float | None = None, progress: Progress | None = None) -> Pricer:
+    """A pricer that asks ``cost`` for each need once."""
+    known: dict[tuple[Need, bool], Any] = {}
+
+    def price(needs: Sequence[Need], is_run: bool) -> Mapping[Need, Any]:
+        new = [need for need in needs if (need, is_run) not in known]
+        if new:
+            result = price_needs(new, database=database, budget_s=budget_s, is_run=is_run, progress=progress)
+            known.update({(need, is_run): value for need, value in result.items()})
+        return {need: known[need, is_run] for need in needs}
+
+    return price
+
 
 Changed = tuple[Request, tuple[Graph, ...]]  # the graphs after each step
 Outcome = tuple[Request, tuple[Graph, ...] | WindtunnelError]

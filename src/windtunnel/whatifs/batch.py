@@ -16,10 +16,9 @@ from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase, lags
 from windtunnel.simulate.limits import Baseline, up_to
-from windtunnel.whatifs.measured import SOURCE, require_program, rerun_in_form, updates_and_zeroing
+from windtunnel.whatifs.measured import SOURCE, Unpriced, require_program, rerun_in_form, updates_and_zeroing
 from windtunnel.whatifs.peak_memory import note_form
 from windtunnel.whatifs.samples_per_iteration import batch_size_of, passes_of
-from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["batch_size", "gradient_accumulation"]
 

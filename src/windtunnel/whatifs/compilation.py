@@ -24,8 +24,7 @@ from windtunnel.whatifs.cuda_graphs import launch_in_graphs
 from windtunnel.whatifs.device_tasks import computes_on_device, lies_on_device
 from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
 from windtunnel.whatifs.kernel_groups import KernelGroup, replace_groups, streams_in_order
-from windtunnel.whatifs.measured import apply_ratios, calls_of, has_program, require_program
-from windtunnel.whatifs.unpriced import LOOK_UP, Unpriced
+from windtunnel.whatifs.measured import LOOK_UP, Unpriced, apply_ratios, calls_of, has_program, require_program
 
 __all__ = ["COMPILE_MODES", "compile_block", "compile_model", "fuse_compiled_kernels"]
 

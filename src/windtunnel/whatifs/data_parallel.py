@@ -31,7 +31,6 @@ from windtunnel.whatifs.ddp_reducer import (
     way_between,
     work_ahead,
 )
-from windtunnel.whatifs.insert_tasks import computes_on_host, is_on_host
 from windtunnel.whatifs.layer_gradients import (
     Bucket,
     buckets_of,
@@ -41,9 +40,9 @@ from windtunnel.whatifs.layer_gradients import (
     link_of,
     need_one_rank,
 )
-from windtunnel.whatifs.measured import SOURCE
+from windtunnel.whatifs.measured import SOURCE, Unpriced
+from windtunnel.whatifs.placing import computes_on_host, is_on_host
 from windtunnel.whatifs.shared_cores import host_cores, host_threads, parallel_tasks, share_cores
-from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["data_parallel"]
 

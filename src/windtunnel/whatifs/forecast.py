@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.host_times import HOST_TABLE
-from windtunnel.cost.intervals import draw_durations
+from windtunnel.cost.intervals import draw_durations, step_ends
 from windtunnel.cost.pricing import AUTO, Model, Tiers, device_of, price, tiers_of
-from windtunnel.cost.step_interval import step_ends
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, ResourceKind
 from windtunnel.graph.kernel_classes import class_of

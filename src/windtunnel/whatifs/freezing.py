@@ -14,8 +14,7 @@ from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.block_patterns import compile_pattern
-from windtunnel.whatifs.measured import require_program, with_update
-from windtunnel.whatifs.unpriced import Unpriced
+from windtunnel.whatifs.measured import Unpriced, require_program, with_update
 
 __all__ = ["freeze_layers"]
 

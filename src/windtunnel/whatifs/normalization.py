@@ -18,9 +18,8 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs.device_tasks import device_kernels
-from windtunnel.whatifs.measured import has_program, operators_of, require_program, rerun_in_form
-from windtunnel.whatifs.replacing import calls_in, replacing
-from windtunnel.whatifs.unpriced import Unpriced
+from windtunnel.whatifs.layers import calls_in, replacing
+from windtunnel.whatifs.measured import Unpriced, has_program, operators_of, require_program, rerun_in_form
 
 __all__ = ["group_norm", "reconstructed_batchnorm"]
 

@@ -16,9 +16,8 @@ from windtunnel.cost.rerun import UpdateForm, sparse_parameters
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase, ResourceKind
 from windtunnel.simulate.limits import less_work, of_phase
-from windtunnel.whatifs.measured import apply_update, has_program, update_need, update_steps
+from windtunnel.whatifs.measured import Unpriced, apply_update, has_program, update_need, update_steps
 from windtunnel.whatifs.peak_memory import note_form
-from windtunnel.whatifs.unpriced import Unpriced
 
 _RUN = "fused-optimizer.run"
 

@@ -17,6 +17,7 @@ from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.measured import (
+    Unpriced,
     add_update,
     require_program,
     rerun_in_form,
@@ -25,7 +26,6 @@ from windtunnel.whatifs.measured import (
     updates_and_zeroing,
 )
 from windtunnel.whatifs.peak_memory import note_form
-from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["sparse_embedding_gradients"]
 

@@ -10,8 +10,7 @@ from windtunnel.cost.rerun import Form, UpdateForm
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs.measured import operators_of, require_program, with_update
-from windtunnel.whatifs.unpriced import Unpriced
+from windtunnel.whatifs.measured import Unpriced, operators_of, require_program, with_update
 
 __all__ = ["threads"]
 

@@ -14,8 +14,8 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import all_reduces, find_scattered_gradients, message_bytes, world_size
 from windtunnel.simulate.limits import Baseline, up_to
-from windtunnel.whatifs.insert_tasks import rescale
 from windtunnel.whatifs.layer_gradients import link_in_use
+from windtunnel.whatifs.placing import rescale
 
 __all__ = ["rank_count", "straggler"]
 

@@ -14,8 +14,8 @@ from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.collectives import all_reduces, find_scattered_gradients, message_bytes, world_size
 from windtunnel.simulate.limits import Baseline, less_work
-from windtunnel.whatifs.insert_tasks import rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
+from windtunnel.whatifs.placing import rescale
 
 __all__ = ["HALF", "num_buffers", "require_replicas", "scatter_gradients", "share_updates", "zero_1", "zero_2"]
 

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from windtunnel.cost.floor import floor_of
 from windtunnel.cost.operators.facts import facts_of
 from windtunnel.cost.operators.formulas import formula_ns, has_formula, is_depthwise
 from windtunnel.cost.operators.learned import LearnedPricer
+from windtunnel.cost.pricing import floor_of
 from windtunnel.cost.work import Work
 from windtunnel.hardware import device
 

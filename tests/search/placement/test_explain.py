@@ -15,8 +15,7 @@ from windtunnel.search.placement.baselines import random_cut
 from windtunnel.search.placement.explain import device_rows, moves
 from windtunnel.search.placement.fleet import fleet_of, links_of
 from windtunnel.search.placement.from_graph import apply_plan, layers_of
-from windtunnel.search.placement.local_search import search_locally
-from windtunnel.search.placement.search import place
+from windtunnel.search.placement.search import place, search_locally
 from windtunnel.search.work import DeviceType
 from windtunnel.simulate import replay
 from windtunnel.systems.pipelines.model import build_pipeline_graph, build_rank_graph, plan_schedule

@@ -8,7 +8,7 @@ from windtunnel.base import bitmaps
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import device
-from windtunnel.hardware.engines import SparseGrid
+from windtunnel.hardware.parts import SparseGrid
 from windtunnel.sources.zeros.records import LayerRecord
 from windtunnel.systems.chips.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles
 from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimate_cycles

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from windtunnel.cli import main  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
-from windtunnel.hardware.cores import usable_cores  # noqa: E402
+from windtunnel.hardware.host import usable_cores  # noqa: E402
 from windtunnel.measure.disks import (  # noqa: E402
     can_throttle,
     evict,

@@ -13,8 +13,7 @@ from tests.systems.uneven.small import fleet_of
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.measure import spaces as spaces_module
-from windtunnel.measure.spaces import can_shape
-from windtunnel.measure.wires import shape_wires
+from windtunnel.measure.spaces import can_shape, shape_wires
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.uneven.goal import Goal
 from windtunnel.systems.uneven.jobs import train_job

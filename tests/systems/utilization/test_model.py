@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.cost.ceilings import Ceilings, lanes_of
+from windtunnel.cost.host import Ceilings, lanes_of
 from windtunnel.cost.peak import Bandwidth, Peak
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph

@@ -7,7 +7,7 @@ pytest.importorskip("torch", reason="needs the extra torch")
 import torch
 from torch import nn
 
-from windtunnel.cost.ceilings import Ceilings
+from windtunnel.cost.host import Ceilings
 from windtunnel.cost.peak import Bandwidth, Peak
 from windtunnel.errors import NotApplicableError
 from windtunnel.sources.torch.step import capture

@@ -21,10 +21,10 @@ from windtunnel.cost.rerun.needs import (
     ReducingNeed,
     UpdateNeed,
     UpdatePeakNeed,
+    price_needs,
 )
 from windtunnel.cost.rerun.optimizer import UpdateForm, embedding_row_ratios, measure_update, sparse_parameters
 from windtunnel.cost.rerun.partial import lacks_kernel, measure_ratios
-from windtunnel.cost.rerun.prices import price_needs
 from windtunnel.cost.rerun.program import (
     Call,
     Program,

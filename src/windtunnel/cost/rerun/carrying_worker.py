@@ -10,8 +10,8 @@ import statistics
 import torch
 import torch.distributed as dist
 
-from windtunnel.measure.allocator import hold_heap
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.host_state import hold_heap
+from windtunnel.measure.turns import elapsed_ns
 from windtunnel.measure.workers import Place
 
 _WARMUP = 2

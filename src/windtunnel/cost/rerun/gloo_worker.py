@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.cost.rerun.sending import SENDERS, in_order
-from windtunnel.measure.allocator import hold_heap
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.host_state import hold_heap
+from windtunnel.measure.turns import elapsed_ns
 from windtunnel.measure.workers import Place
 
 _WARMUP = 4

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from windtunnel.base.extras import require
 from windtunnel.cost.rerun.program import Program, tensors_of
 from windtunnel.errors import PriceError
-from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.devices import HostClock, StreamClock, require_captured_device, stream_clock
 from windtunnel.measure.disturbance import watch_disturbance
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.measure.rounds import elapsed_ns, quiet, rounds, spread_of_quiet, spread_ratio
+from windtunnel.measure.host_state import hold_heap
+from windtunnel.measure.turns import elapsed_ns, quiet, rounds, spread_of_quiet, spread_ratio
 
 if TYPE_CHECKING:
     import torch

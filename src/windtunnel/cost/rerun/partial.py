@@ -30,11 +30,11 @@ from windtunnel.cost.rerun.ratios import (
     summarize,
 )
 from windtunnel.errors import NotApplicableError, PriceError
-from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import ProfileDatabase
 from windtunnel.measure.devices import HostClock, StreamClock, require_captured_device, stream_clock
 from windtunnel.measure.disturbance import watch_disturbance
-from windtunnel.measure.rounds import rounds
+from windtunnel.measure.host_state import hold_heap
+from windtunnel.measure.turns import rounds
 
 if TYPE_CHECKING:
     from windtunnel.cost.rerun.interpreter import Interpreter

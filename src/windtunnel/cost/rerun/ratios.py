@@ -22,7 +22,7 @@ from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.devices import HostClock, StreamClock, stream_clock
 from windtunnel.measure.disturbance import MAX_WAITED_RATIO
 from windtunnel.measure.fingerprint import libraries, machine, package_versions
-from windtunnel.measure.rounds import quiet, quiet_rows, spread_of_quiet, spread_ratio
+from windtunnel.measure.turns import quiet, quiet_rows, spread_of_quiet, spread_ratio
 
 if TYPE_CHECKING:
     from windtunnel.cost.rerun.interpreter import Lap

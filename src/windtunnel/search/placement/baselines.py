@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
+from windtunnel.search.downsets import depth_first, random_order
 from windtunnel.search.minmax import Stage
-from windtunnel.search.orders import depth_first, random_order
 from windtunnel.search.placement.contraction import Contraction, contract
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan, plan_of_stages

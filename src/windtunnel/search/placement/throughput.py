@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError
-from windtunnel.search.downsets import CAP, Lattice, TooManyDownsets, chain, downsets
+from windtunnel.search.downsets import CAP, ORDERS, Lattice, TooManyDownsets, chain, downsets
 from windtunnel.search.minmax import Combine, Stage, Table, solve
-from windtunnel.search.orders import ORDERS
 from windtunnel.search.placement.contraction import Contraction, contract
 from windtunnel.search.placement.model import Loads, Problem
 from windtunnel.search.work import Work

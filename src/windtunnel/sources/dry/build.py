@@ -19,7 +19,7 @@ from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceK
 from windtunnel.sources.dry.recorder import Call
 from windtunnel.sources.dry.streams import COMM
 from windtunnel.sources.dry.trace import Trace
-from windtunnel.sources.memory.origins import BACKWARD, DATA, FORWARD, UPDATE
+from windtunnel.sources.memory.storages import BACKWARD, DATA, FORWARD, UPDATE
 from windtunnel.sources.torch.dataflow import Flow, follow
 from windtunnel.sources.torch.ops import Operator, Role, Span, describe
 

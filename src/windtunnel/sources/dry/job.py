@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.errors import InputError
 from windtunnel.sources.dry.groups import Groups, complete_collective
-from windtunnel.sources.dry.patches import patch_attributes, replace_functions
+from windtunnel.sources.dry.streams import patch_attributes, replace_functions
 from windtunnel.sources.memory.dispatch import DispatchTracer
 
 __all__ = ["Mailbox", "rank_of_job"]

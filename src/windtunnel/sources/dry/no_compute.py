@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from windtunnel.errors import InputError
 from windtunnel.sources.dry.device import answer_reads, device_stands_in
-from windtunnel.sources.dry.patches import patch_attributes
-from windtunnel.sources.dry.streams import Streams
+from windtunnel.sources.dry.streams import Streams, patch_attributes
 from windtunnel.sources.dry.values import Values, own_line
 from windtunnel.sources.memory.fake_mode import fake_tensors
 from windtunnel.sources.torch.compile_boundaries import run_eagerly

@@ -20,8 +20,7 @@ from windtunnel.sources.dry.groups import WAIT, WRAP, Groups, Message, complete_
 from windtunnel.sources.dry.streams import Streams
 from windtunnel.sources.memory.dispatch import DispatchTracer, is_device_query, is_of_wrappers
 from windtunnel.sources.memory.in_place import as_in_place
-from windtunnel.sources.memory.origins import Places
-from windtunnel.sources.memory.storages import storages_of
+from windtunnel.sources.memory.storages import Places, storages_of
 
 __all__ = ["Call", "Recorder"]
 

@@ -1,14 +1,16 @@
-"""Streams and events that only remember who waits for whom.
+"""Streams and events that only remember who waits for whom, and names of torch that mean something else for a while.
 
 In: what a program says to streams and events. Out: of every call its stream and the earlier calls that this stream was
 told to wait for. Collectives have a stream of their own per process group, as NCCL gives them one, and messages between
 two ranks one for each way, as those of a batch go at once. Whoever called goes on, unless the call was a blocking one,
-and waits where it asks for the result.
+and waits where it asks for the result. Patches are contexts that put everything back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from windtunnel.sources.dry.groups import Message
 
-__all__ = ["COMM", "Event", "Stream", "Streams"]
+__all__ = ["COMM", "Event", "Stream", "Streams", "patch_attributes", "replace_functions"]
 
 COMM = 1_000
 """Streams from this number on carry messages."""
@@ -198,3 +200,45 @@ class Event:
     def elapsed_time(self, _other: Any) -> float:
         """Return 1 millisecond, as no work takes time here; not 0, by which a program would divide."""
         return 1.0
+
+
+_ABSENT = object()
+
+
+@contextmanager
+def patch_attributes(meanings: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
+    """Set attributes of modules and classes within."""
+    kept: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, names in meanings.items():
+            for name, value in names.items():
+                kept.append((owner, name, vars(owner).get(name, _ABSENT)))
+                setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in reversed(kept):
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+@contextmanager
+def replace_functions(others: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
+    """Call other functions in the place of some, in every module that has them, and in those that are loaded within."""
+    ours = {original: functools.update_wrapper(other, original) for original, other in others.items()}
+    _exchange(ours)
+    try:
+        yield
+    finally:
+        _exchange({other: original for original, other in ours.items()})
+
+
+def _exchange(others: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
+    by_name = {old.__name__: (old, new) for old, new in others.items()}
+    for module in list(sys.modules.values()):
+        own = getattr(module, "__dict__", {})
+        for name in by_name.keys() & own.keys():
+            old, new = by_name[name]
+            if own[name] is old:
+                setattr(module, name, new)

@@ -20,9 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.dry.groups import Groups
-from windtunnel.sources.dry.patches import patch_attributes
 from windtunnel.sources.dry.recorder import Call, Recorder
-from windtunnel.sources.dry.streams import Streams
+from windtunnel.sources.dry.streams import Streams, patch_attributes
 from windtunnel.sources.dry.values import Values
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.memory.watch import Watch

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 from windtunnel.errors import InputError
-from windtunnel.sources.memory.origins import program_frame
-from windtunnel.sources.memory.small_values import value_of
+from windtunnel.sources.memory.fake_mode import value_of
+from windtunnel.sources.memory.storages import program_frame
 
 __all__ = ["READS", "StandIn", "Values", "asker", "has_no_value", "own_line", "read_known", "value_of_fake"]
 

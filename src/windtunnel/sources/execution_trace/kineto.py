@@ -27,8 +27,8 @@ from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.sources.torch.dataflow import Flow, trace_flow
 from windtunnel.sources.torch.ops import Role
 from windtunnel.sources.torch.profile import execution_nodes
+from windtunnel.sources.torch.same_operators import add_program, find_parameters
 from windtunnel.sources.torch.timeline_points import match_in_order
-from windtunnel.sources.torch.traced_program import add_program, find_parameters
 
 __all__ = ["join_by_id", "read_events"]
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from windtunnel.base.progress import Progress
 from windtunnel.graph.kernel_classes import collective_of
 from windtunnel.graph.meta import ProcessGroup
-from windtunnel.sources.kineto.frames import find_frames
 from windtunnel.sources.kineto.operators import find_operators
-from windtunnel.sources.kineto.roles import find_categories
+from windtunnel.sources.kineto.roles import find_categories, find_frames
 from windtunnel.sources.kineto.trace import Trace, is_string, read_trace
 from windtunnel.sources.timeline.events import (
     MISSING,

@@ -13,19 +13,24 @@ from itertools import accumulate
 from typing import Any
 
 from windtunnel.sources.memory.allocator_log import Block, Log
-from windtunnel.sources.memory.observations import LEFT, Mark, Outside, Sightings
-from windtunnel.sources.memory.origins import BACKWARD, BEFORE, DATA, FORWARD, PHASES, UPDATE, NodeLayers
+from windtunnel.sources.memory.observations import LEFT, Learned, Mark, Outside, Sightings
 from windtunnel.sources.memory.profile import CATEGORIES
-from windtunnel.sources.memory.python_facts import Learned
 from windtunnel.sources.memory.storages import (
+    BACKWARD,
+    BEFORE,
     BIRTH,
     CATEGORY,
+    DATA,
     DEATH,
     EVENTS,
+    FORWARD,
     INPUT,
+    PHASES,
     STATE,
     TEMPORARY,
+    UPDATE,
     WORKSPACE,
+    NodeLayers,
 )
 
 __all__ = ["Life", "lives_of", "rows_of"]

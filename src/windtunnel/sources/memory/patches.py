@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from windtunnel.sources.memory.origins import DATA
+from windtunnel.sources.memory.storages import DATA
 
 __all__ = [
     "allow_transforms",

@@ -23,7 +23,7 @@ from windtunnel.base.outputs import replacing
 from windtunnel.base.reading import ReadLimit
 from windtunnel.errors import InputError
 from windtunnel.hardware.parts import Device
-from windtunnel.simulate.allocator import ROUNDING_BYTES, compute_reserved_bytes, cublas_bytes
+from windtunnel.simulate.memory import ROUNDING_BYTES, compute_reserved_bytes, cublas_bytes
 from windtunnel.sources.memory.profile_file import read_events
 from windtunnel.units import format_ratio, format_size
 

@@ -21,7 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.sources.memory.dispatch import DispatchTracer, is_of_wrappers
-from windtunnel.sources.memory.origins import BEFORE, DATA, UPDATE, Places
 from windtunnel.sources.memory.patches import (
     allow_transforms,
     watch_fetches,
@@ -30,8 +29,10 @@ from windtunnel.sources.memory.patches import (
     watch_saved_hooks,
 )
 from windtunnel.sources.memory.storages import (
+    BEFORE,
     BIRTH,
     CATEGORY,
+    DATA,
     DEATH,
     FEATURE_MAP,
     GRADIENT,
@@ -39,8 +40,10 @@ from windtunnel.sources.memory.storages import (
     RESIZE,
     STATE,
     TEMPORARY,
+    UPDATE,
     WEIGHT,
     Ledger,
+    Places,
     all_storages,
     buffers_of,
     storages_of,

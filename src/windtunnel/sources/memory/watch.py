@@ -18,11 +18,9 @@ import torch
 from windtunnel.errors import InputError
 from windtunnel.sources.memory.allocator_log import AllocatorLog
 from windtunnel.sources.memory.block_lifetimes import rows_of
-from windtunnel.sources.memory.observations import Sightings
-from windtunnel.sources.memory.origins import DATA, PHASES
+from windtunnel.sources.memory.observations import Learned, Sightings
 from windtunnel.sources.memory.profile import CATEGORIES, COLUMNS, MemoryProfile
-from windtunnel.sources.memory.python_facts import Learned
-from windtunnel.sources.memory.storages import EVENTS
+from windtunnel.sources.memory.storages import DATA, EVENTS, PHASES
 from windtunnel.sources.memory.tracker import StorageTracker
 from windtunnel.sources.torch.annotate import Discovery, asks_to_compile
 from windtunnel.sources.torch.compile_boundaries import run_eagerly

@@ -13,9 +13,8 @@ from windtunnel import registry
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError, TraceError
 from windtunnel.graph import Graph
-from windtunnel.sources.formats import format_of, sniff_source
 from windtunnel.sources.ranks.merge import merge
-from windtunnel.sources.stored import is_stored
+from windtunnel.sources.stored import format_of, is_stored, sniff_source
 
 __all__ = ["holds_ranks", "load_ranks", "ranks_in"]
 

@@ -23,7 +23,7 @@ in part; that is found here. A reader of a format fills one type, `Events`::
 ``names`` has the vocabulary of PyTorch and of communication libraries, ``rules`` the constants for what is inferred.
 
 Internal modules: ``device``, ``edges``, ``invalid_records``, ``lines``, ``memory``, ``operators``,
-``resource_names``, ``threads``, ``waits``, ``window``.
+``threads``, ``waits``, ``window``.
 """
 
 from windtunnel.sources.timeline.build import build_graph

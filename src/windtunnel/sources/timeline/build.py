@@ -28,9 +28,8 @@ from windtunnel.sources.timeline.events import MISSING, Category, Events
 from windtunnel.sources.timeline.host import Host, Labels, cut_threads, label_events
 from windtunnel.sources.timeline.invalid_records import drop_lost_records
 from windtunnel.sources.timeline.memory import Memory, find_memory
-from windtunnel.sources.timeline.names import HOST_COLLECTIVE, matching
+from windtunnel.sources.timeline.names import HOST_COLLECTIVE, matching, name_threads
 from windtunnel.sources.timeline.operators import Operators, find_operators, label_updates, operator_columns
-from windtunnel.sources.timeline.resource_names import name_threads
 from windtunnel.sources.timeline.rules import TimelineRules
 from windtunnel.sources.timeline.slices import TOLERANCE_NS
 from windtunnel.sources.timeline.threads import HandOffs, find_hand_offs, follow_progress

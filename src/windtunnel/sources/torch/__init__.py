@@ -1,7 +1,7 @@
 """A PyTorch program that runs here: a step function or a whole script, captured by hooks.
 
 Public modules: ``annotate``, ``boundary``, ``compiled``, ``device_operators``, ``fake``, ``flop_count``, ``hooks``,
-``kernels``, ``launch``, ``lines``, ``live``, ``ranks``, ``recomputed``, ``script``, ``step``.
+``kernels``, ``launch``, ``lines``, ``live``, ``phase_and_layer``, ``ranks``, ``script``, ``step``.
 """
 
 from windtunnel.sources.torch.script import capture_script

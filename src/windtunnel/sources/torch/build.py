@@ -14,16 +14,13 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
-from windtunnel.measure.rounds import quiet_rows
+from windtunnel.measure.turns import quiet_rows
 from windtunnel.sources.torch.annotate import MODULE
 from windtunnel.sources.torch.collectives import transfers, with_transfers
 from windtunnel.sources.torch.compiled import REGION, UPDATE_REGION
-from windtunnel.sources.torch.dataflow import Flow, trace_flow
-from windtunnel.sources.torch.disturbed_iterations import disturbance_facts
-from windtunnel.sources.torch.facts import facts_of
+from windtunnel.sources.torch.dataflow import Flow, MemoryUse, account, trace_flow
 from windtunnel.sources.torch.kernels import describe_event, kernel_name, opaque_events
 from windtunnel.sources.torch.loader import Loading, with_workers
-from windtunnel.sources.torch.memory import MemoryUse, account
 from windtunnel.sources.torch.ops import Operator, Role, resolve_recipes
 from windtunnel.sources.torch.overhead import calibrate, central, correct, select_validation_iterations
 from windtunnel.sources.torch.phase_and_layer import layers_of, parameter_storages, phases_of
@@ -35,9 +32,8 @@ from windtunnel.sources.torch.program import (
     keep_program,
     repeats_of_slices,
 )
-from windtunnel.sources.torch.recording import Recording
-from windtunnel.sources.torch.segments import Stretches, stretches
-from windtunnel.sources.torch.timeline_points import Points, align, by_kind, walk
+from windtunnel.sources.torch.recording import Recording, disturbance_facts, facts_of
+from windtunnel.sources.torch.timeline_points import Points, Stretches, align, by_kind, stretches, walk
 
 __all__ = ["MARKS", "build_graph"]
 

@@ -25,14 +25,12 @@ from windtunnel.sources.timeline.events import Category, Events
 from windtunnel.sources.torch import profile
 from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.sources.torch.device_traces import DeviceTraces
-from windtunnel.sources.torch.facts import host_facts, summary_ns
-from windtunnel.sources.torch.labels import plain
 from windtunnel.sources.torch.loader import WAITING, with_workers_in_trace
-from windtunnel.sources.torch.precision import precision
+from windtunnel.sources.torch.overhead import precision
+from windtunnel.sources.torch.profile import plain
 from windtunnel.sources.torch.program import keep_models, keep_optimizers
-from windtunnel.sources.torch.recording import Recording
-from windtunnel.sources.torch.same_operators import share_operators
-from windtunnel.sources.torch.traced_program import add_program, profile_events
+from windtunnel.sources.torch.recording import Recording, host_facts, summary_ns
+from windtunnel.sources.torch.same_operators import add_program, profile_events, share_operators
 
 __all__ = ["build_device_graph", "read_rich"]
 

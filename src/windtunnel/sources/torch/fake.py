@@ -54,7 +54,7 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
     """
     require("torch", extra="torch")
     from windtunnel.sources.dry.no_compute import skip_compute
-    from windtunnel.sources.dry.patches import patch_attributes
+    from windtunnel.sources.dry.streams import patch_attributes
     from windtunnel.sources.dry.values import Values
     from windtunnel.sources.torch.recorder import Recorder
 
@@ -112,7 +112,7 @@ def fake_capture_script(
     """
     require("torch", extra="torch")
     from windtunnel.sources.dry.no_compute import run_without_compute
-    from windtunnel.sources.dry.patches import patch_attributes
+    from windtunnel.sources.dry.streams import patch_attributes
     from windtunnel.sources.dry.values import Values
     from windtunnel.sources.torch.recorder import Recorder
     from windtunnel.sources.torch.script import RecorderPilot, check_script

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.base.extras import require
-from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.host_state import hold_heap
 from windtunnel.sources.torch.boundary import BoundaryFinder, Found, Token
 from windtunnel.sources.torch.compile_boundaries import SuspendedCall, aside, exclude_from_compilation
 

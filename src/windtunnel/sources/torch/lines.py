@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from windtunnel.sources.memory.origins import Lines
+from windtunnel.sources.memory.storages import Lines
 from windtunnel.sources.torch.phase_and_layer import labels_within
 from windtunnel.sources.torch.profile import Events, annotate
 from windtunnel.sources.torch.timeline_points import walk

@@ -1,16 +1,18 @@
-"""Take the profiler's own cost out of a profile.
+"""Take the profiler's own cost out of a profile, and say how well the time of the step is known.
 
 The profiler stamps the start as the last thing on entering an event and the end as the first thing on leaving it, so
 an operator that calls nothing is measured nearly true and the cost falls into the slices around: before an enter and
 after a leave. The cost per event is what a calibration loop shows, corrected by what profiled iterations took longer
 than bare ones in the same run, each weighted by its certainty. What then still differs is the residual: it is
-recorded and spread over all slices.
+recorded and spread over all slices. The precision of a capture is the standard error of the median of its bare
+iterations.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from windtunnel.sources.torch.profile import LightProfiler
-from windtunnel.sources.torch.segments import Stretches
-from windtunnel.sources.torch.timeline_points import Points
+from windtunnel.sources.torch.timeline_points import Points, Stretches
+from windtunnel.units import format_ratio
 
-__all__ = ["Correction", "calibrate", "central", "correct", "select_validation_iterations"]
+__all__ = ["Correction", "calibrate", "central", "correct", "precision", "select_validation_iterations"]
 
 Int = NDArray[np.int64]
 
@@ -194,3 +196,47 @@ def _enter_share(slices_IP: Int, before_enter: NDArray[np.bool_], after_leave: N
     typical = np.median(slices_IP, axis=0)
     enter, leave = np.percentile(typical[only_enter], 10), np.percentile(typical[only_leave], 10)
     return float(enter / (enter + leave)) if enter + leave > 0 else 0.5
+
+
+TARGET_ERROR_RATIO, MAX_ERROR_RATIO = 0.02, 0.03
+_FEWEST = 6  # durations that say something about their own spread
+_NUM_RESAMPLES = 1000
+_MAX_TIMES = 20  # as many iterations as were measured, to advise
+
+
+def precision(bare_ns: Sequence[int]) -> dict[str, Any]:
+    """How far the median of the bare iterations that are held out is off by chance, as meta of a capture.
+
+    As many others make the graph, so that its length is known as well as that. The error falls with the square root of
+    the number where iterations vary each by itself; where the machine was slower for a while it is larger than this.
+
+    Parameters
+    ----------
+    bare_ns : sequence of int
+        All bare iterations, int64 ns; their common spread stands for that of both halves.
+
+    Returns
+    -------
+    dict
+        ``standard_error_ratio``, and ``iterations_wanted`` for an error of 2 %; ``note`` where it is above 3 %. Empty
+        for fewer than six durations.
+
+    Source: Efron, Bootstrap methods, Annals of Statistics 7(1), 1979.
+    """
+    durations = np.array(bare_ns, dtype=np.float64)
+    if len(durations) < _FEWEST or not np.median(durations):
+        return {}
+    num_aside = int(select_validation_iterations(len(durations)).sum())
+    resamples = np.random.default_rng(0).choice(durations, size=(_NUM_RESAMPLES, num_aside))
+    error_ratio = float(np.median(resamples, axis=1).std() / np.median(durations))
+    requested = math.ceil(len(durations) * (error_ratio / TARGET_ERROR_RATIO) ** 2 / 10) * 10
+    result: dict[str, Any] = {"standard_error_ratio": error_ratio, "iterations_wanted": requested}
+    if error_ratio > MAX_ERROR_RATIO:
+        advice = f"--iterations {requested} would make that ±{format_ratio(TARGET_ERROR_RATIO)}"
+        if requested > _MAX_TIMES * len(durations):
+            advice = "capture again on a quiet machine, as no number of iterations makes up for what disturbs them"
+        result["note"] = (
+            f"iterations vary: after {len(durations)} of them the step's time is known to "
+            f"±{format_ratio(error_ratio)}; {advice}"
+        )
+    return result

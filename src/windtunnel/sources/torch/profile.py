@@ -1,11 +1,14 @@
 """Profile single iterations with torch's own profiler.
 
 In: a level (light: names and times only; rich: shapes, memory and the execution trace too). Out: ``Events``, plain
-columns in the order in which the operators began. Not here: what the events mean.
+columns in the order in which the operators began. Torch writes names of modules and of ``record_function`` blocks into
+JSON as they are, so quotes, backslashes and control characters are written as ``%22``, and read back. Not here: what
+the events mean.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import re
@@ -16,16 +19,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch._C._profiler import _RecordFunctionFast
+from torch.autograd.profiler import record_function
 from torch.profiler import ExecutionTraceObserver
 
 from windtunnel.errors import TraceError
-from windtunnel.sources.torch.labels import escape_label, plain
 
 __all__ = [
     "ITERATION",
@@ -33,9 +37,57 @@ __all__ = [
     "LightProfiler",
     "RichProfiler",
     "annotate",
+    "escape_label",
+    "escape_labels",
     "execution_nodes",
+    "plain",
     "quiet_native_log",
 ]
+
+_OF_TORCH = ("Optimizer.", "enumerate(DataLoader)", "Torch-Compiled", "## Call Compiled", "DistributedDataParallel.")
+_UNSAFE = re.compile(r'["\\\x00-\x1f\x7f%]')
+
+
+def escape_label(name: str) -> str:
+    """Escape the characters of a name that a JSON string cannot hold."""
+    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02x}", name)
+
+
+def plain(name: str) -> str:
+    """The name that was escaped."""
+    return unquote(name) if "%" in name else name
+
+
+@contextmanager
+def escape_labels(*, keeps_all: bool = True) -> Iterator[None]:
+    """While this lasts, ``record_function`` blocks have escaped names.
+
+    Parameters
+    ----------
+    keeps_all : bool
+        Without it only torch's own blocks are recorded. A block of a script may be open where an iteration begins or
+        ends; torch then writes to memory that is gone, and the process crashes at some later time.
+    """
+    enter, leave = record_function.__enter__, record_function.__exit__
+
+    @functools.wraps(enter)
+    def enter_block(block: Any) -> Any:
+        block.is_kept = keeps_all or str(block.name).startswith(_OF_TORCH)
+        if not block.is_kept:
+            return block
+        block.name = escape_label(str(block.name))
+        return enter(block)
+
+    @functools.wraps(leave)
+    def leave_block(block: Any, *failure: Any) -> Any:
+        return leave(block, *failure) if getattr(block, "is_kept", True) else None
+
+    record_function.__enter__, record_function.__exit__ = enter_block, leave_block  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        record_function.__enter__, record_function.__exit__ = enter, leave  # type: ignore[method-assign]
+
 
 ITERATION = "wt:iteration"
 Int = NDArray[np.int64]

@@ -17,8 +17,8 @@ import torch
 from windtunnel.sources.torch.annotate import MODULE, PARAMETER, Discovery, module_paths
 from windtunnel.sources.torch.compiled import REGION, UPDATE_REGION
 from windtunnel.sources.torch.kernels import COMPILED as GENERATED
+from windtunnel.sources.torch.phase_and_layer import Repeats
 from windtunnel.sources.torch.profile import Events
-from windtunnel.sources.torch.recomputed import Repeats
 from windtunnel.sources.torch.timeline_points import Points, walk
 
 __all__ = [

@@ -9,19 +9,22 @@ the job's own launcher, and the graphs are joined from their files (``sources.ra
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
-from windtunnel.errors import InputError
-from windtunnel.graph import Graph, load
-from windtunnel.measure.workers import Workers
-from windtunnel.sources.torch.launch import Ranks, launch
-from windtunnel.sources.torch.script import IncompleteCaptureError, check_script
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.graph import Graph, load, save
+from windtunnel.measure.workers import Place, Workers
+from windtunnel.sources.torch.launch import Meeting, Ranks, join_job, launch
+from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script, check_script
 
-__all__ = ["capture_ranks"]
+__all__ = ["Orders", "capture_ranks", "main"]
 
 
 def capture_ranks(
@@ -64,7 +67,6 @@ def capture_ranks(
     """
     require("torch", extra="torch")
     from windtunnel.sources.torch.join_ranks import join_step_ranks
-    from windtunnel.sources.torch.rank_process import Orders
 
     script = check_script(path)
     with (
@@ -73,7 +75,7 @@ def capture_ranks(
     ):
         orders = Orders(str(script.resolve()), tuple(argv), iterations, warmup, folder, meeting)
         with Workers(
-            "windtunnel.sources.torch.rank_process",
+            "windtunnel.sources.torch.ranks",
             orders,
             num_ranks=ranks.num_ranks,
             title=script.name,
@@ -108,3 +110,41 @@ def _require_all(answers: Sequence[dict[str, Any]], script: Path, log: str) -> N
 def _add_launch_origin(graph: Graph, ranks: Ranks) -> Graph:
     """The graph of one rank, with what starts its job again."""
     return graph.with_meta(origin={**graph.meta.origin, "ranks": ranks.nonzero_fields()})
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What all ranks do."""
+
+    script: str
+    argv: tuple[str, ...]
+    iterations: int
+    warmup: int
+    folder: str
+    meeting: Meeting
+
+
+def main(place: Place) -> int:
+    """Capture one rank; a failure is reported with its time, as the peers fail after the first rank."""
+    orders: Orders = place.config
+    join_job(place.rank, place.num_ranks, orders.meeting)
+
+    def tell(what: str, done: int, total: int) -> None:
+        place.tell({"progress": (what, done, total)})
+
+    try:
+        graph = capture_script(
+            orders.script, orders.argv, iterations=orders.iterations, warmup=orders.warmup, progress=tell
+        )
+    except WindtunnelError as error:
+        place.tell(_failure(error))
+        return 0
+    path = f"{orders.folder}/rank{place.rank}.wt"
+    save(graph, path, overwrite=True)
+    place.tell({"path": path})
+    return 0
+
+
+def _failure(error: WindtunnelError) -> dict[str, Any]:
+    # what a rank raises once its peers are gone came second
+    reported = {"error": error.message, "where": error.where, "fix": error.fix, "at_ns": time.monotonic_ns()}
+    return reported | {"is_incomplete": isinstance(error, IncompleteCaptureError)}

@@ -19,15 +19,13 @@ from typing import Any
 
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
-from windtunnel.measure.allocator import hold_heap, page_faults
-from windtunnel.measure.collector import CollectorClock
 from windtunnel.measure.devices import finish
+from windtunnel.measure.host_state import CollectorClock, hold_heap, page_faults
 from windtunnel.sources.memory.watch import Watch, profile_of_tracker
 from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, module_paths, require_host
 from windtunnel.sources.torch.compile_boundaries import run_eagerly
 from windtunnel.sources.torch.compiled import CompiledRegions, Mode
 from windtunnel.sources.torch.device_traces import DeviceTraces, lies_on_device
-from windtunnel.sources.torch.disturbed_iterations import QuietWatch
 from windtunnel.sources.torch.lines import lines_of, mark_lines, without_lines
 from windtunnel.sources.torch.loader import LoaderMeter
 from windtunnel.sources.torch.messages import MessageLog, WaitMarks, is_distributed
@@ -39,14 +37,15 @@ from windtunnel.sources.torch.recording import (
     TIMED,
     WITHOUT_TIMES,
     BareIteration,
+    QuietWatch,
     Recording,
     Slot,
     schedule,
     schedule_in_a_row,
     schedule_on_device,
 )
-from windtunnel.sources.torch.segments import PhaseClock
 from windtunnel.sources.torch.shapes import ShapeSorter
+from windtunnel.sources.torch.timeline_points import PhaseClock
 
 __all__ = ["Recorder"]
 

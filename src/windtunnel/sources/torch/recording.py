@@ -1,27 +1,35 @@
-"""What every iteration of a capture is used for, and what was measured.
+"""What every iteration of a capture is used for, what was measured, and what ``meta`` says of it.
 
-In: how many iterations are to be measured. Out: a slot for each, in turn; ``Recording``, the raw measurements. Not
-here: the instruments (``recorder``).
+In: how many iterations are to be measured. Out: a slot for each, in turn; ``Recording``, the raw measurements; which
+iterations other programs disturbed, by how long each waited for a core, so that they are measured again; the times,
+overhead, memory and host that the graph states. Not here: the instruments (``recorder``), counting disturbances
+(``measure.disturbance``), tasks (``build``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import platform
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import compress
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from windtunnel.measure.disturbance import MAX_WAITED_RATIO
+from windtunnel import hardware
+from windtunnel.hardware.host import processor_name
+from windtunnel.measure.disturbance import MAX_WAITED_RATIO, DisturbanceClock, Neighbors, disturbance_log_error
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.sources.torch.device_traces import DeviceTraces
-from windtunnel.sources.torch.disturbed_iterations import quiet_iterations
-from windtunnel.sources.torch.messages import Message
+from windtunnel.sources.torch.messages import Message, is_distributed
+from windtunnel.sources.torch.overhead import Correction, precision, select_validation_iterations
 from windtunnel.sources.torch.profile import Events
-from windtunnel.sources.torch.segments import Marks
+from windtunnel.sources.torch.timeline_points import Marks
 
 __all__ = [
     "OF_ONE_FORM",
@@ -29,12 +37,83 @@ __all__ = [
     "SLOWED",
     "TIMED",
     "WITHOUT_TIMES",
+    "QuietWatch",
     "Recording",
     "Slot",
+    "disturbance_facts",
+    "facts_of",
+    "host_facts",
+    "quiet_iterations",
     "schedule",
     "schedule_in_a_row",
     "schedule_on_device",
+    "summary_ns",
 ]
+
+_FEWEST = 4  # quiet iterations that stand for all
+
+
+class QuietWatch:
+    """Says of each iteration how much of it others took, and whether it should be measured again.
+
+    Parameters
+    ----------
+    max_repeats : int
+        How many iterations may be measured again; a host that stays busy must not keep a script running forever.
+    """
+
+    def __init__(self, max_repeats: int) -> None:
+        self._repeats_left = max_repeats
+        self._clock = DisturbanceClock()
+        self._neighbors: Neighbors | None = None
+        self.num_repeated = 0
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        self._neighbors = self._neighbors or Neighbors()
+        self._clock.begin()
+
+    def end(self) -> float:
+        """The iteration has ended: the share of it that others took."""
+        stretch = self._clock.end()
+        is_own = stretch.is_disturbed and self._neighbors is not None and self._neighbors.are_quiet
+        return 0.0 if is_own else stretch.lost_ratio
+
+    def wants_again(self, lost_ratio: float) -> bool:
+        """Whether to measure the iteration again; ranks of one job must not disagree about it, so they never do."""
+        if lost_ratio <= MAX_WAITED_RATIO or not self._repeats_left or is_distributed():
+            return False
+        self._repeats_left -= 1
+        self.num_repeated += 1
+        return True
+
+
+def quiet_iterations(lost_ratios: Sequence[float]) -> NDArray[np.bool_]:
+    """Which iterations to keep: the quiet ones where there are enough, else the less disturbed half, bool [I].
+
+    Chosen by how long an iteration waited for a core, never by how long it took.
+
+    Examples
+    --------
+    >>> quiet_iterations([0.0, 0.4, 0.0, 0.01, 0.0]).tolist()
+    [True, False, True, True, True]
+    >>> quiet_iterations([0.5, 0.4, 0.6, 0.7]).tolist()
+    [True, True, False, False]
+    """
+    missing = np.asarray(lost_ratios, dtype=np.float64)
+    quiet: NDArray[np.bool_] = missing <= MAX_WAITED_RATIO
+    if quiet.sum() >= min(_FEWEST, len(missing)):
+        return quiet
+    least: NDArray[np.bool_] = missing <= np.median(missing)
+    return least
+
+
+def disturbance_facts(bare: Sequence[float], light: Sequence[float], num_repeated: int) -> dict[str, Any]:
+    """What ``meta`` says of the iterations that were kept: ``lost_ratio`` is 0 where they were quiet."""
+    median = max((float(np.median(missing)) for missing in (bare, light) if len(missing)), default=0.0)
+    result: dict[str, Any] = {"lost_ratio": median} if median > MAX_WAITED_RATIO else {}
+    return result | ({"num_repeated": num_repeated} if num_repeated else {})
+
 
 _AS_IS = 4  # iterations before the heap is held
 _BLOCK = 2  # measured iterations between two changes of instrument
@@ -198,3 +277,84 @@ def schedule_on_device(iterations: int) -> Iterator[Slot]:
     yield from [Slot.BARE] * iterations
     yield from [Slot.PRIME] * _BLOCK
     yield from [Slot.LIGHT] * min(iterations, _MAX_TRACED)
+
+
+def summary_ns(samples: list[int]) -> dict[str, Any]:
+    """Median, quartiles and every sample, for ``meta``."""
+    if not samples:
+        return {}
+    low, median, high = np.percentile(samples, [25, 50, 75])
+    return {"median": int(median), "low": int(low), "high": int(high), "samples": list(samples)}
+
+
+def facts_of(
+    recording: Recording,
+    settled: Recording,
+    correction: Correction,
+    disturbance: dict[str, Any],
+    replayed_ns: int,
+    num_unlike: int,
+    num_samples: int,
+) -> dict[str, Any]:
+    """All of it; ``settled`` holds the bare iterations as a training loop has them."""
+    bare = settled.bare_ns
+    aside = [elapsed for elapsed, unseen in zip(bare, select_validation_iterations(len(bare)), strict=True) if unseen]
+    profiled = summary_ns(recording.light_ns or [recording.rich_ns])
+    overhead: dict[str, Any] = correction.as_meta()
+    overhead["num_profiled_iterations"] = num_samples
+    overhead["num_unlike_iterations"] = num_unlike
+    overhead["num_irregular_iterations"] = recording.num_dropped
+    overhead["rich_iteration_ns"] = recording.rich_ns
+    if bare:
+        overhead["profiled_ratio"] = profiled["median"] / float(np.median(recording.bare_ns))
+        overhead["rich_ratio"] = recording.rich_ns / float(np.median(bare))
+        overhead |= precision(bare)
+    if aside and "lost_ratio" not in disturbance:
+        overhead["held_out_ns"] = aside
+        overhead["held_out_error_ratio"] = replayed_ns / float(np.median(aside)) - 1.0
+    measured = summary_ns(bare) or profiled
+    if missing := disturbance.get(
+        "lost_ratio"
+    ):  # what a quiet machine is estimated to take, and how well that is known
+        factor = math.exp(disturbance_log_error(missing))
+        ends = {"low": int(replayed_ns / factor), "high": int(replayed_ns * factor)}
+        measured = {**measured, "median": replayed_ns, **ends}
+    return {
+        "source": "torch step",
+        "hardware": host_facts(),
+        "disturbance": disturbance,
+        "iteration_ns": measured,
+        "profiled_iteration_ns": profiled,
+        "overhead": overhead,
+        "allocator": _allocator(recording),
+        "shapes": recording.shapes,
+        "gc_pause_ns": _median(settled.bare_pauses_ns),
+        "memory_base_bytes": recording.discovery.resident_bytes(),
+        "memory": {} if recording.memory is None else recording.memory.summary(),
+        "is_complete": recording.is_complete,
+    }
+
+
+def _allocator(recording: Recording) -> dict[str, Any]:
+    """What holding the heap changed: before it, and with it."""
+    return {
+        "is_held": recording.is_heap_held,
+        "page_faults": _median(recording.bare_faults),
+        "page_faults_before": _median(recording.as_is_faults),
+        "iteration_before_ns": summary_ns(recording.as_is_ns),
+    }
+
+
+def _median(counts: list[int]) -> int:
+    return int(np.median(counts)) if counts else 0
+
+
+def host_facts() -> dict[str, Any]:
+    """What ``meta`` says of this host."""
+    return {
+        "machine": platform.machine(),
+        "processor": processor_name(),
+        "num_cores": hardware.machine().num_cores,
+        "num_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }

@@ -241,7 +241,7 @@ def run_until_enough(
     WindtunnelError
         An instrument's own.
     """
-    from windtunnel.sources.torch.labels import escape_labels
+    from windtunnel.sources.torch.profile import escape_labels
 
     hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=on_loader, holds_heap=False)
     if isinstance(pilot, RecorderPilot):

@@ -66,7 +66,7 @@ def capture(
             fix="pass a function that does one training iteration",
         )
     from windtunnel.sources.torch.annotate import Discovery
-    from windtunnel.sources.torch.labels import escape_labels
+    from windtunnel.sources.torch.profile import escape_labels
     from windtunnel.sources.torch.recorder import Recorder
 
     discovery = Discovery().add(_as_iterable(model), _as_iterable(optimizer))

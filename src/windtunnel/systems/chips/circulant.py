@@ -24,7 +24,7 @@ from windtunnel.base.tables import Table
 from windtunnel.cost.fixed_point import relative_error
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.accelerators import Accelerator
-from windtunnel.hardware.engines import FourierEngine
+from windtunnel.hardware.parts import FourierEngine
 from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles
 from windtunnel.systems.chips.accelerators.fourier_engine import BlockLayer, EngineUse, engine_use
 

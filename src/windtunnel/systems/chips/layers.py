@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.classes import sides_of
+from windtunnel.cost.work import sides_of
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.kernel_classes import class_of

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError
 from windtunnel.hardware import Link
-from windtunnel.hardware.cores import usable_cores
-from windtunnel.hardware.host import available_bytes
+from windtunnel.hardware.host import available_bytes, usable_cores
 from windtunnel.measure.channels import TRANSPORTS, Start, file_bytes, make_file
-from windtunnel.measure.rounds import rounds as count_rounds
+from windtunnel.measure.turns import rounds as count_rounds
 from windtunnel.measure.workers import WorkerError, Workers
 from windtunnel.systems.collectives.interpret import Buffers, collect, fill_buffers
 from windtunnel.systems.collectives.lower import lower

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
 from windtunnel.hardware import Link
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure.database import ProfileDatabase
 from windtunnel.systems.collectives.calibration import Calibration, Work, calibrate, work_of
 from windtunnel.systems.collectives.executor import Executor

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, ResourceKind
-from windtunnel.hardware.cores import usable_cores
-from windtunnel.measure.rounds import quiet_rows
+from windtunnel.hardware.host import usable_cores
+from windtunnel.measure.turns import quiet_rows
 from windtunnel.systems.collectives.layouts import TensorType
 from windtunnel.systems.collectives.lower import run_order
 from windtunnel.systems.collectives.program import Program, Stage

@@ -18,9 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.channels import TRANSPORTS, Channels, Slots, Start
-from windtunnel.measure.rounds import elapsed_ns, quiet, rounds
+from windtunnel.measure.host_state import hold_heap
+from windtunnel.measure.turns import elapsed_ns, quiet, rounds
 from windtunnel.measure.workers import Place
 from windtunnel.systems.collectives.interpret import Buffers, compute
 from windtunnel.systems.collectives.layouts import numpy_dtype

@@ -21,7 +21,7 @@ from windtunnel.errors import InputError
 from windtunnel.sources.job_file import call_user_function, is_job_file
 from windtunnel.systems.collectives.build import Builder, Value
 from windtunnel.systems.collectives.program import Program
-from windtunnel.whatifs.parameter_values import parse_value
+from windtunnel.whatifs.request import parse_value
 
 __all__ = ["WORKLOADS", "adam", "lamb", "pipeline", "read_program", "sgd", "tensor_parallel", "workload"]
 

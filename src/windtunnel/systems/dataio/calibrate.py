@@ -24,9 +24,9 @@ import numpy as np
 from windtunnel.base.progress import Progress
 from windtunnel.base.reading import free_memory_bytes, parse_json
 from windtunnel.errors import InputError
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure.disks import measure_burst, measure_read_rate
-from windtunnel.measure.rounds import elapsed_ns, quiet
+from windtunnel.measure.turns import elapsed_ns, quiet
 from windtunnel.systems.dataio.config import StorageConfig
 from windtunnel.systems.dataio.formats import make_format
 from windtunnel.systems.dataio.job import NO_TIME, LoadingJob

@@ -21,7 +21,7 @@ import numpy as np
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.measure.disks import evict
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.turns import elapsed_ns
 from windtunnel.systems.dataio.checkpoint_sizes import ELEMENT_BYTES, StateFile, checkpoint_layout
 from windtunnel.systems.dataio.config import DlioConfig
 from windtunnel.systems.dataio.formats.format import damage_error

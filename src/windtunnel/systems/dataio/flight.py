@@ -19,8 +19,8 @@ from windtunnel.flights.intervals import conformal_quantile
 from windtunnel.flights.ledger import Ledger
 from windtunnel.flights.receipt import Receipt
 from windtunnel.measure.fingerprint import machine
-from windtunnel.measure.rounds import rounds as take_rounds
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
+from windtunnel.measure.turns import rounds as take_rounds
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.metrics import job_metrics
 from windtunnel.systems.dataio.predict import LEVEL, Prediction

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.measure.rounds import quiet
+from windtunnel.measure.turns import quiet
 from windtunnel.systems.dataio.calibrate import LoadingCosts
 from windtunnel.systems.dataio.job import LoadingJob
 from windtunnel.systems.dataio.loader_graph import Batches, LoaderSetup

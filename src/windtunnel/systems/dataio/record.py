@@ -24,7 +24,7 @@ from typing import Any
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.measure.disks import read_all
-from windtunnel.measure.rounds import elapsed_ns, quiet
+from windtunnel.measure.turns import elapsed_ns, quiet
 from windtunnel.sources.torch.live import swap
 from windtunnel.sources.torch.script import EndOfScript, check_script, run_as_main
 

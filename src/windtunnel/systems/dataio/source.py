@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.base.progress import Progress
-from windtunnel.measure.rounds import quiet
+from windtunnel.measure.turns import quiet
 from windtunnel.systems.dataio.calibrate import LoadingCosts, measure_costs, measure_samples
 from windtunnel.systems.dataio.config import DlioConfig
 from windtunnel.systems.dataio.config_file import load_config

@@ -9,10 +9,9 @@ import typer
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, show, suggest
+from windtunnel.cli.console import Progress, advise, show, stdout_to_stderr, suggest
 from windtunnel.cli.files import derive_path, require_free
 from windtunnel.cli.options import Force, Json, Output
-from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.units import format_duration, format_size
 
 __all__ = ["capture"]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from windtunnel.errors import WindtunnelError
 from windtunnel.measure.links import sleep_until
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.turns import elapsed_ns
 from windtunnel.measure.workers import Place
 from windtunnel.systems.dataio.checkpoint import Checkpointer
 from windtunnel.systems.dataio.job import LoadingJob

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.measure.cuda import Launch
-from windtunnel.measure.guarded import GuardedArray
 from windtunnel.measure.pairs import Timed, inner_repeats, take_pairs
-from windtunnel.measure.rounds import elapsed_ns
-from windtunnel.measure.sandbox import Lock, allow_time
+from windtunnel.measure.sandbox import GuardedArray, Lock, allow_time
+from windtunnel.measure.turns import elapsed_ns
 from windtunnel.systems.kernels.cases import Case, Out
 from windtunnel.systems.kernels.compiling import compile_module, digest, optimize, read_module
 from windtunnel.systems.kernels.ir import Function

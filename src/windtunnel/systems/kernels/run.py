@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.hardware.cores import usable_cores
-from windtunnel.measure.rounds import quiet
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure.sandbox import Limits
 from windtunnel.measure.stats import Estimate, estimate_speedup
+from windtunnel.measure.turns import quiet
 from windtunnel.measure.workers import WorkerError, Workers
 from windtunnel.systems.kernels.cases import FITNESS, Case
 from windtunnel.systems.kernels.edits import Individual, apply, key

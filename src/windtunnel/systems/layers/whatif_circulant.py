@@ -14,9 +14,8 @@ from windtunnel.cost.rerun import Call, Program, UpdateForm
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import all_work, less_work
-from windtunnel.whatifs.measured import require_program, with_update
-from windtunnel.whatifs.replacing import calls_in, readers, replacing, weights_of
-from windtunnel.whatifs.unpriced import Unpriced
+from windtunnel.whatifs.layers import calls_in, readers, replacing, weights_of
+from windtunnel.whatifs.measured import Unpriced, require_program, with_update
 
 __all__ = ["block_circulant"]
 

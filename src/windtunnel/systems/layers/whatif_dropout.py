@@ -11,9 +11,8 @@ from windtunnel.cost.rerun import Program, tensors_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs.measured import operators_of, require_program, rerun_in_form
-from windtunnel.whatifs.replacing import calls_in, replacing
-from windtunnel.whatifs.unpriced import Unpriced
+from windtunnel.whatifs.layers import calls_in, replacing
+from windtunnel.whatifs.measured import Unpriced, operators_of, require_program, rerun_in_form
 
 __all__ = ["structured_dropout"]
 

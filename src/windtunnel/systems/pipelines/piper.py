@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
-from windtunnel.search.downsets import Lattice, chain, downsets
-from windtunnel.search.orders import breadth_first, depth_first
+from windtunnel.search.downsets import Lattice, breadth_first, chain, depth_first, downsets
 from windtunnel.systems.pipelines import piper_kernels as kernels
 from windtunnel.systems.pipelines.piper_format import PiperProblem
 from windtunnel.units import format_size

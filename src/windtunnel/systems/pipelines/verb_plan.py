@@ -14,10 +14,9 @@ import typer
 from windtunnel import registry
 from windtunnel.base.documents import json_text
 from windtunnel.base.outputs import whole
-from windtunnel.cli.console import Progress, advise, show, suggest
+from windtunnel.cli.console import Progress, advise, show, stdout_to_stderr, suggest
 from windtunnel.cli.files import derive_path, open_graph, require_free
 from windtunnel.cli.options import Force, Json, MaxDownsets, whole_numbers
-from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 from windtunnel.systems.pipelines.plans_output import lines_of_piper, lines_of_plans, piper_document, table_document
 from windtunnel.units import format_duration, format_rate, parse_rate, parse_size

@@ -11,9 +11,8 @@ import typer
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, show
+from windtunnel.cli.console import Progress, advise, show, stdout_to_stderr
 from windtunnel.cli.options import Json, LedgerPath
-from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 from windtunnel.units import format_duration, format_size
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.hardware.cores import socket_cores
-from windtunnel.hardware.host import cpu_quota_cores
+from windtunnel.hardware.host import cpu_quota_cores, socket_cores
 from windtunnel.measure.workers import Workers
 
 __all__ = ["Config", "Order", "fitting", "instances", "server_cores"]

@@ -16,9 +16,9 @@ from itertools import islice
 import numpy as np
 
 from windtunnel.base.progress import Progress
-from windtunnel.measure.rounds import rounds as rounds_of
 from windtunnel.measure.stats import Estimate, estimate_median
 from windtunnel.measure.together import moment_in
+from windtunnel.measure.turns import rounds as rounds_of
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.serving.instances import Order, fitting, instances, server_cores
 from windtunnel.systems.serving.model import Split

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from windtunnel.measure.links import receive_bytes, send_bytes
-from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.threads import helpers_cpu_ns
+from windtunnel.measure.turns import elapsed_ns
 from windtunnel.measure.workers import Place
 from windtunnel.systems.stalls.files import BatchFiles
 from windtunnel.systems.stalls.job import job_of

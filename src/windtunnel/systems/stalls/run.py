@@ -22,10 +22,10 @@ import numpy as np
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure.disks import can_throttle, evict, read_all, require_disk, resident_share, throttle_disk
 from windtunnel.measure.links import ShapedLink, shape_link
-from windtunnel.measure.rounds import elapsed_ns, quiet
+from windtunnel.measure.turns import elapsed_ns, quiet
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.stalls.features import features_of
 from windtunnel.systems.stalls.files import batch_of, write_batches

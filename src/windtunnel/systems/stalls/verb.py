@@ -13,10 +13,9 @@ import typer
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, show
+from windtunnel.cli.console import Progress, advise, show, stdout_to_stderr
 from windtunnel.cli.files import require_free
 from windtunnel.cli.options import Force, Json
-from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 from windtunnel.units import format_duration, format_ratio, format_size, parse_duration, parse_rate
 

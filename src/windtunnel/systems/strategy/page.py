@@ -86,7 +86,7 @@ def load(path: Path) -> tuple[str, Graph]:
 
 def _measure_averaging(graph: Graph, database: Any, progress: Any) -> tuple[float | None, float | None]:
     """Measure latency and rate of averaging on the captured link if the job has few distinct message sizes."""
-    from windtunnel.comm.run import averaging_rate, measure_link
+    from windtunnel.comm.links import averaging_rate, measure_link
     from windtunnel.sources.torch.launch import Ranks
     from windtunnel.whatifs.buckets import averaging_of
 

@@ -164,7 +164,7 @@ def _check_fits(order: Order) -> tuple[dict[str, int], list[str]]:
 def _build(order: Order, stack: ExitStack) -> Workload:
     import torch
 
-    from windtunnel.measure.allocator import hold_heap
+    from windtunnel.measure.host_state import hold_heap
 
     torch.set_num_threads(order.cell.num_threads)
     torch.manual_seed(order.seed)

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.stats import Estimate, estimate_median, has_trend
+from windtunnel.measure.turns import elapsed_ns
 
 __all__ = [
     "StablePhase",

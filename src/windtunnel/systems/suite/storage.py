@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.turns import elapsed_ns
 
 __all__ = ["Disk", "measure_disk"]
 

@@ -18,10 +18,10 @@ import torch
 
 from windtunnel import registry
 from windtunnel.errors import FlightError
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure.links import USER_SPACE
-from windtunnel.measure.rounds import elapsed_ns, quiet
-from windtunnel.measure.wires import SHAPED, ShapedWires, shape_wires
+from windtunnel.measure.spaces import SHAPED, ShapedWires, shape_wires
+from windtunnel.measure.turns import elapsed_ns, quiet
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.uneven.endpoint import check_policy, goes_on
 from windtunnel.systems.uneven.fleet import Fleet

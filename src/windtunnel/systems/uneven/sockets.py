@@ -2,7 +2,7 @@
 
 In: the addresses of all nodes, the pairs that communicate. Out: the nominal number of bytes of each message is sent,
 and the arrival time of the last byte is recorded. The content of a message travels separately over gloo, so that
-serialization does not change its transfer time. Not here: the content (``post``), the wires (``measure.wires``).
+serialization does not change its transfer time. Not here: the content (``post``), the wires (``measure.spaces``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 
-from windtunnel.measure.wires import WIRE_PORT
+from windtunnel.measure.spaces import WIRE_PORT
 
 __all__ = ["Sockets"]
 

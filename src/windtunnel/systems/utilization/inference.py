@@ -21,8 +21,8 @@ from windtunnel.cost.lookup import Overhead, Stand, fit_overhead
 from windtunnel.cost.tracing import trace
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
 from windtunnel.measure import ProfileDatabase
-from windtunnel.measure.rounds import quiet
 from windtunnel.measure.threads import threads
+from windtunnel.measure.turns import quiet
 from windtunnel.sources.torch.flop_count import count
 from windtunnel.workloads.vision import vision_model
 

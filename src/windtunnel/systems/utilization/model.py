@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.ceilings import Ceilings
+from windtunnel.cost.host import Ceilings
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.flops import sums_products

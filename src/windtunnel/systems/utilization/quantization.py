@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.bounds import padding_ratios
-from windtunnel.cost.ceilings import Ceilings, lanes_of
+from windtunnel.cost.host import Ceilings, lanes_of
 from windtunnel.graph import Graph
 from windtunnel.graph.flops import PRODUCT_OPERANDS
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.base.extras import require
 from windtunnel.cost.lookup import Stand
 from windtunnel.errors import NotApplicableError
-from windtunnel.measure.rounds import quiet
 from windtunnel.measure.threads import threads
+from windtunnel.measure.turns import quiet
 from windtunnel.systems.utilization.inference import fly_nets
 from windtunnel.systems.utilization.search import Advice
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.base.extras import require
-from windtunnel.cost.ceilings import Ceilings, lanes_of
+from windtunnel.cost.host import Ceilings, lanes_of
 from windtunnel.cost.kernels import Kernel, TensorShape, usual_stride
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.graph.flops import PRODUCT_OPERANDS

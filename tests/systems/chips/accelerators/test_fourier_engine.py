@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from windtunnel.cost.fixed_point import relative_error, run_fixed, scale_layer
 from windtunnel.errors import InputError
-from windtunnel.hardware.engines import FourierEngine
+from windtunnel.hardware.parts import FourierEngine
 from windtunnel.systems.chips.accelerators.fourier_engine import BlockLayer, engine_use
 
 ENGINES = [FourierEngine(), FourierEngine(4, 1, 16), FourierEngine(16, 4, 128), FourierEngine(8, 3, 32)]

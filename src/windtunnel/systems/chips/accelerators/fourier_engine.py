@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError
-from windtunnel.hardware.engines import MEMORY_BLOCK_BITS, FourierEngine
+from windtunnel.hardware.parts import MEMORY_BLOCK_BITS, FourierEngine
 from windtunnel.systems.chips.accelerators.energy import operation_pj, word_pj
 
 __all__ = ["LATENCY", "BlockLayer", "EngineUse", "engine_use"]

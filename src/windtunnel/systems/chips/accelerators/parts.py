@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.classes import sides_of
-from windtunnel.cost.work import Work, shapes_of
+from windtunnel.cost.work import Work, shapes_of, sides_of
 from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of
 from windtunnel.systems.chips.accelerators.systolic import Gemms
 

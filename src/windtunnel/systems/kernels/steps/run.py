@@ -16,10 +16,10 @@ import numpy as np
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
-from windtunnel.hardware.cores import usable_cores
-from windtunnel.measure.rounds import quiet
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure.sandbox import Limits
 from windtunnel.measure.stats import Estimate, estimate_speedup
+from windtunnel.measure.turns import quiet
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.kernels.edits import Edit, Individual, apply, key, sort_edits
 from windtunnel.systems.kernels.flow import is_target

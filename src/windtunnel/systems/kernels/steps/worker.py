@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from windtunnel.measure.pairs import take_pairs
-from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.measure.sandbox import Lock, run_in_fork
+from windtunnel.measure.turns import elapsed_ns, quiet
 from windtunnel.measure.workers import Place
 from windtunnel.systems.kernels.steps.model import Order, Setup, Step, inputs_of, step_of
 

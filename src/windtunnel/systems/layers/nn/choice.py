@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from windtunnel.measure.rounds import elapsed_ns, quiet, rounds
+from windtunnel.measure.turns import elapsed_ns, quiet, rounds
 
 __all__ = ["coarse", "quickest"]
 

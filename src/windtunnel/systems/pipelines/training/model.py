@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.interference import Interference, share_resource
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.search.placement.from_graph import Layers
 from windtunnel.search.placement.throughput import Plan
 from windtunnel.simulate import Timeline, replay, replay_many

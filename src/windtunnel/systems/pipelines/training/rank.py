@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.host_state import hold_heap
 from windtunnel.measure.workers import Place
 from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.systems.pipelines.training.parts import RestingBatch, build_parts, optimizer_like

@@ -7,7 +7,7 @@ Not here: what a step takes (``model``), the moves (``pipelines``).
 from __future__ import annotations
 
 from windtunnel.search.placement.baselines import random_cut
-from windtunnel.search.placement.local_search import search_locally
+from windtunnel.search.placement.search import search_locally
 from windtunnel.search.placement.throughput import Plan
 from windtunnel.systems.pipelines.model import ScheduleName
 from windtunnel.systems.pipelines.training.model import PipelineJob, predict_duration_ns

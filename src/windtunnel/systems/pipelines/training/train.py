@@ -17,7 +17,7 @@ import numpy as np
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
-from windtunnel.hardware.cores import usable_cores
+from windtunnel.hardware.host import usable_cores
 from windtunnel.measure.stats import Estimate, estimate_median
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.pipelines.schedules import Schedule

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.host_state import hold_heap
 from windtunnel.measure.workers import Place
 from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.systems.pipelines.training.checkpoints import finish_checkpoint, read_rank, write_rank

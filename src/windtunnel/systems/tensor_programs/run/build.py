@@ -13,7 +13,7 @@ from typing import Any
 
 from windtunnel.base.extras import require
 from windtunnel.errors import FlightError, InputError
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.turns import elapsed_ns
 from windtunnel.systems.tensor_programs.run import references
 from windtunnel.systems.tensor_programs.run.tasks import Task
 

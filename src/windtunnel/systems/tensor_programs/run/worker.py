@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from windtunnel.errors import FlightError, InputError, WindtunnelError
-from windtunnel.hardware.cores import stay_on, usable_cores
+from windtunnel.hardware.host import stay_on, usable_cores
 from windtunnel.measure.workers import Place, Workers
 from windtunnel.systems.tensor_programs.run.tasks import Task
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.systems.chips.accelerators.sparse import slow
 from windtunnel.base.bitmaps import count, pack, unpack
 from windtunnel.errors import InputError
-from windtunnel.hardware.engines import SparseGrid
+from windtunnel.hardware.parts import SparseGrid
 from windtunnel.systems.chips.accelerators.sparse import (
     MODES,
     PHASES,

@@ -17,7 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from windtunnel.base.bitmaps import Words, bits_at, ones_of
-from windtunnel.hardware.engines import CHUNK
+from windtunnel.hardware.parts import CHUNK
 
 __all__ = ["Costs", "correlation_costs", "patch_costs"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.hardware.engines import CHUNK, SparseGrid
+from windtunnel.hardware.parts import CHUNK, SparseGrid
 from windtunnel.systems.chips.accelerators.sparse.shape import ConvShape
 from windtunnel.systems.chips.accelerators.sparse.tiles import MODES, PIXELS_OF_WEIGHTS, tile_sides
 

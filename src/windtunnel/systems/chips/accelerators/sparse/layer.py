@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.bitmaps import Words, count, pack_bits, unpack
 from windtunnel.errors import InputError
-from windtunnel.hardware.engines import CHUNK, SparseGrid
+from windtunnel.hardware.parts import CHUNK, SparseGrid
 from windtunnel.systems.chips.accelerators.energy import operation_pj, word_pj
 from windtunnel.systems.chips.accelerators.sparse.costs import correlation_costs, patch_costs
 from windtunnel.systems.chips.accelerators.sparse.shape import PHASES, ConvShape

@@ -18,7 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from windtunnel.base.bitmaps import Words, bits_at, ones_of
-from windtunnel.hardware.engines import SparseGrid
+from windtunnel.hardware.parts import SparseGrid
 from windtunnel.systems.chips.accelerators.sparse.costs import Costs
 
 __all__ = ["MODES", "PIXELS_OF_WEIGHTS", "tile_cycles", "tile_sides"]
