@@ -46,9 +46,10 @@ def installed(tmp_path_factory, monkeypatch):
         shutil.copy(FOLDER / f"{module}.py", site)
     for package in settings["packages"]:
         shutil.copytree(FOLDER / package, site / package)
-    monkeypatch.syspath_prepend(site)
-    for kind in registry.KINDS:  # a module that is imported already registers nothing anew
+    # before the package can be found: what is registered now stays, and a module that is imported registers nothing anew
+    for kind in registry.KINDS:
         registry.all(kind)
+    monkeypatch.syspath_prepend(site)
     monkeypatch.setattr(registry, "_plugins", {kind: dict(known) for kind, known in registry._plugins.items()})
     monkeypatch.setattr(registry, "_loaded", set(registry._loaded))
     registry._entry_points.cache_clear()
