@@ -46,7 +46,7 @@ def installed(tmp_path_factory, monkeypatch):
         shutil.copy(FOLDER / f"{module}.py", site)
     for package in settings["packages"]:
         shutil.copytree(FOLDER / package, site / package)
-    # before the package can be found: what is registered now stays, and a module that is imported registers nothing anew
+    # while the package cannot be found: what is registered now stays, and a loaded module registers nothing anew
     for kind in registry.KINDS:
         registry.all(kind)
     monkeypatch.syspath_prepend(site)
