@@ -178,13 +178,13 @@ class Answer:
 
         From how well the captured iterations, which vary, tell the usual one, and how far prices varied between rounds,
         over the share of the iteration that rests on them; where other programs ran meanwhile, also what these may have
-        done to one side of the comparison.
+        done to one side of the comparison. The two have different causes, so they add up as independent errors do.
         """
         varied = self.variation * min(1.0, _OF_MEDIAN / math.sqrt(max(1, self.baseline.graph.num_iterations)))
         if self.price_spread_ratio or self.price_waited_ratio:  # else a large graph need not be made again
             share = sum(part for source, part in self.cost_shares.items() if source.startswith("measured"))
             varied = math.hypot(varied, self.price_spread_ratio * share)
-        return _Z90 * varied + disturbance_log_error(self.lost_ratio)
+        return math.hypot(_Z90 * varied, disturbance_log_error(self.lost_ratio))
 
     @property
     def lost_ratio(self) -> float:
