@@ -10,7 +10,7 @@ from windtunnel.errors import InputError  # noqa: E402
 from windtunnel.sources.dry.run import dry_run  # noqa: E402
 from windtunnel.sources.torch.fake import fake_capture_script  # noqa: E402
 from windtunnel.whatifs.another_batch import batch_of  # noqa: E402
-from windtunnel.whatifs.speed import samples_of, speed_of  # noqa: E402
+from windtunnel.whatifs.speed import samples_of, speed_of, tokens_of  # noqa: E402
 
 HEAD = """
 import torch
@@ -60,6 +60,37 @@ class Classifier(nn.Module):
         return F.cross_entropy(self.out(hidden[:, 0]), labels)
 model = Classifier()
 """
+TRANSLATOR = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project, self.bias = nn.Linear(16, 16), nn.Embedding(32, 4)
+        self.register_buffer("positions", torch.arange(20))
+    def forward(self, x, memory):
+        q, k = (self.project(t).unflatten(-1, (4, 4)).transpose(1, 2) for t in (x, memory))
+        DISTANCES
+        scores = q @ k.transpose(-1, -2) + self.bias(distances).permute(2, 0, 1)
+        return x + (scores.softmax(-1) @ k).transpose(1, 2).flatten(2)
+class Translator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(50, 16), nn.Linear(16, 50)
+        self.layers = nn.ModuleList(Attention() for _ in range(4))
+    def forward(self, source, target):
+        memory, x = self.embed(source), self.embed(target)
+        for layer in self.layers[:2]:
+            memory = layer(memory, memory)
+        for layer in self.layers[2:]:
+            x = layer(x, x)
+        return self.out(x + memory.mean(1, keepdim=True))
+model = Translator()
+"""
+COMPUTED = "n = x.shape[1]; i = torch.arange(n); distances = (i[None] - i[:, None]).clamp(-16, 15) + 16"
+OF_A_BUFFER = "i = self.positions[:x.shape[1]]; distances = (i[None] - i[:, None]).clamp(-16, 15) + 16"
+PAIRS = (
+    "x = torch.randint(0, 50, (6, 31)); source, target = x[:, :20], x[:, 20:]",
+    "F.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten())",
+)
 TOKENS = "model = nn.Sequential(nn.Embedding(100, 32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 100))\n"
 ROWS = """
 model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16))
@@ -103,6 +134,8 @@ SCRIPTS = {
             "model(**b)",
         ),
     ),
+    "relative positions computed in each layer": (6, TRANSLATOR.replace("DISTANCES", COMPUTED) + loop(*PAIRS)),
+    "relative positions of a buffer": (6, TRANSLATOR.replace("DISTANCES", OF_A_BUFFER) + loop(*PAIRS)),
     "flattened tokens": (
         512,
         TOKENS
@@ -128,6 +161,12 @@ def test_the_batch_is_found(tmp_path, name):
     captured, traced = fake_capture_script(path), dry_run(path, num_ranks=1)
 
     assert [expected] * 3 == [batch_of(captured), batch_of(traced), samples_of(traced)]
+
+
+def test_lookups_of_relative_positions_are_no_tokens(tmp_path):
+    _, text = SCRIPTS["relative positions computed in each layer"]
+
+    assert 6 * (20 + 10) == tokens_of(fake_capture_script(script(tmp_path, text)))
 
 
 def test_a_dry_run_answers_for_a_named_dimension(tmp_path):

@@ -149,6 +149,8 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
     """Shapes of the data that enter models, each tensor once, and of what losses reduce to a number."""
     origin: dict[int, str] = {}  # by identity; a tensor that no call produced is input data
     entering: dict[int, tuple[int, ...]] = {}
+    sources: dict[int, frozenset[int]] = {}  # of what models compute: those of ``entering`` that it depends on
+    repeated: set[int] = set()
     outputs: list[tuple[int, ...]] = []
     for call in program.calls:
         if call.mark:
@@ -157,20 +159,34 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
         results = tensors_of(call.outputs, call.output_shapes, call.output_types)
         created = [spec for spec in specs if origin.get(spec.identity) == "model"]
         outside = [spec for spec in data_of(call) if spec.identity not in program.parameters]
-        data = [spec for spec in outside if origin.get(spec.identity, "data") == "data"]
+        # numbers say nothing of the batch: positions plus a number stay positions
+        data = [spec for spec in outside if spec.shape and origin.get(spec.identity, "data") == "data"]
         is_aligned = call.operator.removeprefix("aten::").rstrip("_") in _ALIGNED
         dims = max((len(spec.shape) for spec in created), default=0) if is_aligned else 0
         if created or any(spec.identity in program.parameters for spec in specs):
             # what is repeated over a model's first dimensions, as positions are, says nothing of the batch
             result = {spec.identity: spec.shape for spec in data if len(spec.shape) >= max(dims, 1)}
             entering = result | entering
+            aligned = [(len(spec.shape), sources.get(spec.identity, frozenset())) for spec in created]
+            repeated |= _repeated(aligned) if is_aligned else frozenset()
+            depends = frozenset(result).union(*(of_tensor for _, of_tensor in aligned))
+            sources |= {spec.identity: depends for spec in results}
             if results and all(spec.num_elements == 1 for spec in results):
                 outputs += [spec.shape for spec in created if spec.num_elements > 1]
             kind = "model"
         else:
             kind = "data" if data or random_inputs(call) or call.phase is Phase.DATA else "own"
         origin |= {spec.identity: kind for spec in results}
-    return list(entering.values()), _without_means(outputs)
+    voting = [shape for identity, shape in entering.items() if identity not in repeated]
+    return voting or list(entering.values()), _without_means(outputs)
+
+
+def _repeated(aligned: list[tuple[int, frozenset[int]]]) -> frozenset[int]:
+    """Inputs that only tensors of fewer dimensions depend on, as looked-up positions that are added to scores."""
+    dims = max((count for count, _ in aligned), default=0)
+    full = frozenset[int]().union(*(of_tensor for count, of_tensor in aligned if count == dims))
+    fewer = frozenset[int]().union(*(of_tensor for count, of_tensor in aligned if 0 < count < dims))
+    return fewer - full if full else frozenset()
 
 
 def _without_means(outputs: list[Shape]) -> list[Shape]:

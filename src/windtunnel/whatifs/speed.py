@@ -20,6 +20,7 @@ from windtunnel.graph.flops import sums_products
 from windtunnel.hardware import Device, recognize
 from windtunnel.units import format_per_s, format_rate, format_ratio
 from windtunnel.whatifs.another_batch import batch_of, passes_per_update
+from windtunnel.whatifs.samples_per_iteration import batch_size_of
 
 __all__ = ["Speed", "device_of_graph", "model_flops_of", "samples_of", "speed_of", "speed_of_measurement", "tokens_of"]
 
@@ -165,16 +166,17 @@ def tokens_of(graph: Graph) -> int:
     """Tokens of one step of one rank: integers of two dimensions that a table is looked into with; 0 if there are none.
 
     Where tables are looked into with different numbers of tokens (two languages), which of them counts is not clear.
+    Lookups without the batch among their sizes, as those of relative positions, are of no tokens.
     """
     try:
         program = program_of(graph)
     except PriceError:
         return 0
-    counts = {count for count in _count_lookups(program).values() if count}
+    counts = {count for count in _count_lookups(program, batch_size_of(program)).values() if count}
     return counts.pop() if len(counts) == 1 else 0
 
 
-def _count_lookups(program: Program) -> dict[int, int]:
+def _count_lookups(program: Program, batch_size: int) -> dict[int, int]:
     """Tokens by table, of all passes of a step; what is looked up again while gradients are computed counts once."""
     result: dict[int, dict[tuple[int, int], int]] = {}
     recomputed = {row for first, last in program.recomputed for row in range(first, last)}
@@ -186,7 +188,7 @@ def _count_lookups(program: Program) -> dict[int, int]:
             num_backward = num_backward + 1 if call.mark == "backward" else 0 if call.mark == "update" else num_backward
         elif call.operator == "aten::embedding" and row not in recomputed:
             table, indices = tensors_of(call.inputs, call.shapes, call.types, call.strides)[:2]
-            if len(indices.shape) == 2 and indices.shape[1] > 1:
+            if len(indices.shape) == 2 and indices.shape[1] > 1 and batch_size in (0, *indices.shape):
                 counts = result.setdefault(table.identity, {})
                 counts[num_backward, indices.identity] = indices.num_elements
     return {table: sum(counts.values()) for table, counts in result.items()}
