@@ -77,6 +77,7 @@ def test_a_short_step_is_also_timed_in_a_row():
 
     assert len(recording.row) >= 16
     assert len({item.marks[0][0] for item in recording.row}) == 1  # the backward pass of each
+    assert len(recording.row) == len(recording.unmarked_ns)
 
 
 def test_a_long_step_is_not():
@@ -101,3 +102,23 @@ def test_a_row_that_others_disturbed_is_not_used():
 
     assert [1_000] * 20 == Recording(bare_ns=[3_000] * 4, row=row, row_lost=0.0).with_row().bare_ns
     assert [3_000] * 4 == Recording(bare_ns=[3_000] * 4, row=row, row_lost=0.2).with_row().bare_ns
+
+
+def test_a_row_takes_as_long_as_iterations_without_marks():
+    row = [BareIteration(1_000, (("update", 800),), 0, 0, 0)] * 20
+    recording = Recording(bare_ns=[3_000] * 4, row=row, unmarked_ns=[900] * 20).with_row()
+
+    assert [900] * 20 == recording.bare_ns
+    assert [(("update", 720),)] * 20 == recording.bare_marks
+    assert [1_000] * 20 == Recording(row=row, unmarked_ns=[900] * 20, unmarked_lost=0.2).with_row().bare_ns
+    assert [1_000] * 20 == Recording(row=row, unmarked_ns=[1_100] * 20).with_row().bare_ns  # marks save no time
+
+
+def test_a_row_that_others_disturbed_is_run_again(monkeypatch):
+    ratios = iter([0.0] * 4 + [0.5] + [0.0] * 1000)  # of two bare iterations, two profiled ones, and the row
+    monkeypatch.setattr(QuietWatch, "end", lambda _: next(ratios))
+
+    recording, done = recording_of(0.001)
+
+    assert 0.0 == recording.row_lost
+    assert done > 2 * len(recording.row) + len(recording.unmarked_ns)

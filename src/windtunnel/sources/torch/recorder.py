@@ -20,6 +20,7 @@ from typing import Any
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
 from windtunnel.measure.devices import finish
+from windtunnel.measure.disturbance import MAX_WAITED_RATIO
 from windtunnel.measure.host_state import CollectorClock, hold_heap, page_faults
 from windtunnel.sources.memory.watch import Watch, profile_of_tracker
 from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, module_paths, require_host
@@ -50,6 +51,7 @@ from windtunnel.sources.torch.timeline_points import PhaseClock
 __all__ = ["Recorder"]
 
 SETTLING = "wt:settling"
+_MAX_ROW_REPEATS = 4
 
 
 class Recorder:
@@ -94,6 +96,7 @@ class Recorder:
         self._collector = CollectorClock()
         self._quiet = QuietWatch(iterations)
         self._running = False
+        self._row_repeats_left = _MAX_ROW_REPEATS
         self._is_fake = is_fake
 
     @property
@@ -109,7 +112,8 @@ class Recorder:
         slot = self._slots[self._position]
         if slot in PROFILED:
             return "light"
-        return "bare" if slot in (Slot.AS_IS, Slot.SETTLE_BARE, Slot.BARE, Slot.IN_A_ROW) else slot.value
+        is_bare = slot in (Slot.AS_IS, Slot.SETTLE_BARE, Slot.BARE, Slot.IN_A_ROW, Slot.UNMARKED)
+        return "bare" if is_bare else slot.value
 
     @property
     def num_measured(self) -> int:
@@ -119,6 +123,13 @@ class Recorder:
     def begin(self) -> None:
         """Start the instruments of the next iteration."""
         slot, device = self._slots[self._position], self.recording.device
+        if slot is Slot.UNMARKED:
+            self._clock.remove()
+            self._quiet.begin()
+            self._running = True
+            self._sorter.begin()
+            self._begun_ns = time.perf_counter_ns()
+            return
         if slot is Slot.BARE and device is not None:
             device.begin_bare()
             self._running = True
@@ -161,6 +172,9 @@ class Recorder:
             self._end_timed_on_device(is_regular)
             return
         elapsed_ns = time.perf_counter_ns() - self._begun_ns
+        if not self.is_complete and self._slots[self._position] is Slot.UNMARKED:
+            self._end_unmarked(elapsed_ns, is_regular)
+            return
         self._end_marker()
         is_regular &= len(self._regions) == self._num_regions  # nothing was compiled meanwhile
         self._end(elapsed_ns, is_regular and self._is_of_the_form(elapsed_ns))
@@ -170,7 +184,7 @@ class Recorder:
         if self.is_complete and not self.recording.is_complete:
             self.recording.is_complete = True  # what follows makes times of short steps truer; a script may end before
             if not (self._is_fake or self.recording.device is not None or is_distributed()):
-                self._slots += schedule_in_a_row(self.recording.bare_ns, self._iterations)
+                self._slots += schedule_in_a_row(self.recording.bare_ns)
         if self._progress is not None and self._slots[self._position - 1] is not Slot.IN_A_ROW:
             self._progress("capturing", self._position, len(self._slots))
         if not self.is_complete:
@@ -205,6 +219,29 @@ class Recorder:
             self._close_light()
         self._running = False
         self._continue()
+
+    def _end_unmarked(self, elapsed_ns: int, is_regular: bool) -> None:
+        """Between such iterations next to nothing runs, as anything that does cools the caches of a short step."""
+        if is_regular and self._is_of_the_form(elapsed_ns):
+            self.recording.unmarked_ns.append(elapsed_ns)
+            self._position += 1
+        if self.is_complete:
+            self._running = False
+            lost_ratio = self.recording.unmarked_lost = self._quiet.end()
+            if self._goes_back(Slot.UNMARKED, lost_ratio):
+                self.recording.unmarked_ns.clear()
+            self._continue()
+            return
+        self._sorter.begin()
+        self._begun_ns = time.perf_counter_ns()
+
+    def _goes_back(self, slot: Slot, lost_ratio: float) -> bool:
+        """Whether a row that others disturbed is run again, from its first iteration on."""
+        if lost_ratio <= MAX_WAITED_RATIO or not self._row_repeats_left:
+            return False
+        self._row_repeats_left -= 1
+        self._position = self._slots.index(slot)
+        return True
 
     def graph(self) -> Graph:
         """What was measured, as a graph."""
@@ -326,7 +363,7 @@ class Recorder:
         # The plan of a capture is a list of slots, one per iteration. An iteration that is irregular or was
         # disturbed does not advance the plan: its slot is taken again by the next one.
         slot = self._slots[self._position]
-        is_last_in_row = slot is Slot.IN_A_ROW and self._position == len(self._slots) - 1
+        is_last_in_row = slot is Slot.IN_A_ROW and self._slots[self._position + 1] is not slot
         lost_ratio = self._quiet.end() if slot in TIMED or is_last_in_row else 0.0
         num_faults = page_faults() - self._begun_faults
         waited_ns = self._loader.take_wait_ns()
@@ -359,6 +396,8 @@ class Recorder:
         elif slot is Slot.IN_A_ROW and is_regular:
             self.recording.row.append(BareIteration(elapsed_ns, self._clock.marks(), waited_ns, pauses_ns, num_faults))
             self.recording.row_lost = lost_ratio
+            if is_last_in_row and self._goes_back(slot, lost_ratio):
+                self.recording.row.clear()
         elif slot in (Slot.RICH, Slot.OPERATORS):
             self._end_rich(slot, elapsed_ns, is_regular)
         elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):

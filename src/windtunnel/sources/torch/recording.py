@@ -121,7 +121,7 @@ _MAX_TRACED = 8  # iterations of a step on a device
 # A short step takes longer after a change of instrument, or after anything else that runs between two iterations:
 # caches and threads need several iterations until they are as a training loop has them.
 _SHORT_NS, _IN_A_ROW_NS = 20e6, 200e6
-_SETTLING_IN_A_ROW, _MIN_IN_A_ROW = 10, 16
+_SETTLING_IN_A_ROW, _MIN_IN_A_ROW, _MAX_IN_A_ROW = 10, 16, 400
 
 
 class Slot(Enum):
@@ -138,6 +138,7 @@ class Slot(Enum):
     SETTLE_BARE = "settle"
     BARE = "bare"
     IN_A_ROW = "bare, in a row"
+    UNMARKED = "bare, in a row, without marks"
     SETTLE_LIGHT = "settle, profiled"
     LIGHT = "profiled"
 
@@ -165,6 +166,8 @@ class Recording:
     bare_pauses_ns: list[int] = field(default_factory=list)
     row_lost: float = 0.0
     row: list[BareIteration] = field(default_factory=list)
+    unmarked_lost: float = 0.0
+    unmarked_ns: list[int] = field(default_factory=list)
     light_ns: list[int] = field(default_factory=list)
     light_marks: list[Marks] = field(default_factory=list)
     bare_waits_ns: list[int] = field(default_factory=list)
@@ -193,15 +196,23 @@ class Recording:
         """A copy whose bare iterations are those that ran in a row, if the step is short and nothing disturbed them."""
         if len(self.row) < _MIN_IN_A_ROW or self.row_lost > MAX_WAITED_RATIO:
             return self
+        ratio = self._unmarked_ratio()
         return replace(
             self,
-            bare_ns=[item.elapsed_ns for item in self.row],
-            bare_marks=[item.marks for item in self.row],
+            bare_ns=[round(ratio * item.elapsed_ns) for item in self.row],
+            bare_marks=[tuple((name, round(ratio * mark_ns)) for name, mark_ns in item.marks) for item in self.row],
             bare_waits_ns=[item.waits_ns for item in self.row],
             bare_pauses_ns=[item.pauses_ns for item in self.row],
             bare_faults=[item.num_faults for item in self.row],
             bare_lost=[self.row_lost] * len(self.row),
         )
+
+    def _unmarked_ratio(self) -> float:
+        """Which part of an iteration in a row is left without its marks, readings of a clock that cool the caches."""
+        if len(self.unmarked_ns) < _MIN_IN_A_ROW or self.unmarked_lost > MAX_WAITED_RATIO:
+            return 1.0
+        marked_ns = float(np.median([item.elapsed_ns for item in self.row]))
+        return min(1.0, float(np.median(self.unmarked_ns)) / marked_ns)
 
     def quietest(self) -> Recording:
         """A copy with only those measured iterations that other programs disturbed least."""
@@ -219,7 +230,10 @@ _PER_ITERATION = (
 )
 TIMED = (Slot.BARE, Slot.LIGHT)
 PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
-OF_ONE_FORM = (Slot.RICH, Slot.OPERATORS, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.IN_A_ROW, Slot.LIGHT)
+OF_ONE_FORM = (
+    *(Slot.RICH, Slot.OPERATORS, Slot.LEARN_MEMORY, Slot.MEMORY),
+    *(Slot.BARE, Slot.IN_A_ROW, Slot.UNMARKED, Slot.LIGHT),
+)
 
 SLOWED = (
     Slot.WARMUP,
@@ -249,21 +263,23 @@ def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
         yield from [Slot.SETTLE_LIGHT, *[Slot.LIGHT] * size]
 
 
-def schedule_in_a_row(bare_ns: list[int], iterations: int) -> list[Slot]:
-    """What follows where the step is short: iterations in a row, with nothing between them but a reading of the clock.
+def schedule_in_a_row(bare_ns: list[int]) -> list[Slot]:
+    """What follows where the step is short: iterations in a row, with nothing between them but readings of the clock.
+
+    The second half is without the marks of phases. Each half takes so long that a hiccup of the host is little of it.
 
     Examples
     --------
-    >>> [slot.value for slot in schedule_in_a_row([30_000_000], 20)]
+    >>> [slot.value for slot in schedule_in_a_row([30_000_000])]
     []
-    >>> sum(slot is Slot.IN_A_ROW for slot in schedule_in_a_row([2_000_000], 20))
-    40
+    >>> sum(slot is Slot.IN_A_ROW for slot in schedule_in_a_row([2_000_000]))
+    100
     """
     step_ns = float(np.median(bare_ns)) if bare_ns else _SHORT_NS
     if step_ns >= _SHORT_NS:
         return []
-    count = max(min(int(_IN_A_ROW_NS / max(step_ns, 1.0)), 2 * iterations), _MIN_IN_A_ROW)
-    return [Slot.SETTLE_BARE] * _SETTLING_IN_A_ROW + [Slot.IN_A_ROW] * count
+    count = min(max(int(_IN_A_ROW_NS / max(step_ns, 1.0)), _MIN_IN_A_ROW), _MAX_IN_A_ROW)
+    return [Slot.SETTLE_BARE] * _SETTLING_IN_A_ROW + [Slot.IN_A_ROW] * count + [Slot.UNMARKED] * count
 
 
 def schedule_on_device(iterations: int) -> Iterator[Slot]:
