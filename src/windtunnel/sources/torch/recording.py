@@ -196,7 +196,7 @@ class Recording:
         """A copy whose bare iterations are those that ran in a row, if the step is short and nothing disturbed them."""
         if len(self.row) < _MIN_IN_A_ROW or self.row_lost > MAX_WAITED_RATIO:
             return self
-        ratio = self._unmarked_ratio()
+        ratio = self._compute_unmarked_ratio()
         return replace(
             self,
             bare_ns=[round(ratio * item.elapsed_ns) for item in self.row],
@@ -207,7 +207,7 @@ class Recording:
             bare_lost=[self.row_lost] * len(self.row),
         )
 
-    def _unmarked_ratio(self) -> float:
+    def _compute_unmarked_ratio(self) -> float:
         """Which part of an iteration in a row is left without its marks, readings of a clock that cool the caches."""
         if len(self.unmarked_ns) < _MIN_IN_A_ROW or self.unmarked_lost > MAX_WAITED_RATIO:
             return 1.0
