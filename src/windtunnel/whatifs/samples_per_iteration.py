@@ -168,7 +168,7 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
             result = {spec.identity: spec.shape for spec in data if len(spec.shape) >= max(dims, 1)}
             entering = result | entering
             aligned = [(len(spec.shape), sources.get(spec.identity, frozenset())) for spec in created]
-            repeated |= _find_repeated(aligned) if is_aligned else frozenset()
+            repeated |= _find_repeats(aligned) if is_aligned else frozenset()
             depends = frozenset(result).union(*(of_tensor for _, of_tensor in aligned))
             sources |= {spec.identity: depends for spec in results}
             if results and all(spec.num_elements == 1 for spec in results):
@@ -181,7 +181,7 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
     return voting or list(entering.values()), _without_means(outputs)
 
 
-def _find_repeated(aligned: list[tuple[int, frozenset[int]]]) -> frozenset[int]:
+def _find_repeats(aligned: list[tuple[int, frozenset[int]]]) -> frozenset[int]:
     """Inputs that only tensors of fewer dimensions depend on, as looked-up positions that are added to scores."""
     dims = max((count for count, _ in aligned), default=0)
     full = frozenset[int]().union(*(of_tensor for count, of_tensor in aligned if count == dims))

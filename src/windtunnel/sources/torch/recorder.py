@@ -173,7 +173,7 @@ class Recorder:
             return
         elapsed_ns = time.perf_counter_ns() - self._begun_ns
         if not self.is_complete and self._slots[self._position] is Slot.UNMARKED:
-            self._finish_unmarked(elapsed_ns, is_regular)
+            self._end_row_iteration(elapsed_ns, is_regular)
             return
         self._end_marker()
         is_regular &= len(self._regions) == self._num_regions  # nothing was compiled meanwhile
@@ -220,7 +220,7 @@ class Recorder:
         self._running = False
         self._continue()
 
-    def _finish_unmarked(self, elapsed_ns: int, is_regular: bool) -> None:
+    def _end_row_iteration(self, elapsed_ns: int, is_regular: bool) -> None:
         """Between such iterations next to nothing runs, as anything that does cools the caches of a short step."""
         if is_regular and self._is_of_the_form(elapsed_ns):
             self.recording.unmarked_ns.append(elapsed_ns)
