@@ -123,8 +123,11 @@ def test_a_gpu_is_named_for_predictions_only():
     refused = windtunnel("memory", "mlp:batch_size=8,width=32", "--on", "h100")
     unknown = windtunnel("memory", "mlp:batch_size=8,width=32", "--fake", "--on", "h1000")
 
+    shown = windtunnel("memory", "mlp:batch_size=8,width=32", "--fake", "--on", "h100")
+
     document = json.loads(told.stdout)
     assert 2 * 32 * 2**20 == document["by_category"]["workspace"], told.stderr
+    assert "with the workspace of cuBLAS" in " ".join(shown.stdout.split())
     assert document["peak_bytes"] - 2 * 32 * 2**20 == document["peak_without_workspace_bytes"]
     assert (2, 2) == (refused.code, unknown.code)
     assert "add --fake" in refused.stderr

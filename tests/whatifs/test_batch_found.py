@@ -166,7 +166,16 @@ def test_the_batch_is_found(tmp_path, name):
 def test_lookups_of_relative_positions_are_no_tokens(tmp_path):
     _, text = SCRIPTS["relative positions computed in each layer"]
 
-    assert 6 * (20 + 10) == tokens_of(fake_capture_script(script(tmp_path, text)))
+    path = script(tmp_path, text)
+
+    assert [6 * (20 + 10)] * 2 == [tokens_of(fake_capture_script(path)), tokens_of(dry_run(path, num_ranks=1))]
+
+
+def test_a_dry_run_knows_its_tokens(tmp_path):
+    data = "x = torch.randint(0, 90, (6, 30)); y = torch.randint(0, 2, (6,))"
+    path = script(tmp_path, SEQUENCES + loop(data, "model(x, torch.ones(6, 30), y)"))
+
+    assert 6 * 30 == tokens_of(dry_run(path, num_ranks=1))
 
 
 def test_a_dry_run_answers_for_a_named_dimension(tmp_path):

@@ -281,7 +281,8 @@ def _write(profile: MemoryProfile, html: Path | None, table: Path | None, target
 
 def _lines(profile: MemoryProfile) -> Iterator[str | Table]:
     is_fake = bool(profile.meta.get("is_fake"))
-    how = "predicted with fake tensors, without operator workspace"
+    workspace = "with the workspace of cuBLAS" if profile.meta.get("chip") else "without operator workspace"
+    how = f"predicted with fake tensors, {workspace}"
     yield f"{profile}{f' ({how})' if is_fake else ''}"
     if is_fake and profile.meta.get("is_uncompiled"):
         yield (

@@ -6,6 +6,8 @@ known is left out, never guessed. Not here: the time itself (``simulate``, ``for
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +22,7 @@ from windtunnel.graph.flops import sums_products
 from windtunnel.hardware import Device, recognize
 from windtunnel.units import format_per_s, format_rate, format_ratio
 from windtunnel.whatifs.another_batch import batch_of, passes_per_update
-from windtunnel.whatifs.samples_per_iteration import batch_size_of
+from windtunnel.whatifs.samples_per_iteration import batch_size_of, batch_size_of_operators
 
 __all__ = ["Speed", "device_of_graph", "model_flops_of", "samples_of", "speed_of", "speed_of_measurement", "tokens_of"]
 
@@ -168,12 +170,14 @@ def tokens_of(graph: Graph) -> int:
     Where tables are looked into with different numbers of tokens (two languages), which of them counts is not clear.
     Lookups without the batch among their sizes, as those of relative positions, are of no tokens.
     """
+    counts: Collection[int]
     try:
         program = program_of(graph)
+        counts = _count_lookups(program, batch_size_of(program)).values()
     except PriceError:
-        return 0
-    counts = {count for count in _count_lookups(program, batch_size_of(program)).values() if count}
-    return counts.pop() if len(counts) == 1 else 0
+        counts = _count_lookups_of_operators(graph).values()
+    distinct = {count for count in counts if count}
+    return distinct.pop() if len(distinct) == 1 else 0
 
 
 def _count_lookups(program: Program, batch_size: int) -> dict[int, int]:
@@ -192,6 +196,20 @@ def _count_lookups(program: Program, batch_size: int) -> dict[int, int]:
                 counts = result.setdefault(table.identity, {})
                 counts[num_backward, indices.identity] = indices.num_elements
     return {table: sum(counts.values()) for table, counts in result.items()}
+
+
+def _count_lookups_of_operators(graph: Graph) -> dict[str, int]:
+    """Tokens by layer that holds a table, of a graph that keeps no program, as that of a dry run."""
+    tasks, result = graph.tasks, dict[str, int]()
+    if not {"input_shapes", "layer", "phase"} <= set(tasks):
+        return result
+    batch_size, shapes, layers = batch_size_of_operators(graph), tasks.strings("input_shapes"), tasks.strings("layer")
+    for row in np.flatnonzero(graph.select(kind=Kind.COMPUTE, phase=Phase.FORWARD, op="aten::embedding")).tolist():
+        indices = [*json.loads(shapes.decode(row) or "[]"), [], []][1]
+        if len(indices) == 2 and indices[1] > 1 and batch_size in (0, *indices):
+            layer = layers.decode(row)
+            result[layer] = result.get(layer, 0) + indices[0] * indices[1]
+    return result
 
 
 def device_of_graph(graph: Graph) -> Device | None:
