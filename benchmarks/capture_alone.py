@@ -3,8 +3,8 @@
 Scripts with steps of half a millisecond to three. Each runs alone in a process of its own, without this package: its
 own ``zero_grad`` calls are stamped by a clock, as its author would do it. That process waits while the script is
 captured in others, and goes on for a moment before and after each capture: both see the same phases of the host, whose
-pace moves by half within minutes, and the fastest of each are compared. On one thread, since a step of two waits for the slower one wherever anything else
-runs on the machine.
+pace moves by half within minutes, and the fastest of each are compared. On one thread, since a step of two waits for
+the slower one wherever anything else runs on the machine.
 
     python -m benchmarks.capture_alone --verbose
     python -m benchmarks.capture_alone --scripts autoencoder,images --rounds 8
