@@ -47,6 +47,14 @@ def test_progress_that_is_piped_is_a_line_now_and_then(clock, capsys):
     ] == capsys.readouterr().err.splitlines()
 
 
+def test_progress_of_a_search_names_no_total(clock, capsys):
+    with Progress("searching") as progress:
+        clock[0] = 15.0
+        progress("batch 16, run", 2, 0)
+
+    assert ["searching: batch 16, run 2, 15 s"] == capsys.readouterr().err.splitlines()
+
+
 def test_progress_on_a_terminal_is_a_bar_that_leaves_nothing_behind(clock, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(console.sys, "stderr", terminal)

@@ -164,7 +164,7 @@ class Progress:
             self._bar.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` parts of a task are done."""
+        """Show that ``done`` of ``total`` parts of a task are done; 0 is a total that is not known yet."""
         with self._lock:
             self._show(clean(what, 40), done, total)
 
@@ -182,7 +182,7 @@ class Progress:
             self._show_bar(what, done, total)
         elif now - self._reminded >= REMIND_S:
             self._reminded = now
-            amount = "" if total is None else f": {what} {done} of {total}"
+            amount = "" if total is None else f": {what} {done} of {total}" if total else f": {what} {done}"
             advise(f"{self._what}{amount}, {now - self._began:.0f} s")
 
     def _show_bar(self, what: str, done: int, total: int | None) -> None:
@@ -194,9 +194,9 @@ class Progress:
             text = TextColumn("{task.description}", markup=False)
             columns = (text, BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self._bar = Bar(*columns, console=Console(stderr=True, width=COLUMNS), transient=True)
-            self._bar.add_task(what, total=total)
+            self._bar.add_task(what, total=total or None)
             self._bar.start()
-        self._bar.update(0, description=what, completed=done, total=total)
+        self._bar.update(0, description=what, completed=done, total=total or None)
 
 
 _QUIET_SHARE = 0.9

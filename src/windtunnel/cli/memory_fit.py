@@ -141,7 +141,7 @@ def _count_runs(job: Job, progress: Progress, *, reserved: bool) -> Callable[[in
     def peak_of(batch: int) -> tuple[int, int]:
         nonlocal count
         count += 1
-        progress(f"batch {batch:,}", count, 0)
+        progress(f"batch {batch:,}, run", count, 0)
         return job.peak_of(batch, reserved=reserved)
 
     return peak_of

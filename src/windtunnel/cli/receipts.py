@@ -50,7 +50,7 @@ def _lines(receipts: dict[int, Receipt], top: int, ledger: Path) -> Iterator[str
     if not receipts:
         yield f"no receipts yet in {ledger}"
         return
-    columns = {"number": "{}", "what-if": str, "predicted": "{:.2f}x", "measured": "{:.2f}x", "error": "{:+.1%}",
+    columns = {"#": "{}", "what-if": str, "predicted": "{:.2f}x", "measured": "{:.2f}x", "error": "{:+.1%}",
                "date": str}  # fmt: skip
     rows = [
         (number, _format_request(receipt), receipt.predicted, receipt.measured, receipt.error_ratio, receipt.date[:10])
