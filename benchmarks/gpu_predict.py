@@ -64,7 +64,7 @@ def _text(path: str) -> str:
 def capture_of(name: str) -> Callable[[], Graph]:
     if name in SCRIPTS:
         return lambda: fake_capture_script(FOLDER / "scripts" / f"{name}.py", guesses=True, has_device=True)
-    job = Job("cpu", FOLDER, time.monotonic())
+    job = Job("cuda", FOLDER, time.monotonic())
     return lambda: fake_capture(lambda: jobs.build(name, job), has_device=True)
 
 

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from windtunnel.cost.operators.facts import plain_name
 from windtunnel.cost.operators.recurrent import RECURRENT, layers_of
 from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.graph.host_work import DEVICE_READ, HOST_CODE, LOADED, READ
 
-__all__ = ["COSTS", "HOST_TABLE", "HostCosts", "host_times_ns"]
+__all__ = ["COSTS", "HOST_TABLE", "HostCosts", "host_times_ns", "select_reads"]
 
 Floats = NDArray[np.float64]
 
@@ -67,6 +68,15 @@ class HostCosts:
 
 
 COSTS = HostCosts()
+COPY_NS, COPY_BYTES_PER_S = 60_000.0, 9.5e9
+"""A batch that a thread copies to the device from memory that is not pinned: calls, then its driver's own copy."""
+PINNED_COPY_NS = 45_000.0
+"""One from pinned memory, which the device copies."""
+HANDOVER_NS, HANDOVER_TENSOR_NS, FIRST_TOUCH_BYTES_PER_S = 850_000.0, 220_000.0, 8e9
+"""A batch that workers have ready: the queue, a file descriptor for each tensor, and pages read for the first time."""
+ON_HOST_NS = {"aten::index": 320_000.0, "aten::cat": 120_000.0, "aten::stack": 120_000.0}
+"""Operators that compute on the host between two steps, when no cache holds their code or data."""
+OTHER_ON_HOST_NS = 25_000.0
 START_BACKWARD_NS = 59_000.0
 """To wake the thread of the backward pass, and to return: what ``torch.autograd.grad`` adds to one operator."""
 FIXED_NS = {"Optimizer.step": 100_000.0, "Optimizer.zero_grad": 30_000.0}
@@ -77,7 +87,6 @@ STEP_NS = {False: 24_000.0, True: 60_000.0}
 """What cuDNN launches for a time step of a recurrent layer, with the events of its streams; True: backward."""
 HIDDEN_NS = {"aten::_embedding_bag_backward": 40_000.0}
 """Calls whose kernels a dry run does not show: sparse gradients are indices and values of their own."""
-_READ = "aten::_local_scalar_dense"
 
 
 def host_times_ns(graph: Graph, costs: HostCosts = COSTS) -> Floats:
@@ -95,6 +104,7 @@ def host_times_ns(graph: Graph, costs: HostCosts = COSTS) -> Floats:
         rows + np.where(is_loop, costs.tensor_ns, costs.cold_ns),
         _without_launch(names, column.codes, phase, costs),
     )
+    times += _copies_ns(graph) + _on_host_ns(graph)
     counts = _list_lengths(graph, np.flatnonzero(is_list))
     times[is_list] += costs.tensor_ns * counts
     for name, is_backward in RECURRENT.items():
@@ -104,8 +114,40 @@ def host_times_ns(graph: Graph, costs: HostCosts = COSTS) -> Floats:
         is_python = np.array([name == "python" for name in names])[column.codes] & (phase != Phase.BACKWARD)
         times[is_python] += costs.mode_ns
         times[is_list] += costs.mode_ns * counts
-        times[np.array([name == _READ for name in names])[column.codes]] += costs.read_ns
+    times[select_reads(graph)] += costs.read_ns
     return times
+
+
+def select_reads(graph: Graph) -> NDArray[np.bool_]:
+    """Tasks in which Python reads a number of the device, bool [T]."""
+    if "op" not in graph.tasks:
+        return np.zeros(graph.num_tasks, dtype=bool)
+    reads: NDArray[np.bool_] = graph.select(op=DEVICE_READ)
+    # counters of an optimizer lie on the host, unless the program made the device torch's default
+    return reads | graph.select(op=READ, phase=Phase.UPDATE) if graph.meta.has_default_device else reads
+
+
+def _copies_ns(graph: Graph) -> Floats:
+    """Copies to the device on the thread that makes them [T]."""
+    is_copy = graph.select(kind=Kind.COPY)
+    if not is_copy.any():
+        return np.zeros(graph.num_tasks)
+    names = graph.tasks.strings("name")
+    is_pinned = names.where({text: "Pinned" in text for text in names.values})
+    pageable_ns = COPY_NS + 1e9 / COPY_BYTES_PER_S * graph.tasks["bytes_written"]
+    return np.where(is_copy, np.where(is_pinned, PINNED_COPY_NS, pageable_ns), 0.0)
+
+
+def _on_host_ns(graph: Graph) -> Floats:
+    """What the host itself computes or is handed, beyond a call [T]."""
+    if "bytes_written" not in graph.tasks or "op" not in graph.tasks:
+        return np.zeros(graph.num_tasks)
+    ops, written = graph.tasks.strings("op"), graph.tasks["bytes_written"]
+    computes = graph.select(kind=Kind.HOST) & (written > 0)
+    known = np.array([ON_HOST_NS.get(text, OTHER_ON_HOST_NS) * text.startswith("aten::") for text in ops.values])
+    is_loaded = ops.where({text: text.startswith(LOADED) for text in ops.values})
+    touched = np.where(is_loaded, 1e9 / FIRST_TOUCH_BYTES_PER_S * written, 0.0)
+    return np.where(computes, known[ops.codes] if len(known) else 0.0, 0.0) + touched
 
 
 def _list_lengths(graph: Graph, tasks: NDArray[np.int64]) -> Floats:
@@ -139,7 +181,12 @@ def _without_launch(names: list[str], codes: NDArray[np.int32], phase: NDArray[n
 def _call_ns(name: str, costs: HostCosts) -> float:
     if name == "python":
         return costs.python_ns
-    known = HIDDEN_NS.get(name, FIXED_NS.get(name.partition("#")[0]))
+    start, _, number = name.partition("#")
+    if f"{start}#" == HOST_CODE:
+        return float(number)
+    if f"{start}#" == LOADED:
+        return HANDOVER_NS + HANDOVER_TENSOR_NS * int(number)
+    known = HIDDEN_NS.get(name, FIXED_NS.get(start))
     if known is not None:
         return known
     if "Backward" in name or name == "torch::autograd::AccumulateGrad":

@@ -20,6 +20,7 @@ from windtunnel.graph import Graph, Phase
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.block_patterns import block_ranges, compile_pattern
+from windtunnel.whatifs.compiler_groups import group_for_compiler
 from windtunnel.whatifs.cuda_graphs import launch_in_graphs
 from windtunnel.whatifs.device_tasks import computes_on_device, lies_on_device
 from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
@@ -32,6 +33,7 @@ Block = tuple[int, int]
 COMPILE_MODES = ("default", "reduce-overhead")
 """Modes of ``torch.compile`` that are predicted."""
 _REPLAY_NS = 40_000  # of the host: guards, input addresses and the launch of a graph of compiled code
+_ENTRY_NS = 300_000  # guards, and what leads to the first kernel; as of compiled code on the host of an H200
 _GENERATED = r"triton_.*"
 _FUSED_CLASSES = ("elementwise", "moving", "normalization", "reduction", "drawing")
 
@@ -95,7 +97,8 @@ def compile_model(graph: Graph, mode: str = "default") -> Unpriced:
     """Run the whole model as compiled code (``torch.compile``), estimated from the kernels of a device.
 
     Kernels that follow each other in forward or backward and multiply no matrices become one, which makes one trip
-    through memory; the host's work between their launches goes. What the host does around the other launches stays.
+    through memory, where they hand each other values of one shape; the host's work between their launches goes. What
+    the host does around the other launches stays.
     With ``mode=reduce-overhead`` forward and backward are launched as one CUDA graph each: that work goes, too.
 
     Parameters
@@ -157,14 +160,35 @@ def fuse_compiled_kernels(graph: Graph, layer: str = "") -> Graph:
             raise NotApplicableError("this graph does not know its layers", fix="ask for all of them: leave out layer=")
         pattern, layers = compile_pattern(layer), graph.tasks.strings("layer")
         kernels &= layers.where({text: bool(pattern.fullmatch(text)) for text in layers.values})
-    groups = [group for stream in streams_in_order(graph) for group in _chains(graph, stream, kernels)]
+    chains = [chain for stream in streams_in_order(graph) for chain in _chains(graph, stream, kernels)]
+    took_ns = graph.duration_ns
+    groups = [
+        KernelGroup(tuple(rows), int(took_ns[rows].max()))
+        for chain in chains
+        for rows in group_for_compiler(graph, chain)
+        if len(rows) > 1
+    ]
     if not groups:
         raise NotApplicableError("no two kernels that could become one follow each other")
-    return replace_groups(graph, groups, name="fused kernel", op="compiled")
+    return replace_groups(graph, _with_entries(graph, groups), name="fused kernel", op="compiled")
 
 
-def _chains(graph: Graph, stream: NDArray[np.int64], kernels: NDArray[np.bool_]) -> Iterator[KernelGroup]:
-    names, took_ns = graph.tasks.strings("name"), graph.duration_ns
+def _with_entries(graph: Graph, groups: list[KernelGroup]) -> list[KernelGroup]:
+    """Let the first launch of forward and backward hold what the host does to enter compiled code."""
+    iteration = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int32))
+    phase = graph.tasks.get("phase", np.zeros(graph.num_tasks, dtype=np.int8))
+    seen: set[tuple[int, int]] = set()
+    result = []
+    for group in groups:
+        part = int(iteration[group.rows[0]]), int(phase[group.rows[0]])
+        result.append(group if part in seen else group._replace(added_host_ns=_ENTRY_NS))
+        seen.add(part)
+    return result
+
+
+def _chains(graph: Graph, stream: NDArray[np.int64], kernels: NDArray[np.bool_]) -> Iterator[list[int]]:
+    """Kernels of a stream that follow each other and that a compiler writes itself."""
+    names = graph.tasks.strings("name")
     ops = graph.tasks.strings("op") if "op" in graph.tasks else names
     phases = graph.tasks["phase"] if "phase" in graph.tasks else np.zeros(graph.num_tasks, dtype=np.int8)
     iteration = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int32))
@@ -174,7 +198,7 @@ def _chains(graph: Graph, stream: NDArray[np.int64], kernels: NDArray[np.bool_])
         fits = fits and class_of(ops.decode(row), names.decode(row)) in _FUSED_CLASSES
         if chain and (not fits or phases[row] != phases[chain[0]] or iteration[row] != iteration[chain[0]]):
             if len(chain) > 1:
-                yield KernelGroup(tuple(chain), int(took_ns[chain].max()))
+                yield chain
             chain = []
         if fits:
             chain.append(row)

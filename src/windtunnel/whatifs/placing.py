@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.host_times import COSTS, HOST_TABLE, HostCosts, host_times_ns
+from windtunnel.cost.host_times import COSTS, HOST_TABLE, HostCosts, host_times_ns, select_reads
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind, Strings, lags, starts
+from windtunnel.graph.host_work import NON_BLOCKING
 from windtunnel.graph.kernel_classes import does_matrix_work
 from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
@@ -88,7 +89,7 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None, host_co
     if is_timed:
         times_ns = np.rint(host_times_ns(graph, host_costs)).astype(np.int64)
         launches_ns = times_ns[moved]
-        on_host = select_unpriced(graph) & graph.select(kind=Kind.HOST)
+        on_host = select_unpriced(graph) & graph.select(kind=(Kind.HOST, Kind.IO, Kind.COPY))
         graph = graph.set_duration(on_host, times_ns[on_host], HOST_TABLE)
     extended, queue = graph.add_resource(f"{device.name} queue", ResourceKind.STREAM)
     kernels = np.flatnonzero(moved)
@@ -112,12 +113,17 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None, host_co
     position = positions(graph)
     queued = kernels[np.argsort(position[kernels], kind="stable")]  # in the order in which a thread calls
     placed = placed.connect(queued[:-1], queued[1:], EdgeKind.ORDER)
-    if not graph.meta.has_default_device:
-        return placed
-    # counters of an optimizer that lie on the device: to read one, Python waits for all that was queued before
-    reads = np.flatnonzero(graph.select(op="aten::_local_scalar_dense", phase=Phase.UPDATE))
-    before = np.searchsorted(position[queued], position[reads]) - 1
-    return placed.connect(queued[before[before >= 0]], reads[before >= 0], EdgeKind.SYNC)
+    # to read a number, or to copy a batch and wait for it, Python waits for all that was queued before
+    waits = np.flatnonzero(_select_waiting(graph))
+    before = np.searchsorted(position[queued], position[waits]) - 1
+    return placed.connect(queued[before[before >= 0]], waits[before >= 0], EdgeKind.SYNC)
+
+
+def _select_waiting(graph: Graph) -> Mask:
+    """Tasks of a thread that wait until the device has nothing to do."""
+    names = graph.tasks.strings("name")
+    copies = graph.select(kind=Kind.COPY) & ~names.where({text: text.endswith(NON_BLOCKING) for text in names.values})
+    return copies | select_reads(graph)
 
 
 def select_unpriced(graph: Graph) -> Mask:

@@ -21,6 +21,7 @@ import torch._dynamo  # which looks at torch's own functions once, so before the
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from windtunnel.sources.dry.host_side import HostSide
 from windtunnel.sources.dry.streams import Streams, patch_attributes
 from windtunnel.sources.dry.values import READS, Values, asker, has_no_value, read_known, value_of_fake
 from windtunnel.sources.memory.fake_mode import PAD, forget_value, pad
@@ -83,10 +84,12 @@ def on_device(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 _GIB = 2**30
 _NAME = "NVIDIA H100 80GB HBM3"
 _HERE = torch.device("cpu")
+_STANDS_IN = torch.device("cpu", 0)  # what a program gets that asks for a device: the host, but another one
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ACCELERATOR = torch.device("cuda")
 _PARSE_TO: Any = torch._C._nn._parse_to
 _TAKES_DEVICE: dict[Any, int] = {torch.Tensor.to: 1, _PARSE_TO: 0}
+_MOVES = (torch.Tensor.to, torch.Tensor.cuda)
 # most calls of a program: they take a tensor only, and give no tensor
 _FACTS = {torch.Tensor.untyped_storage, torch.Tensor.numel, torch.ops.prim.device.default} | {
     getattr(torch.Tensor, name).__get__ for name in ("dtype", "grad_fn", "is_leaf", "layout", "requires_grad", "shape")
@@ -97,8 +100,11 @@ _UPDATES = str(Path(torch.__file__).parent / "optim")
 class _Answers(TorchFunctionMode):
     """Gives values where there are none, and puts on the host what is meant for the device."""
 
-    def __init__(self, values: Values, streams: Streams, *, has_device: bool, maps_devices: bool) -> None:
+    def __init__(
+        self, values: Values, streams: Streams, *, has_device: bool, maps_devices: bool, host: HostSide | None
+    ) -> None:
         super().__init__()
+        self._host = host if has_device else None
         self._has_device = has_device
         self._maps_devices = has_device or maps_devices
         self._values = values
@@ -108,11 +114,41 @@ class _Answers(TorchFunctionMode):
         del types
         if func in _FACTS:
             return func(*args)
+        if self._host is None:
+            return self._answer(func, args, kwargs)
+        self._host.enter(args)
+        try:
+            is_on_device = self._is_meant_for_device(func, args, kwargs or {})
+            result = self._answer(func, args, kwargs)
+            if func is _PARSE_TO:  # what a module's tensors are moved to
+                return (_STANDS_IN, *result[1:]) if is_on_device else result
+            if is_on_device and func in _MOVES:
+                result = self._host.copy(func, args, kwargs or {}, result)
+            elif func is _SET_DATA:
+                self._host.follow(*args)
+            elif func is torch.Tensor.pin_memory:
+                result = self._host.pin(result)
+            else:
+                self._host.mark(args, kwargs or {}, result, is_on_device=is_on_device)
+            return result
+        finally:
+            self._host.leave()
+
+    def _is_meant_for_device(self, func: Any, args: Any, named: dict[str, Any]) -> bool:
+        if func is torch.Tensor.cuda or (self._values.has_default_device and "device" not in named):
+            return True
+        devices = [named.get("device"), *(value for value in args if isinstance(value, str | torch.device))]
+        devices += [args[index] for index in [_TAKES_DEVICE.get(func, len(args))] if index < len(args)]
+        return any(map(_is_stand_in, devices))
+
+    def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in READS and isinstance(args[0], torch.Tensor) and (value := value_of_fake(args[0])) is not None:
             return read_known(func, value)
         if func in READS and has_no_value(args[0]):
             if not asker().startswith(_UPDATES):  # its counters lie on the host
                 self._streams.synchronize(self._streams.tail(self._streams.current_stream().number))
+                if self._host is not None:
+                    self._host.read(args[0])
             return self._values.read(func, args[0])
         if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
             return _copy(*args)
@@ -121,7 +157,9 @@ class _Answers(TorchFunctionMode):
         if func is PAD:
             return pad(*args)
         if self._maps_devices and func is torch.device:
-            return _HERE if args and type(args[0]) is int else _here(func(*args, **(kwargs or {})))
+            asked = func(*args, **(kwargs or {})) if not args or type(args[0]) is not int else _ACCELERATOR
+            here = _here(asked)
+            return _STANDS_IN if self._host is not None and here is not asked else here
         if self._maps_devices and func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         self._values.require_no_size(func, args)
@@ -166,14 +204,40 @@ def _here(device: Any) -> Any:
     if isinstance(device, str):
         return "cpu" if device.partition(":")[0] == "cuda" else device
     if isinstance(device, torch.device):
-        return _HERE if device.type == "cuda" else device
+        return _HERE if device.type == "cuda" or device == _STANDS_IN else device
     return _HERE if type(device) is int else device
 
 
+def _is_stand_in(device: Any) -> bool:
+    """Whether a program means the device that is not there."""
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    if isinstance(device, torch.device):
+        return device.type == "cuda" or device == _STANDS_IN
+    return type(device) is int
+
+
 @contextmanager
-def answer_reads(values: Values, streams: Streams, *, has_device: bool, maps_devices: bool = True) -> Iterator[None]:
-    """Answer reads of values, for which a program waits, and map devices; in a backward pass as well."""
-    answers = _Answers(values, streams, has_device=has_device, maps_devices=maps_devices)
+def answer_reads(
+    values: Values,
+    streams: Streams,
+    *,
+    has_device: bool,
+    maps_devices: bool = True,
+    host: HostSide | None = None,
+) -> Iterator[None]:
+    """Answer reads of values, for which a program waits, and map devices; in a backward pass as well.
+
+    Parameters
+    ----------
+    values : Values
+    streams : Streams
+    has_device, maps_devices : bool
+        As of ``no_compute.skip_compute``.
+    host : HostSide, optional
+        Notes copies to a device, and what the program does on its host.
+    """
+    answers = _Answers(values, streams, has_device=has_device, maps_devices=maps_devices, host=host)
     run_backward = torch.autograd.graph._engine_run_backward
 
     @functools.wraps(run_backward)
@@ -321,7 +385,7 @@ class _Generator(metaclass=_AnyGenerator):
 
 def _map_default_device(original: Callable[[Any], None], values: Values) -> Callable[[Any], None]:
     def set_default_device(device: Any) -> None:
-        values.has_default_device = str(device).startswith("cuda")
+        values.has_default_device = _is_stand_in(device)
         original(_here(device))
 
     return set_default_device

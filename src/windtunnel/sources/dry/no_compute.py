@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from windtunnel.errors import InputError
 from windtunnel.sources.dry.device import answer_reads, device_stands_in
+from windtunnel.sources.dry.host_side import HostSide
 from windtunnel.sources.dry.streams import Streams, patch_attributes
 from windtunnel.sources.dry.values import Values, own_line
 from windtunnel.sources.memory.fake_mode import fake_tensors
@@ -39,6 +40,7 @@ def skip_compute(
     devices_per_host: int = 1,
     local_rank: int = 0,
     maps_devices: bool = True,
+    host: HostSide | None = None,
 ) -> Iterator[None]:
     """Compute nothing within, and run what ``torch.compile`` made as plain Python.
 
@@ -53,6 +55,8 @@ def skip_compute(
     devices_per_host, local_rank : int
     maps_devices : bool
         What is meant for a CUDA device lies on the host even if the program finds none.
+    host : HostSide, optional
+        Notes copies to such a device, and what the program does on its host.
     """
     queues = streams or Streams()
     with ExitStack() as stack:
@@ -60,7 +64,7 @@ def skip_compute(
             stack.enter_context(device_stands_in(queues, values, devices_per_host, local_rank))
         stack.enter_context(run_eagerly())
         stack.enter_context(fake_tensors())
-        stack.enter_context(answer_reads(values, queues, has_device=has_device, maps_devices=maps_devices))
+        stack.enter_context(answer_reads(values, queues, has_device=has_device, maps_devices=maps_devices, host=host))
         stack.enter_context(_refuse_empty_inputs())
         yield
 
@@ -73,6 +77,7 @@ def run_without_compute(
     has_device: bool = False,
     guesses: bool = False,
     loader_batch: int = 0,
+    make_host: Callable[[], HostSide | None] = lambda: None,
 ) -> tuple[Ended, SomePilot]:
     """Run a script in one process without computing.
 
@@ -90,18 +95,25 @@ def run_without_compute(
         Let the script decide by values that only a real run has.
     loader_batch : int
         Batch size of its data loaders; 0: their own.
+    make_host : callable
+        Makes what notes the program's work on its host, for each run of it.
     """
+    host: HostSide | None = None
 
     def on_loader(arguments: dict[str, Any]) -> dict[str, Any]:
+        if host is not None:
+            host.note_loader(arguments)
         changed = without_workers(arguments)
         if loader_batch and changed.get("batch_size"):
             changed = {**changed, "batch_size": loader_batch}
         return _with_full_batches(changed)
 
     is_missing = not has_device and not torch.cuda.is_available()
-    ended, pilot, has_asked = _run_once(script, argv, make_pilot, on_loader, has_device, is_missing, guesses)
+    host = make_host()
+    ended, pilot, has_asked = _run_once(script, argv, make_pilot, on_loader, has_device, is_missing, guesses, host)
     if is_missing and _needs_device(ended, has_asked):
-        ended, pilot, _ = _run_once(script, argv, make_pilot, on_loader, True, False, guesses)
+        host = make_host()
+        ended, pilot, _ = _run_once(script, argv, make_pilot, on_loader, True, False, guesses, host)
     return ended, pilot
 
 
@@ -123,6 +135,7 @@ def _run_once(
     has_device: bool,
     is_missing: bool,
     guesses: bool,
+    host: HostSide | None,
 ) -> tuple[Ended, SomePilot, bool]:
     values = Values(guesses)
     pilot = make_pilot(values)
@@ -131,7 +144,7 @@ def _run_once(
             script,
             argv,
             pilot,
-            surroundings=skip_compute(values, has_device=has_device, maps_devices=False),
+            surroundings=skip_compute(values, has_device=has_device, maps_devices=False, host=host),
             on_loader=on_loader,
         )
     return ended, pilot, bool(requested)

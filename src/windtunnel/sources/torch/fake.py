@@ -53,26 +53,31 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
         PyTorch is not installed.
     """
     require("torch", extra="torch")
+    from windtunnel.sources.dry.host_side import HostSide
     from windtunnel.sources.dry.no_compute import skip_compute
     from windtunnel.sources.dry.streams import patch_attributes
     from windtunnel.sources.dry.values import Values
     from windtunnel.sources.torch.recorder import Recorder
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
-    values = Values(guesses=True)
-    with patch_attributes(_multi_tensor_calls()), skip_compute(values, has_device=has_device, maps_devices=False):
+    values, host = Values(guesses=True), HostSide()
+    with (
+        patch_attributes(_multi_tensor_calls()),
+        skip_compute(values, has_device=has_device, maps_devices=False, host=host),
+    ):
         built = build()
         models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
         recorder.recording.discovery.add(models, optimizers)
         recorder.begin()
         try:
             while not recorder.is_complete:
+                host.start_iteration()
                 getattr(built, "step", built)()
                 recorder.boundary()
         finally:
             recorder.close()
             getattr(built, "close", lambda: None)()
-    return _graph(recorder.recording, values)
+    return _graph(recorder.recording, values, host)
 
 
 def _multi_tensor_calls() -> dict[Any, dict[str, Any]]:
@@ -111,6 +116,7 @@ def fake_capture_script(
         The file is not there or is no Python; the script needs values; it ended before an iteration was whole.
     """
     require("torch", extra="torch")
+    from windtunnel.sources.dry.host_side import HostSide
     from windtunnel.sources.dry.no_compute import run_without_compute
     from windtunnel.sources.dry.streams import patch_attributes
     from windtunnel.sources.dry.values import Values
@@ -119,34 +125,49 @@ def fake_capture_script(
 
     script = check_script(path)
 
-    values = Values()
+    values, host = Values(), HostSide()
+
+    class Pilot(RecorderPilot):
+        """What happens between iterations is not the script's."""
+
+        def at_boundary(self, hooks: Any, is_regular: bool) -> None:
+            super().at_boundary(hooks, is_regular)
+            host.start_iteration()
+
+    def make_host() -> HostSide:
+        nonlocal host
+        host = HostSide()
+        return host
 
     def make_pilot(requested: Values) -> RecorderPilot:
         nonlocal values
         values = requested
-        return RecorderPilot(Recorder(iterations=0, warmup=1, progress=progress, is_fake=True))
+        return Pilot(Recorder(iterations=0, warmup=1, progress=progress, is_fake=True))
 
     with patch_attributes(_multi_tensor_calls()):
-        ended, pilot = run_without_compute(script, argv, make_pilot, has_device=has_device, guesses=guesses)
+        ended, pilot = run_without_compute(
+            script, argv, make_pilot, has_device=has_device, guesses=guesses, make_host=make_host
+        )
     recorder = pilot.recorder
     if recorder.recording.rich is None:
         message, fix = ended.reason("iterations")
         raise InputError(f"{message}; no iteration was whole", where=ended.place(), fix=fix) from ended.failure
-    graph = _graph(recorder.recording, values)
+    graph = _graph(recorder.recording, values, host)
     return graph.with_meta(origin={"script": str(script.resolve()), "argv": list(argv)})
 
 
-def _graph(recording: Any, values: Any) -> Graph:
+def _graph(recording: Any, values: Any, host: Any) -> Graph:
     from windtunnel.sources.torch.annotate import asks_to_compile
     from windtunnel.sources.torch.build import MARKS, build_graph
     from windtunnel.sources.torch.fake_events import as_if_real
+    from windtunnel.sources.torch.host_work import with_host_work
 
     graph = build_graph(replace(recording, rich=as_if_real(recording.rich, MARKS)))
     nothing = np.zeros(graph.num_tasks, dtype=np.int64)
     untimed = graph.drop_columns(["samples_ns", "duration_std_ns", "start_ns"]).set_columns(
         {"duration_ns": nothing, "cost_source": Strings.repeat("not run", graph.num_tasks)}
     )
-    return untimed.with_meta(
+    return with_host_work(untimed, host.num_workers).with_meta(
         source=NOT_RUN,
         iteration_ns={},
         profiled_iteration_ns={},

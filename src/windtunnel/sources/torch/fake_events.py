@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.graph.host_work import DEVICE_READ, MEMCPY, NON_BLOCKING
+from windtunnel.sources.dry.host_side import COPY, READ
 from windtunnel.sources.memory.in_place import IN_PLACE_SCHEMAS
 from windtunnel.sources.torch.ops import is_tensor_record, is_view
 from windtunnel.sources.torch.profile import Events
@@ -151,6 +153,7 @@ class _Storages:
                     tensor[1] = self._of.setdefault(tensor[0], tensor[0])
             elif node["schema"]:
                 row = begin[record_id]
+                _rename(node, events.names, row)
                 if _make_in_place(node):
                     events.names[row] += "_"
                 self._end(node, row)
@@ -165,6 +168,20 @@ class _Storages:
                 self._of[tensor[0]] = self._count if viewed is None else viewed
                 self._made[tensor[0]] = row
             tensor[1] = self._of[tensor[0]]
+
+
+def _rename(node: Node, names: list[str], row: int) -> None:
+    """Give operators of a dry run the names and schemas that a device's own have."""
+    if node["name"] == COPY:
+        is_pinned, is_blocking = node["inputs"]["values"][1:3]
+        names[row] = MEMCPY.format("Pinned" if is_pinned else "Pageable") + ("" if is_blocking else NON_BLOCKING)
+        node["schema"] = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
+    elif node["name"] == READ:
+        names[row], node["schema"] = DEVICE_READ, "aten::_local_scalar_dense(Tensor self) -> Scalar"
+    else:
+        return
+    node["name"] = node["schema"].partition("(")[0]
+    node["inputs"] = {name: column[:1] for name, column in node["inputs"].items()}
 
 
 def _make_in_place(node: Node) -> bool:

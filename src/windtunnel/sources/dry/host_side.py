@@ -1,0 +1,155 @@
+"""What a program does on its host, noted while all of its tensors lie there.
+
+In: calls of torch's functions as a program without a device makes them, and where each is meant to run. Out: operators
+of our own in the profile: a copy to the device, which ``Tensor.to`` makes of a batch but not of what lies there
+already; a read that waits for the device; and marks for long stretches of Python and NumPy between two calls. Not here:
+what they become in a graph (``sources.torch.host_work``), what they take (``cost.host_times``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from windtunnel.graph.host_work import HOST_CODE
+from windtunnel.sources.dry.values import own_line
+
+__all__ = ["COPY", "READ", "HostSide"]
+
+COPY, READ = "windtunnel::copy_to_device", "windtunnel::read_value"
+# Python of a module's call, its hooks among it, takes less in a dry run; NumPy that draws a batch takes more
+MIN_CODE_NS = 200_000
+_MARK, _PINNED = "_windtunnel_on_host", "_windtunnel_pinned"
+
+
+@torch.library.custom_op(COPY, mutates_args=())
+def _copy_to_device(values: torch.Tensor, is_pinned: bool, is_blocking: bool) -> torch.Tensor:
+    return values.clone()
+
+
+@_copy_to_device.register_fake
+def _(values: torch.Tensor, is_pinned: bool, is_blocking: bool) -> torch.Tensor:
+    del is_pinned, is_blocking
+    return torch.empty_like(values)
+
+
+@torch.library.custom_op(READ, mutates_args=())
+def _read_value(values: torch.Tensor) -> None:
+    del values
+
+
+@_read_value.register_fake
+def _(values: torch.Tensor) -> None:
+    del values
+
+
+class HostSide:
+    """Follows which tensors lie on the host, and notes what happens there.
+
+    A fake tensor that no call of torch's functions has returned, such as a gradient, is taken to lie on the device.
+
+    Attributes
+    ----------
+    num_workers, pins_batches
+        Of the program's loaders, which load in their own process in a dry run.
+    """
+
+    def __init__(self) -> None:
+        self.num_workers, self.pins_batches = 0, False
+        self._left_ns = time.thread_time_ns()
+        self._code_ns: dict[tuple[str, int], int] = {}  # the least of each line and stretch
+        self._num_stretches = self._unmarked_ns = 0
+
+    def start_iteration(self) -> None:
+        """Start to count anew: what ran before is not the program's."""
+        self._num_stretches = 0
+        self._unmarked_ns = 0
+        self.leave()
+
+    def enter(self, args: Any) -> None:
+        """Count the time since the last call, if it was long and what follows is given data of the host.
+
+        The least counts that the same stretch took in any iteration. Before other calls, Python did what a price of every
+        call holds.
+        """
+        taken_ns = time.thread_time_ns() - self._left_ns
+        if taken_ns >= MIN_CODE_NS and _has_host_data(args):
+            stretch = (own_line(), self._num_stretches)
+            self._num_stretches += 1
+            self._code_ns[stretch] = min(taken_ns, self._code_ns.get(stretch, taken_ns))
+            self._unmarked_ns += self._code_ns[stretch]
+
+    def leave(self) -> None:
+        """Start to count what the program does itself: a call has ended, or work that is not the program's."""
+        self._left_ns = time.thread_time_ns()
+
+    def copy(self, function: Any, args: Any, named: dict[str, Any], result: Any) -> Any:
+        """Return what a call that moves a tensor to the device gives: a copy, if the tensor lies on the host."""
+        values = args[0] if args else None
+        if not (isinstance(result, torch.Tensor) and isinstance(values, torch.Tensor)):
+            return result
+        if not _lies_on_host(values) or result.requires_grad:
+            return result
+        if self._unmarked_ns:  # not earlier: a profile of calls within fake tensors is not the program's
+            with torch.profiler.record_function(f"{HOST_CODE}{self._unmarked_ns}"):
+                self._unmarked_ns = 0
+        is_blocking = not (named.get("non_blocking") or True in args[1:])
+        copied = torch.ops.windtunnel.copy_to_device(result, self.pins_batches or _is_pinned(values), is_blocking)
+        setattr(copied, _MARK, False)
+        return copied
+
+    def read(self, values: torch.Tensor) -> None:
+        """Note that the program waits for a value, if it lies on the device."""
+        if isinstance(values, FakeTensor) and not getattr(values, _MARK, False):
+            torch.ops.windtunnel.read_value(values.detach())
+
+    def pin(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the tensor in pinned memory; it stays where it is."""
+        pinned = values.detach()
+        setattr(pinned, _MARK, getattr(values, _MARK, False))
+        setattr(pinned, _PINNED, True)
+        return pinned
+
+    def mark(self, args: Any, named: dict[str, Any], result: Any, *, is_on_device: bool) -> None:
+        """Say where a result lies: where the call was told to put it, else where any of its tensors lies."""
+        results = [item for item in _tensors(result) if isinstance(item, FakeTensor)]
+        if not results:
+            return
+        inputs = [*_tensors(args), *_tensors(list(named.values()))]
+        lies_on_host = not is_on_device and all(map(_lies_on_host, inputs))
+        for item in results:
+            setattr(item, _MARK, lies_on_host)
+
+    def note_loader(self, arguments: dict[str, Any]) -> None:
+        """Keep what a loader is made with that a dry run leaves out."""
+        self.num_workers = max(self.num_workers, int(arguments.get("num_workers") or 0))
+        self.pins_batches |= bool(arguments.get("pin_memory"))
+
+    def follow(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        """A tensor holds other data: it lies where these lie."""
+        setattr(tensor, _MARK, getattr(data, _MARK, False))
+
+
+def _has_host_data(args: Any) -> bool:
+    return any(map(_lies_on_host, _tensors(args))) or any(isinstance(item, np.ndarray) for item in args)
+
+
+def _lies_on_host(values: torch.Tensor) -> bool:
+    """Whether it is known to; a tensor that is not fake is NumPy's, or of a file."""
+    return bool(getattr(values, _MARK, not isinstance(values, FakeTensor)))
+
+
+def _is_pinned(values: torch.Tensor) -> bool:
+    return bool(getattr(values, _PINNED, False))
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, list | tuple):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return []
