@@ -57,14 +57,14 @@ class HostCosts:
         A number that Python reads from the device: a copy and a wait, when the device has nothing else to do.
     """
 
-    call_ratio: float = 0.68
-    cold_ns: float = 10_000.0
-    python_ns: float = 11_600.0
-    engine_ns: float = 2_950.0
-    call_ns: float = 1_500.0
-    tensor_ns: float = 2_100.0
-    mode_ns: float = 3_700.0
-    read_ns: float = 14_300.0
+    call_ratio: float = 0.64
+    cold_ns: float = 10_450.0
+    python_ns: float = 11_300.0
+    engine_ns: float = 2_970.0
+    call_ns: float = 1_420.0
+    tensor_ns: float = 2_090.0
+    mode_ns: float = 4_080.0
+    read_ns: float = 15_150.0
 
 
 COSTS = HostCosts()

@@ -123,9 +123,11 @@ class _Answers(TorchFunctionMode):
             if func is _PARSE_TO:  # what a module's tensors are moved to
                 return (_STANDS_IN, *result[1:]) if is_on_device else result
             if is_on_device and func in _MOVES:
-                result = self._host.copy(func, args, kwargs or {}, result)
+                result = self._host.copy(args, kwargs or {}, result)
             elif func is _SET_DATA:
                 self._host.follow(*args)
+            elif func is torch.Tensor.cpu or (func is torch.Tensor.to and "cpu" in map(str, args[1:2])):
+                result = self._host.fetch(result)
             elif func is torch.Tensor.pin_memory:
                 result = self._host.pin(result)
             else:

@@ -28,6 +28,7 @@ _MARK, _PINNED = "_windtunnel_on_host", "_windtunnel_pinned"
 
 @torch.library.custom_op(COPY, mutates_args=())
 def _copy_to_device(values: torch.Tensor, is_pinned: bool, is_blocking: bool) -> torch.Tensor:
+    del is_pinned, is_blocking
     return values.clone()
 
 
@@ -73,8 +74,8 @@ class HostSide:
     def enter(self, args: Any) -> None:
         """Count the time since the last call, if it was long and what follows is given data of the host.
 
-        The least counts that the same stretch took in any iteration. Before other calls, Python did what a price of every
-        call holds.
+        The least counts that the same stretch took in any iteration. Before other calls, Python did what the price of
+        every call holds.
         """
         taken_ns = time.thread_time_ns() - self._left_ns
         if taken_ns >= MIN_CODE_NS and _has_host_data(args):
@@ -87,7 +88,7 @@ class HostSide:
         """Start to count what the program does itself: a call has ended, or work that is not the program's."""
         self._left_ns = time.thread_time_ns()
 
-    def copy(self, function: Any, args: Any, named: dict[str, Any], result: Any) -> Any:
+    def copy(self, args: Any, named: dict[str, Any], result: Any) -> Any:
         """Return what a call that moves a tensor to the device gives: a copy, if the tensor lies on the host."""
         values = args[0] if args else None
         if not (isinstance(result, torch.Tensor) and isinstance(values, torch.Tensor)):
@@ -106,6 +107,15 @@ class HostSide:
         """Note that the program waits for a value, if it lies on the device."""
         if isinstance(values, FakeTensor) and not getattr(values, _MARK, False):
             torch.ops.windtunnel.read_value(values.detach())
+
+    def fetch(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the host; what lay on the device is waited for."""
+        if _lies_on_host(values):
+            return values
+        self.read(values)
+        fetched = values.view_as(values)
+        setattr(fetched, _MARK, True)
+        return fetched
 
     def pin(self, values: torch.Tensor) -> torch.Tensor:
         """Return the tensor in pinned memory; it stays where it is."""
