@@ -27,13 +27,14 @@ from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
 from windtunnel.whatifs.kernel_groups import KernelGroup, replace_groups, streams_in_order
 from windtunnel.whatifs.measured import LOOK_UP, Unpriced, apply_ratios, calls_of, has_program, require_program
 
-__all__ = ["COMPILE_MODES", "compile_block", "compile_model", "fuse_compiled_kernels"]
+__all__ = ["COMPILE_MODES", "ENTRY_NS", "compile_block", "compile_model", "fuse_compiled_kernels"]
 
 Block = tuple[int, int]
 COMPILE_MODES = ("default", "reduce-overhead")
 """Modes of ``torch.compile`` that are predicted."""
 _REPLAY_NS = 40_000  # of the host: guards, input addresses and the launch of a graph of compiled code
-_ENTRY_NS = 300_000  # guards, and what leads to the first kernel; as of compiled code on the host of an H200
+ENTRY_NS = 300_000
+"""To enter compiled code on the host of an H200."""
 _GENERATED = r"triton_.*"
 _FUSED_CLASSES = ("elementwise", "moving", "normalization", "reduction", "drawing")
 
@@ -133,7 +134,7 @@ def _launch_compiled_graphs(graph: Graph, layer: str) -> Graph:
     return launch_in_graphs(graph, (Phase.FORWARD, Phase.BACKWARD), _REPLAY_NS, is_per_phase=True)
 
 
-def fuse_compiled_kernels(graph: Graph, layer: str = "") -> Graph:
+def fuse_compiled_kernels(graph: Graph, layer: str = "", entry_ns: int = 0) -> Graph:
     """Let kernels that follow each other and multiply no matrices become one, as a compiler makes them.
 
     Parameters
@@ -141,6 +142,9 @@ def fuse_compiled_kernels(graph: Graph, layer: str = "") -> Graph:
     graph : Graph
     layer : str
         Regular expression that matches the whole path of a layer; empty: all of forward and backward.
+    entry_ns : int
+        What the host does to enter compiled code, in forward and in backward: guards, and what leads to the first
+        kernel. A graph that was captured holds the host's work around the calls that compiled code replaces.
 
     Raises
     ------
@@ -170,10 +174,10 @@ def fuse_compiled_kernels(graph: Graph, layer: str = "") -> Graph:
     ]
     if not groups:
         raise NotApplicableError("no two kernels that could become one follow each other")
-    return replace_groups(graph, _with_entries(graph, groups), name="fused kernel", op="compiled")
+    return replace_groups(graph, _with_entries(graph, groups, entry_ns), name="fused kernel", op="compiled")
 
 
-def _with_entries(graph: Graph, groups: list[KernelGroup]) -> list[KernelGroup]:
+def _with_entries(graph: Graph, groups: list[KernelGroup], entry_ns: int) -> list[KernelGroup]:
     """Let the first launch of forward and backward hold what the host does to enter compiled code."""
     iteration = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int32))
     phase = graph.tasks.get("phase", np.zeros(graph.num_tasks, dtype=np.int8))
@@ -181,7 +185,7 @@ def _with_entries(graph: Graph, groups: list[KernelGroup]) -> list[KernelGroup]:
     result = []
     for group in groups:
         part = int(iteration[group.rows[0]]), int(phase[group.rows[0]])
-        result.append(group if part in seen else group._replace(added_host_ns=_ENTRY_NS))
+        result.append(group if part in seen else group._replace(added_host_ns=entry_ns))
         seen.add(part)
     return result
 

@@ -24,7 +24,7 @@ from windtunnel.hardware import Device, Fabric, Machine, fabric_of
 from windtunnel.simulate import replay, replay_many
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
-from windtunnel.whatifs.compilation import fuse_compiled_kernels
+from windtunnel.whatifs.compilation import ENTRY_NS, fuse_compiled_kernels
 from windtunnel.whatifs.messages import has_messages, price_messages
 from windtunnel.whatifs.placing import place_on
 
@@ -207,7 +207,7 @@ def _price_for_device(
     priced = price(place_on(changed, device, launch_ns), device, tiers, dtype=dtype)
     if graph.meta.is_uncompiled:  # captured operator by operator, and will run as compiled code
         with suppress(NotApplicableError):
-            return fuse_compiled_kernels(priced)
+            return fuse_compiled_kernels(priced, entry_ns=ENTRY_NS)
     return priced
 
 

@@ -126,7 +126,8 @@ class _Answers(TorchFunctionMode):
                 result = self._host.copy(args, kwargs or {}, result)
             elif func is _SET_DATA:
                 self._host.follow(*args)
-            elif func is torch.Tensor.cpu or (func is torch.Tensor.to and "cpu" in map(str, args[1:2])):
+            # the device of another tensor is the host, too
+            elif func is torch.Tensor.cpu or (func is torch.Tensor.to and args[1:2] == ("cpu",)):
                 result = self._host.fetch(result)
             elif func is torch.Tensor.pin_memory:
                 result = self._host.pin(result)

@@ -95,8 +95,8 @@ class HostSide:
             return result
         if not _lies_on_host(values) or result.requires_grad:
             return result
-        if self._unmarked_ns:  # not earlier: a profile of calls within fake tensors is not the program's
-            with torch.profiler.record_function(f"{HOST_CODE}{self._unmarked_ns}"):
+        if self._unmarked_ns:  # not earlier: what is within calls of fake tensors is not the program's
+            with torch.profiler.record_function(f"{HOST_CODE}{round(self._unmarked_ns, -5)}"):
                 self._unmarked_ns = 0
         is_blocking = not (named.get("non_blocking") or True in args[1:])
         copied = torch.ops.windtunnel.copy_to_device(result, self.pins_batches or _is_pinned(values), is_blocking)
