@@ -52,8 +52,13 @@ def capture(
         int, typer.Option("--devices-per-host", min=1, metavar="N", help="Dry run: number of devices per host.")
     ] = 8,
     device: Annotated[
-        str, typer.Option("--device", metavar="TYPE", help="Dry run: device type that the script finds: cuda or cpu.")
-    ] = "cuda",
+        str,
+        typer.Option(
+            "--device",
+            metavar="TYPE",
+            help="Device type that the script finds: cuda or cpu. Default: cuda; with --fake, if it fails without.",
+        ),
+    ] = "",
     fake: Annotated[
         bool, typer.Option("--fake", help="Trace one process on fake tensors: operators and shapes without times.")
     ] = False,
@@ -92,11 +97,17 @@ def capture(
     if dry_run or fake:
         _require_script(target, "--dry-run" if dry_run else "--fake")
     if dry_run:
-        traced = {"num_ranks": ranks, "devices_per_host": devices_per_host, "device": device, "guesses": guess_values}
+        traced = {
+            "num_ranks": ranks,
+            "devices_per_host": devices_per_host,
+            "device": device or "cuda",
+            "guesses": guess_values,
+        }
         capture_dry_run(Path(target), arguments or [], path, ranks_to_trace, **traced, force=force, as_json=as_json)
         return
     if fake:
-        _capture_fake(Path(target), arguments or [], path, guesses=guess_values, force=force, as_json=as_json)
+        options = {"guesses": guess_values, "has_device": _finds_device(device)}
+        _capture_fake(Path(target), arguments or [], path, **options, force=force, as_json=as_json)
         return
     masks = require_free(path.with_suffix(".zeros.npz"), force=force) if zeros else None
     subject = subject_of(target, arguments or (), ranks_of(nproc, bandwidth, latency))
@@ -197,12 +208,28 @@ def _suffix() -> str:
     return f".rank{rank_here()}.wt" if is_one_of_several() else ".wt"
 
 
-def _capture_fake(script: Path, arguments: list[str], path: Path, *, guesses: bool, force: bool, as_json: bool) -> None:
+def _finds_device(device: str) -> bool:
+    """Whether a script on fake tensors finds a GPU at once."""
+    if device not in ("", "cuda", "cpu"):
+        raise InputError(f"a script cannot find a device of type {device!r} here", where="--device", fix="cuda or cpu")
+    return device == "cuda"
+
+
+def _capture_fake(
+    script: Path,
+    arguments: list[str],
+    path: Path,
+    *,
+    guesses: bool,
+    has_device: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Without times: to be priced elsewhere."""
     from windtunnel.sources.torch.fake import fake_capture_script
 
     with Progress(f"following {script.name}") as progress, stdout_to_stderr():
-        graph = fake_capture_script(script, arguments, guesses=guesses, progress=progress)
+        graph = fake_capture_script(script, arguments, guesses=guesses, has_device=has_device, progress=progress)
     _keep(graph, path, force)
     lines = [f"{path}: {graph.num_tasks:,} tasks without times (nothing was run)"]
     show(_document(graph, path), lines, as_json=as_json)
