@@ -25,6 +25,7 @@ ALLOWED_LAUNCHERS = {
 }
 # clocks that are what the file is about, and no way to take a time of something
 ALLOWED_TIMING = {
+    "sources/dry/host_side.py": "tracing: processor time of a program's own code between two calls of torch",
     "sources/torch/": "tracing: stamps of a live program while it is captured",
     "flights/process_variant.py": "stamps of a live program while it is flown",
     "systems/pipelines/training/rank.py": "spans of a rank on the clock that all ranks share",

@@ -210,4 +210,4 @@ def move_to_device(data: np.ndarray[Any, Any] | torch.Tensor, device: torch.devi
     import torch
 
     tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
-    return tensor.to(device)
+    return tensor if device == torch.device("cpu") else tensor.to(device)
