@@ -160,9 +160,9 @@ class _Answers(TorchFunctionMode):
         if func is PAD:
             return pad(*args)
         if self._maps_devices and func is torch.device:
-            named = func(*args, **(kwargs or {})) if not args or type(args[0]) is not int else _ACCELERATOR
-            here = _here(named)
-            return _STANDS_IN if self._host is not None and here is not named else here
+            target = func(*args, **(kwargs or {})) if not args or type(args[0]) is not int else _ACCELERATOR
+            here = _here(target)
+            return _STANDS_IN if self._host is not None and here is not target else here
         if self._maps_devices and func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         self._values.require_no_size(func, args)
