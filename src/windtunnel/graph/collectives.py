@@ -14,9 +14,12 @@ from windtunnel.graph.graph import Graph
 from windtunnel.graph.kernel_classes import collective_of
 from windtunnel.graph.schema import EdgeKind, Kind, Phase
 
-__all__ = ["all_reduces", "find_scattered_gradients", "message_bytes", "world_size"]
+__all__ = ["all_reduces", "find_parameter_broadcasts", "find_scattered_gradients", "message_bytes", "world_size"]
 
 Mask = NDArray[np.bool_]
+_RESCALING = frozenset({"_to_copy", "to", "copy_", "div_", "mul_"})
+_MAX_RESCALES = 3  # of one message, one after the other
+_ALL_PARAMETERS = 0.9  # of the bytes of their gradients; a loss or a norm may be reduced, too
 
 
 def all_reduces(graph: Graph) -> Mask:
@@ -47,6 +50,18 @@ def find_scattered_gradients(graph: Graph) -> Mask:
     return result
 
 
+def find_parameter_broadcasts(graph: Graph) -> Mask:
+    """Mask the broadcasts of what each rank updated, bool [T]; any of them: the optimizer's state is sharded.
+
+    They are as large as the gradients together; replicas broadcast nothing but buffers.
+    """
+    communicates = graph.select(kind=Kind.COMM)
+    result = communicates & _is_named(graph, "broadcast")
+    sizes = graph.tasks.get("message_bytes", np.zeros(graph.num_tasks, dtype=np.int64))
+    reduced_bytes = sizes[communicates & _is_named(graph, "all_reduce")].sum()
+    return result & bool(sizes[result].sum() >= _ALL_PARAMETERS * reduced_bytes > 0)
+
+
 def _is_named(graph: Graph, collective: str) -> Mask:
     """Whose operator or name is that of a collective, bool [T]."""
     result = np.zeros(graph.num_tasks, dtype=bool)
@@ -69,13 +84,29 @@ def _without_all_reduces(graph: Graph, communicates: Mask) -> NotApplicableError
 
 
 def _read_by_layers(graph: Graph) -> Mask:
-    """Whose results the backward pass of a layer computes with, bool [T]; buckets of gradients are read by none."""
+    """Whose results the backward pass of a layer computes with, bool [T]; buckets of gradients are read by none.
+
+    Gradients may be cast and scaled in a layer's hook, as FSDP does; then what comes of that is not read any more.
+    """
     result = np.zeros(graph.num_tasks, dtype=bool)
-    if "layer" in graph.tasks:
-        reads = graph.select(kind=Kind.COMPUTE, phase=Phase.BACKWARD, layer=".+")
-        is_data = (graph.edges["kind"] == EdgeKind.DATA) & reads[graph.edges["dst"]]
-        result[graph.edges["src"][is_data]] = True
+    if "layer" not in graph.tasks:
+        return result
+    source, target = graph.edges["src"], graph.edges["dst"]
+    reads = graph.select(kind=Kind.COMPUTE, phase=Phase.BACKWARD, layer=".+")
+    rescales = reads & _rescales(graph)
+    is_data = (graph.edges["kind"] == EdgeKind.DATA) & reads[target]
+    for _ in range(_MAX_RESCALES + 1):  # from its last reader back to the message
+        is_read = is_data & (~rescales | result)[target]
+        result[source[is_read]] = True
     return result
+
+
+def _rescales(graph: Graph) -> Mask:
+    """Mask operators that only cast or scale, bool [T]."""
+    if "op" not in graph.tasks:
+        return np.zeros(graph.num_tasks, dtype=bool)
+    strings = graph.tasks.strings("op")
+    return strings.where({text: text.rpartition("::")[2].partition(".")[0] in _RESCALING for text in strings.values})
 
 
 def world_size(graph: Graph, given: int | None) -> int:

@@ -12,7 +12,13 @@ from windtunnel import registry
 from windtunnel.cost.collective import ring_all_reduce_ns, ring_ratio
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
-from windtunnel.graph.collectives import all_reduces, find_scattered_gradients, message_bytes, world_size
+from windtunnel.graph.collectives import (
+    all_reduces,
+    find_parameter_broadcasts,
+    find_scattered_gradients,
+    message_bytes,
+    world_size,
+)
 from windtunnel.simulate.limits import Baseline, up_to
 from windtunnel.whatifs.layer_gradients import link_in_use
 from windtunnel.whatifs.placing import rescale
@@ -55,7 +61,7 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
         Nothing is all-reduced, the number of workers is unknown, or a traced job would take more hosts.
     """
     messages = all_reduces(graph)
-    if find_scattered_gradients(graph).any():
+    if find_scattered_gradients(graph).any() or find_parameter_broadcasts(graph).any():
         raise NotApplicableError(
             "the job is sharded: memory and messages of a rank depend on the number of ranks",
             fix="trace it with that number of ranks: windtunnel capture --dry-run --ranks N",

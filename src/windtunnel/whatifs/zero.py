@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
-from windtunnel.graph.collectives import all_reduces, find_scattered_gradients, message_bytes, world_size
+from windtunnel.graph.collectives import (
+    all_reduces,
+    find_parameter_broadcasts,
+    find_scattered_gradients,
+    message_bytes,
+    world_size,
+)
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 from windtunnel.whatifs.placing import rescale
@@ -77,6 +83,12 @@ def require_replicas(graph: Graph) -> None:
     if scattered_rows.any():
         raise InEffectError(
             "gradients are reduce-scattered here, the job is sharded", where=f"{int(scattered_rows.sum())} messages"
+        )
+    broadcasts = find_parameter_broadcasts(graph)
+    if broadcasts.any():
+        raise InEffectError(
+            "ranks broadcast the parameters that they updated, the optimizer's state is sharded",
+            where=f"{int(broadcasts.sum())} messages",
         )
 
 
