@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from windtunnel.errors import PriceError
 from windtunnel.graph import GraphBuilder, Kind
 from windtunnel.hardware import Fabric, Link, fabric_of, machine
 from windtunnel.whatifs.forecast import forecast
-from windtunnel.whatifs.messages import has_messages, price_messages, select_untimed_messages
+from windtunnel.whatifs.messages import has_messages, price_messages, price_parts, select_untimed_messages
 
 WIRE = Link("wire", bandwidth_bytes_per_s=50e9, latency_ns=0)
 
@@ -50,3 +51,16 @@ def test_links_that_a_user_names_carry_measured_messages_too():
     assert [3_500_000] == price_messages(captured, there).duration_ns.tolist()
     assert 5_000_000 <= forecast(captured, machine("dgx-h100")).makespan_ns
     assert 3_500_000 <= forecast(captured, machine("dgx-h100"), fabric=there).makespan_ns < 5_000_000
+
+
+def test_parts_of_an_all_reduce_are_priced_by_nccl_where_the_devices_are_known():
+    """Among 1,024 GPUs small messages are all-reduced on trees, and no tree scatters or gathers."""
+    rows, h100 = np.array([0]), {"devices": [{"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 80 << 30}]}
+    parts = {}
+    for size_bytes in (1 << 20, 1 << 30):
+        graph = reducing(1_000_000, size_bytes).note({"world_size": 1024})
+        assert [500_000] == price_parts(graph, "all_gather", rows).tolist()
+        parts[size_bytes] = price_parts(graph.with_meta(hardware=h100), "all_gather", rows).item()
+
+    assert parts[1 << 20] > 1_000_000
+    assert 500_000 < parts[1 << 30] < 520_000

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from windtunnel.errors import PriceError
 from windtunnel.hardware.catalog import link, machines
-from windtunnel.hardware.parts import Device, Link
+from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.systems import Machine
 
 __all__ = ["Fabric", "fabric_of"]
@@ -57,7 +57,7 @@ class Fabric:
         Within a host it goes over the devices' own link, between hosts over as many networks at once as each host has
         of the ranks.
         """
-        per_host = Counter(rank // self.devices_per_host for rank in ranks)
+        per_host = self._count_per_host(ranks)
         ratio = _NVLINK_RATIOS.get(self.inner.name, 1.0)
         inner_rate = ratio * self.inner.bandwidth_bytes_per_s
         if len(per_host) < 2:
@@ -69,6 +69,23 @@ class Fabric:
         hops, size = len(per_host), len(ranks)
         latency_ns = round((hops * self.outer.latency_ns + (size - hops) * self.inner.latency_ns) / size)
         return Link(f"{self.inner.name}, {self.outer.name}", min(inner_rate, outer_rate), latency_ns)
+
+    def network(self, ranks: Sequence[int]) -> Topology:
+        """The dimensions of a network among these ranks: those of a host, where all hosts have as many as the first.
+
+        Examples
+        --------
+        >>> fabric = Fabric.of_rates(450e9, 50e9, devices_per_host=8)
+        >>> fabric.network(range(32)).sizes, fabric.network(range(0, 32, 8)).sizes
+        ((8, 4), (1, 4))
+        """
+        per_host = self._count_per_host(ranks)
+        if len(per_host) < 2:
+            return Topology((len(ranks),), (self.inner,))
+        return Topology((max(per_host.values()), len(per_host)), (self.inner, self.outer))
+
+    def _count_per_host(self, ranks: Sequence[int]) -> Counter[int]:
+        return Counter(rank // self.devices_per_host for rank in ranks)
 
 
 def fabric_of(on: Machine | Device, inner: str = "", outer: str = "", devices_per_host: int = 0) -> Fabric:

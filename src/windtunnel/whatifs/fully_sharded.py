@@ -27,7 +27,8 @@ from windtunnel.whatifs.layer_gradients import (
     positions,
     works,
 )
-from windtunnel.whatifs.zero import HALF, num_buffers, require_replicas, scatter_gradients, share_updates
+from windtunnel.whatifs.messages import PART, price_parts
+from windtunnel.whatifs.zero import num_buffers, require_replicas, scatter_gradients, share_updates
 
 __all__ = ["messages_by_layer", "zero_3"]
 
@@ -64,8 +65,8 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
 
     A unit is what one all-reduce brought together. Its parameters are gathered when the unit ``prefetch + 1`` places
     before it has computed and is given up, so that as many units are whole at once; the last one of the forward pass
-    stays for the backward pass. Each gathering takes half of the all-reduce, as does the reduce-scatter that stands
-    for it.
+    stays for the backward pass. Each gathering takes about half of the all-reduce, as does the reduce-scatter that
+    stands for it.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
     # At most prefetch + 1 units are whole at once, besides each worker's own share of everything.
     whole_bytes = (prefetch + 1) * int(message_bytes(graph, messages).max())
     sharded = sharded.note({"memory_base_bytes": sharded.meta.memory_base_bytes + whole_bytes})
-    return _insert_gathers(scatter_gradients(sharded, messages), per_rank)
+    return _insert_gathers(sharded, messages, per_rank)
 
 
 def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Gather]:
@@ -173,8 +174,8 @@ def _feeds(graph: Graph, messages: Ints, on_rank: Mask) -> Ints:
     return result
 
 
-def _insert_gathers(graph: Graph, per_rank: Sequence[Sequence[_Gather]]) -> Graph:
-    """Put the gatherings where their messages are sent, each behind the one before; those meet whose messages meet."""
+def _insert_gathers(graph: Graph, messages: Mask, per_rank: Sequence[Sequence[_Gather]]) -> Graph:
+    """Scatter gradients; gather where their messages are sent, one behind the other, and let those of ranks meet."""
     tasks = graph.tasks
     gathers = [gather for gathers in per_rank for gather in gathers]
     message = np.array([gather.message for gather in gathers], dtype=np.int64)
@@ -184,12 +185,13 @@ def _insert_gathers(graph: Graph, per_rank: Sequence[Sequence[_Gather]]) -> Grap
         "kind": int(Kind.COMM),
         "phase": [int(gather.phase) for gather in gathers],
         "resource": tasks["resource"][message],
-        "duration_ns": tasks["duration_ns"][message],
+        "duration_ns": price_parts(graph, "all_gather", message),
         "message_bytes": tasks["message_bytes"][message],
-        "cost_source": HALF,
+        "cost_source": PART,
         **{name: tasks[name][message] for name in ("iteration", "rank", "group") if name in tasks},
     }
-    extended = graph.insert(columns, [gather.after for gather in gathers], [gather.before for gather in gathers])
+    scattered = scatter_gradients(graph, messages)
+    extended = scattered.insert(columns, [gather.after for gather in gathers], [gather.before for gather in gathers])
     new = np.arange(graph.num_tasks, extended.num_tasks)
     owner = np.repeat(np.arange(len(per_rank)), [len(item) for item in per_rank])
     # gathers of all ranks lie in one array: none follows the last one of another rank

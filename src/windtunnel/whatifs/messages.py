@@ -4,22 +4,36 @@ In: a graph with messages that were never sent, or of which a trace states the s
 same graph with durations. Each group is one ring over the links between its members (``hardware.fabric``). Messages
 that were measured keep their time, unless a user names other links. Not here: the formulas (``cost.collective``),
 expansion into sends and receives, contention with computation.
+
+Reduce-scatters and all-gathers in the place of all-reduces are priced here, too: by NCCL's model (``cost.nccl``).
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.collective import message_ns
+from windtunnel.cost.nccl import nccl_price
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
-from windtunnel.hardware import Fabric, Link
-from windtunnel.whatifs.placing import select_unpriced
+from windtunnel.graph.collectives import world_size
+from windtunnel.hardware import Fabric, Link, fabric_of
+from windtunnel.whatifs.placing import chip_in_use, select_unpriced
 
-__all__ = ["has_messages", "price_messages", "select_sized_messages", "select_untimed_messages"]
+__all__ = [
+    "PART",
+    "has_messages",
+    "price_messages",
+    "price_parts",
+    "select_sized_messages",
+    "select_untimed_messages",
+]
+
+PART = "part of an all-reduce"
 
 
 def has_messages(graph: Graph) -> bool:
@@ -70,6 +84,35 @@ def price_messages(graph: Graph, fabric: Fabric) -> Graph:
         members = _members(graph, fabric, op, group) if peer < 0 else tuple(sorted((rank, peer)))
         durations.append(message_ns(op, size, len(members), ring(members)))
     return graph.set_duration(unsent, durations, cost_source="ring model")
+
+
+def price_parts(graph: Graph, op: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What a reduce-scatter, or an all-gather, takes in the place of each of these all-reduces, in ns.
+
+    An all-reduce keeps its own time; which ratio of it a part takes is what NCCL's model says for machines with the
+    devices in use: NCCL may all-reduce on trees, which cannot do the parts. Half of it, as around any ring, where the
+    machines are not known.
+    """
+    chip, duration = chip_in_use(graph), graph.duration_ns[rows]
+    fabric = None
+    if chip is not None and "message_bytes" in graph.tasks:
+        with suppress(PriceError):
+            fabric = fabric_of(chip)
+    if fabric is None:
+        return np.asarray((duration + 1) // 2, np.int64)
+    groups = _column(graph, "group", rows, absent=-1)
+    known = [graph.meta.groups[group].ranks if group >= 0 else () for group in groups]
+    everyone = tuple(range(world_size(graph, None)))
+
+    @cache
+    def ratio(size: int, members: tuple[int, ...]) -> float:
+        network = fabric.network(members)
+        whole = nccl_price("all_reduce", size, network).duration_ns
+        return nccl_price(op, size, network).duration_ns / whole if whole else 0.5
+
+    sizes = graph.tasks["message_bytes"][rows].tolist()
+    ratios = [ratio(size, members or everyone) for size, members in zip(sizes, known, strict=True)]
+    return np.asarray(np.rint(duration * np.array(ratios)), np.int64)
 
 
 def _column(graph: Graph, name: str, rows: NDArray[np.int64], *, absent: int) -> list[int]:

@@ -29,6 +29,8 @@ from windtunnel.whatifs.layer_gradients import positions
 
 __all__ = [
     "LAUNCH_NS",
+    "PRICED_ON",
+    "chip_in_use",
     "chip_of",
     "computes_on_host",
     "insert_ahead",
@@ -48,6 +50,8 @@ __all__ = [
 ]
 
 NOT_RUN = "not run"
+PRICED_ON = "priced_on"
+"""Among what a graph notes of its hardware: the device that a forecast priced it on."""
 
 LAUNCH_NS = 5_000
 """Default host time of one operator call and its kernel launch: a typical value, not a measured one."""
@@ -305,6 +309,11 @@ def chip_of(graph: Graph) -> Device | None:
     named = graph.meta.hardware.get("devices", ())
     result = (recognize(str(item.get("name", "")), int(item.get("totalGlobalMem", 0))) for item in named)
     return next(filter(None, result), None)
+
+
+def chip_in_use(graph: Graph) -> Device | None:
+    """The GPU that a trace names, or the one that the graph was priced on, if the catalog knows it."""
+    return chip_of(graph) or recognize(str(graph.meta.hardware.get(PRICED_ON, "")), 0)
 
 
 def products_by_type(graph: Graph, kernels: Mask) -> dict[str, Mask]:

@@ -21,12 +21,12 @@ from windtunnel.graph.collectives import (
 )
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
+from windtunnel.whatifs.messages import PART, price_parts
 from windtunnel.whatifs.placing import rescale
 
-__all__ = ["HALF", "num_buffers", "require_replicas", "scatter_gradients", "share_updates", "zero_1", "zero_2"]
+__all__ = ["num_buffers", "require_replicas", "scatter_gradients", "share_updates", "zero_1", "zero_2"]
 
 _SOURCE = "Rajbhandari et al., ZeRO, SC 2020"
-HALF = "half of an all-reduce"
 
 
 def _updates_and_messages(baseline: Baseline) -> NDArray[np.bool_]:
@@ -60,7 +60,7 @@ def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
 
 @registry.whatif("zero-2", source=_SOURCE, decides="what is sharded", limits=_LIMITS)
 def zero_2(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0) -> Graph:
-    """Shard the gradients, too: they are reduce-scattered, which is half of an all-reduce.
+    """Shard the gradients, too: they are reduce-scattered, which is about half of an all-reduce.
 
     Parameters and errors as for ``zero-1``.
     """
@@ -125,7 +125,7 @@ def num_buffers(graph: Graph) -> int:
 
 
 def scatter_gradients(graph: Graph, messages: NDArray[np.bool_]) -> Graph:
-    """Every worker gets its share of the gradients only: half of an all-reduce.
+    """Every worker gets its share of the gradients only: a reduce-scatter in the place of each all-reduce.
 
     Parameters
     ----------
@@ -134,8 +134,8 @@ def scatter_gradients(graph: Graph, messages: NDArray[np.bool_]) -> Graph:
         The all-reduces among its first M tasks.
     """
     selected = np.append(messages, np.zeros(graph.num_tasks - len(messages), dtype=bool))
-    halved = rescale(graph, selected, 0.5, HALF)
-    return halved.with_columns(op=halved.tasks.get("op", halved.tasks["name"]).assign(selected, "reduce_scatter"))
+    priced = graph.set_duration(selected, price_parts(graph, "reduce_scatter", np.flatnonzero(selected)), PART)
+    return priced.with_columns(op=priced.tasks.get("op", priced.tasks["name"]).assign(selected, "reduce_scatter"))
 
 
 def _updates(graph: Graph) -> NDArray[np.bool_]:
@@ -144,7 +144,7 @@ def _updates(graph: Graph) -> NDArray[np.bool_]:
 
 
 def _gather_parameters(graph: Graph, messages: NDArray[np.int64]) -> Graph:
-    """Behind each iteration's last updates one all-gather per message: the same ring, half the way."""
+    """Behind each iteration's last updates one all-gather per message."""
     tasks = graph.tasks
     iteration = tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int64))
     rows = np.flatnonzero(_updates(graph))
@@ -158,9 +158,9 @@ def _gather_parameters(graph: Graph, messages: NDArray[np.int64]) -> Graph:
         "kind": int(Kind.COMM),
         "phase": int(Phase.UPDATE),
         "resource": tasks["resource"][messages],
-        "duration_ns": (tasks["duration_ns"][messages] + 1) // 2,
+        "duration_ns": price_parts(graph, "all_gather", messages),
         "message_bytes": tasks["message_bytes"][messages],
-        "cost_source": HALF,
+        "cost_source": PART,
         **{name: tasks[name][messages] for name in ("iteration", "rank") if name in tasks},
     }
     after = [last.get(int(iteration[row])) for row in messages]

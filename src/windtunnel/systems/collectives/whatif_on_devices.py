@@ -23,8 +23,9 @@ from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.graph.parameters import parameter_bytes_by_name
 from windtunnel.whatifs.fully_sharded import messages_by_layer
 from windtunnel.whatifs.layer_gradients import gradients_of, last_per_group, positions
+from windtunnel.whatifs.messages import PART, price_parts
 from windtunnel.whatifs.placing import is_on_host, launch_calls, rescale
-from windtunnel.whatifs.zero import HALF, require_replicas, scatter_gradients
+from windtunnel.whatifs.zero import require_replicas, scatter_gradients
 
 __all__ = ["slice_on_devices", "updates_on_devices"]
 
@@ -135,8 +136,8 @@ def _gather(scattered: Graph, steps: _Steps) -> tuple[Graph, Rows]:
         "op": "all_gather",
         "kind": int(Kind.COMM),
         "phase": int(Phase.UPDATE),
-        "duration_ns": (tasks["duration_ns"][flat] + 1) // 2,
-        "cost_source": HALF,
+        "duration_ns": price_parts(steps.graph, "all_gather", flat),
+        "cost_source": PART,
         **{name: tasks[name][flat] for name in ("rank", "resource", "message_bytes", "iteration", "group")
            if name in tasks},
     }  # fmt: skip
