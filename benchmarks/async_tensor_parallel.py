@@ -5,7 +5,7 @@ async tensor parallelism, bfloat16, torch.compile, on the H100s of ``torchtitan_
 a dry run with FSDP and tensor parallelism of 8, is priced for that device by the shipped prices, pointwise operators
 fused as the compiler does; then what-if ``async-tensor-parallel`` rewrites the graph. Nothing is fitted to these rows.
 
-Chunks of products are taken to be as fast as whole ones, and messages as fast during computation as alone; barriers
+Chunks of products take whole waves of tiles; messages are taken to be as fast during computation as alone; barriers
 cost nothing. With the ratio that Daydream measured (``in_situ_ratio=1.34``) less of that is left; the bar judges the
 what-if as it is asked by default.
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import EdgeKind, GraphBuilder, Kind, ResourceKind
+from windtunnel.graph import EdgeKind, GraphBuilder, Kind, ResourceKind, Strings
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.simulate import replay
 from windtunnel.systems.collectives.whatif import async_tensor_parallel
@@ -69,6 +69,20 @@ def test_chunks_of_products_hide_the_ring():
     assert 10 + 30 + 40 + 40 + 30 + 5 == replay(graph).makespan_ns
     assert 10 + 40 + 40 + 5 == replay(changed).makespan_ns
     assert graph.duration_ns.sum() == changed.duration_ns.sum()
+
+
+def test_chunks_of_products_take_whole_waves_of_the_device_they_are_priced_on():
+    """98,304 x 1,792 are 5,376 tiles, 41 waves of 132; an eighth of them is 672 tiles, 6 waves, which is 48 in all."""
+    shapes = "[[98304,4096],[4096,1792]]"
+    graph = Layer(shapes=shapes).build()
+    graph = graph.with_columns(binding=Strings.repeat("compute", graph.num_tasks))
+    products, on_device = graph.select(op="aten::mm"), {"hardware": {"priced_on": "h100-sxm5-80g"}}
+    graph = graph.set_duration(products, 41_000)
+    known, unknown = (async_tensor_parallel(item, num_chunks=8) for item in (graph.note(on_device), graph))
+
+    # the product behind the all-gather, whose message has another size, stays whole
+    assert 2 * 41_000 == unknown.duration_ns[unknown.select(op="aten::mm")].sum()
+    assert 41_000 + 48_000 == known.duration_ns[known.select(op="aten::mm")].sum()
 
 
 def test_chunks_are_copied_ahead_of_an_all_gather_and_summed_behind_a_reduce_scatter():

@@ -15,7 +15,8 @@ which costs two passes over memory on the stream that computes:
 
 A graph that does not say how fast memory is has neither.
 
-Not here: prices; a chunk of a product is taken to cost its share of the product.
+A chunk of a product has fewer tiles than the product, so that its last wave leaves more multiprocessors idle: it takes
+that much more than its share, where the device is known. Not here: prices.
 
 References
 ----------
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,12 +39,15 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate.limits import other_order
-from windtunnel.whatifs.placing import memory_bandwidth, traffic_ns
+from windtunnel.whatifs.placing import chip_in_use, memory_bandwidth, traffic_ns
 
 __all__ = ["async_tensor_parallel"]
 
 # T tasks, E edges
 Ints = NDArray[np.int64]
+_TILE = (128, 256)
+"""Rows and columns of a product that a multiprocessor computes at once, of the fastest kernels in 16 bits."""
+_COMPUTE_LIMITS = ("compute", "wave")
 _COPIES = r"(aten::)?(cat|clone|contiguous|copy_|stack|narrow_copy)(\..*)?"
 
 
@@ -96,6 +101,7 @@ def async_tensor_parallel(graph: Graph, num_chunks: int = 0, in_situ_ratio: floa
             where="all_gather and reduce_scatter of kind COMM",
             fix="trace a tensor-parallel job with windtunnel capture --dry-run, which notes who reads what",
         )
+    graph = _slow_down_chunks(graph, rings)
     if in_situ_ratio > 1:
         graph = graph.scale(_mask(graph, np.array([ring.message for ring in rings])), in_situ_ratio)
     for size in sorted({ring.num_chunks for ring in rings}):
@@ -217,6 +223,26 @@ def _cut(rings: list[_Ring], graph: Graph, num: int) -> Graph:
     graph = _chunk_waits(graph, before, rings, pieces, sent)
     graph, passes = _add_passes(graph, before, rings, sent)
     return _reorder(graph, rings, pieces, orders, passes)
+
+
+def _slow_down_chunks(graph: Graph, rings: list[_Ring]) -> Graph:
+    """Let products that computing limits take what their chunks take together: whole waves of tiles each."""
+    chip = chip_in_use(graph)
+    if chip is None or "input_shapes" not in graph.tasks or "binding" not in graph.tasks:
+        return graph
+    shapes, binding = (graph.tasks.strings(name).to_numpy() for name in ("input_shapes", "binding"))
+    chunks_of = {row: ring.num_chunks for ring in rings for row in ring.products if binding[row] in _COMPUTE_LIMITS}
+    rows = np.array(sorted(chunks_of), np.int64)
+    ratios = []
+    for row in rows.tolist():
+        *_, left, right = (shape for shape in json.loads(shapes[row] or "[]") if len(shape) > 1)
+        num_rows, num_chunks = math.prod(left[:-1]), chunks_of[row]
+        whole, chunk = (
+            math.ceil(math.ceil(size / _TILE[0]) * math.ceil(right[-1] / _TILE[1]) / chip.num_units)
+            for size in (num_rows, num_rows / num_chunks)
+        )
+        ratios.append(max(num_chunks * chunk / whole, 1.0))
+    return graph.scale(_mask(graph, rows), np.array(ratios)) if len(rows) else graph
 
 
 def _mask(graph: Graph, rows: Ints) -> NDArray[np.bool_]:
