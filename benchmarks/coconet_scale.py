@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks import bar
-from windtunnel.systems.collectives.priced import build_graph, dgx2_cluster
+from windtunnel.systems.collectives.priced import build_graph, read_cluster
 from windtunnel.systems.collectives.program import Program
 from windtunnel.systems.collectives.schedules import closure
 from windtunnel.systems.collectives.search import search_schedules
@@ -48,7 +48,7 @@ PIPELINE_ORDER = ("overlap(RS, fuse(C-P2P), AG)", "RS - fuse(C-P2P) - AG", "AR -
 
 def searched(program: Program, order: Sequence[str]) -> dict[str, object]:
     """The fastest schedule, the published ones, and how long the search took."""
-    cluster = dgx2_cluster()
+    cluster = read_cluster("16xdgx-2")
     started = time.perf_counter()
     priced = search_schedules(closure(program), lambda item: build_graph(item, cluster))
     seconds = time.perf_counter() - started

@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Kind
 from windtunnel.hardware import Device, Link, Topology
 from windtunnel.simulate import replay
-from windtunnel.systems.collectives.priced import GpuCluster, build_graph, dgx2_cluster, read_cluster
+from windtunnel.systems.collectives.priced import GpuCluster, build_graph, read_cluster
 from windtunnel.systems.collectives.schedules import Step as Move
 from windtunnel.systems.collectives.schedules import apply_steps, closure
 from windtunnel.systems.collectives.workloads import adam, lamb, pipeline, sgd, tensor_parallel
@@ -171,7 +171,7 @@ def test_one_rank_stands_for_all_of_a_layer(make):
 
 
 def test_splitting_alone_never_helps_and_the_paper_s_schedules_win():
-    cluster = dgx2_cluster()
+    cluster = read_cluster("16xdgx-2")
     program = adam(256, 1 << 26)
     times: dict[str, int] = {}
     for item in closure(program):
@@ -189,7 +189,7 @@ def test_groups_have_to_fill_nodes():
 
 
 def test_clusters_are_read_by_name():
-    assert dgx2_cluster(1) == read_cluster("dgx-2")
+    assert read_cluster("1xdgx-2") == read_cluster("dgx-2")
     assert 64 == read_cluster("4xDGX-2").network.num_members
     for text in ("16xdgx-h100", "0xdgx-2", "many nodes"):
         with pytest.raises(InputError):

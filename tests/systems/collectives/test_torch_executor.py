@@ -56,6 +56,11 @@ def in_double(program):
     return replace(program, inputs={name: replace(item, dtype="float64") for name, item in program.inputs.items()})
 
 
+def test_programs_that_need_more_memory_than_there_is_are_refused(two_ranks):
+    with pytest.raises(InputError, match=r"sgd needs .* of memory, and .* are free"):
+        two_ranks.load_program(sgd(num_ranks=2, num_parameters=1 << 44))
+
+
 @pytest.mark.parametrize(
     "program",
     [

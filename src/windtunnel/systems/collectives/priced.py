@@ -46,7 +46,7 @@ from windtunnel.simulate import replay
 from windtunnel.systems.collectives.grouping import in_order, unit_predecessors, units
 from windtunnel.systems.collectives.program import Program, Stage
 
-__all__ = ["GpuCluster", "build_graph", "dgx2_cluster", "read_cluster"]
+__all__ = ["GpuCluster", "build_graph", "read_cluster"]
 
 NUM_CHUNKS = 16
 """Of what works chunk by chunk: rows of a product, parts of a message."""
@@ -107,11 +107,6 @@ class GpuCluster:
         return self.of_group(per_node) if sum(group_sizes) <= per_node else self.network
 
 
-def dgx2_cluster(num_nodes: int = 16) -> GpuCluster:
-    """DGX-2 of 16 V100 on NVSwitches, two of them on each of eight ports of InfiniBand EDR: the paper's cluster."""
-    return _cluster("dgx-2", num_nodes)
-
-
 def read_cluster(text: str) -> GpuCluster:
     """The cluster that a command line names: ``dgx-2``, ``16xdgx-2``.
 
@@ -126,16 +121,12 @@ def read_cluster(text: str) -> GpuCluster:
     if parts[2] not in _GPUS_PER_PORT:
         known = ", ".join(_GPUS_PER_PORT)
         raise InputError(f"the constants of NCCL are not known for {parts[2]}", where="--on", fix=f"known: {known}")
-    return _cluster(parts[2], int(parts[1] or 1))
-
-
-def _cluster(name: str, num_nodes: int) -> GpuCluster:
-    node = machine(name)
+    node = machine(parts[2])
     assert node.device_link is not None
     assert node.network_link is not None
-    sharers = (1, _GPUS_PER_PORT[name])
-    network = Topology((len(node.devices), num_nodes), (node.device_link, node.network_link), sharers)
-    return GpuCluster(f"{num_nodes}x {node.name}", node.devices[0], network)
+    sizes, sharers = (len(node.devices), int(parts[1] or 1)), (1, _GPUS_PER_PORT[node.name])
+    network = Topology(sizes, (node.device_link, node.network_link), sharers)
+    return GpuCluster(f"{sizes[1]}x {node.name}", node.devices[0], network)
 
 
 def build_graph(

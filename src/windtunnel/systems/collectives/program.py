@@ -187,6 +187,17 @@ class Program:
         """The stage that updates each input that is updated."""
         return {str(stage.operands[0]): stage for stage in self.stages if stage.op == "update"}
 
+    def memory_bytes_of(self, group: int) -> int:
+        """Bytes of all values on the first rank of a group, which has the most; an update overwrites its input."""
+        overwriting = {stage.name for stage in self.updates.values()}
+        kept = [item for name, item in self.types.items() if item.group == group and name not in overwriting]
+        return sum(item.local_bytes(0, self.group_sizes[group]) for item in kept)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all values on all ranks."""
+        return sum(size * self.memory_bytes_of(group) for group, size in enumerate(self.group_sizes))
+
     @cached_property
     def predecessors(self) -> dict[str, tuple[str, ...]]:
         """Stages that must run before each stage: makers of its operands, and earlier readers of what it overwrites."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from windtunnel.base.extras import require
 from windtunnel.errors import InputError
 from windtunnel.hardware import Link
+from windtunnel.hardware.host import available_bytes
 from windtunnel.systems.collectives.executor import Executor, RankProcesses
 from windtunnel.systems.collectives.layouts import numpy_dtype
 from windtunnel.systems.collectives.program import Program
@@ -66,11 +67,18 @@ class TorchExecutor(RankProcesses):
         Raises
         ------
         InputError
-            It has another number of ranks.
+            It has another number of ranks, or needs more memory than there is.
         """
         if sum(program.group_sizes) != self.num_ranks:
             fix = f"start {sum(program.group_sizes)} processes"
             raise InputError(f"{program.name} has {sum(program.group_sizes)} ranks, not {self.num_ranks}", fix=fix)
+        if self.transport == "nccl":  # each rank has a device of its own
+            free_bytes = self._ask_all("free_bytes")
+            for group, ranks in enumerate(program.groups):
+                needed_bytes = program.memory_bytes_of(group)
+                self._require_memory(program.name, needed_bytes, min(free_bytes[rank] for rank in ranks))
+        else:
+            self._require_memory(program.name, program.memory_bytes, available_bytes())
         self.programs.append((program, self._ask_all("load_program", program, self.num_pieces)))
         return len(self.programs) - 1
 

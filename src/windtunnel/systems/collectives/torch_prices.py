@@ -158,8 +158,8 @@ def price_stages(
     while waiting:
         batch, loaded_bytes = [idle], 0
         with TorchExecutor(sum(sizes), transport) as executor:
-            while waiting and (len(batch) == 1 or loaded_bytes + _size_bytes(waiting[0]) <= _MAX_LOADED_BYTES):
-                loaded_bytes += _size_bytes(waiting[0])
+            while waiting and (len(batch) == 1 or loaded_bytes + waiting[0].memory_bytes <= _MAX_LOADED_BYTES):
+                loaded_bytes += waiting[0].memory_bytes
                 batch.append(waiting.pop(0))
             numbers = [executor.load_program(item) for item in batch]
             times_ns = quiet_rows(executor.time(numbers, _ROUNDS).max(axis=2))
@@ -169,9 +169,3 @@ def price_stages(
         if progress is not None:
             progress("stages", total - len(waiting), total)
     return TorchPrices(durations_ns, 0 if transport == "nccl" else max(1, len(usable_cores()) // sum(sizes)))
-
-
-def _size_bytes(program: Program) -> int:
-    """What all ranks store of a program."""
-    return sum(item.local_bytes(0, program.group_sizes[item.group]) * program.group_sizes[item.group]
-               for item in program.types.values())  # fmt: skip

@@ -362,6 +362,10 @@ class TorchRank(Rank):
         place.join(backend="nccl" if is_gpu else "gloo")
         self.process_groups: dict[tuple[int, ...], list[Any]] = {}
 
+    def free_bytes(self) -> int:
+        """Memory of its GPU that is free."""
+        return torch.cuda.mem_get_info(self.device)[0]
+
     def load_program(self, program: Program, num_pieces: int) -> list[str]:
         """Prepare a program, at the same time as all other ranks; names of what it does, in order."""
         sizes = program.group_sizes

@@ -148,7 +148,7 @@ def _schedules_table(schedules: Sequence[Schedule]) -> Table:
     from windtunnel.systems.collectives.search import state_bytes
 
     rows = [(number, item.label, state_bytes(item.program)) for number, item in enumerate(schedules, 1)]
-    return Table({"": str, "schedule": str, "state per rank": format_size}, rows)
+    return Table({"": str, "schedule": str, "state per rank": format_size}, rows, wraps="schedule")
 
 
 def _plan_source(schedule: Schedule) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan", "run", "verify"]
 
-_NUM_RUN, _MAX_ROWS, _BUDGET_S = 3, 20, 60.0
+_NUM_RUN, _MAX_ROWS, _BUDGET_S, _TRANSPORT = 3, 20, 60.0, "shared_memory"
 _TORCH_NOTE = "fusions ran in their parts: PyTorch has no operators that compute and communicate"
 
 Bandwidth = Annotated[
@@ -68,7 +68,7 @@ def plan(
     ] = "",
     bandwidth: Bandwidth = "",
     latency: Latency = "0us",
-    transport: Transport = "shared_memory",
+    transport: Transport = _TRANSPORT,
     max_schedules: MaxSchedules = 5_000,
     report: HtmlPath = None,
     fresh: Fresh = False,
@@ -119,7 +119,9 @@ def plan(
         )
     show(document, lines(), as_json=as_json)
     if not as_json:
-        suggest("windtunnel", "collectives", "show" if on else "verify", name)
+        given = (("--bandwidth", bandwidth, ""), ("--latency", latency, "0us"), ("--transport", transport, _TRANSPORT))
+        options = [word for option, value, default in given if value != default for word in (option, value)]
+        suggest("windtunnel", "collectives", *(["show", name] if on else ["verify", name, *options]))
 
 
 @registry.verb("collectives run", source="CoCoNet")
@@ -128,7 +130,7 @@ def run(
     schedule: ScheduleName = "1",
     bandwidth: Bandwidth = "",
     latency: Latency = "0us",
-    transport: Transport = "shared_memory",
+    transport: Transport = _TRANSPORT,
     rounds: Rounds = 15,
     as_json: Json = False,
 ) -> None:
@@ -161,7 +163,7 @@ def verify(
     name: ProgramName,
     bandwidth: Bandwidth = "",
     latency: Latency = "0us",
-    transport: Transport = "shared_memory",
+    transport: Transport = _TRANSPORT,
     rounds: Rounds = 15,
     time_limit: TimeLimit = "",
     max_schedules: MaxSchedules = 5_000,
