@@ -96,6 +96,9 @@ class Channels(Protocol):
     def begin_round(self) -> None:
         """Prepare for all messages again; every rank has received those of the last round."""
 
+    def message(self, source: int, target: int, index: int, like: Array) -> Array:
+        """The memory of a message of an edge, in the form of ``like``."""
+
     def sender(self, peer: int, index: int, source: Array) -> Callable[[], None]:
         """A function that sends an array as message ``index`` to ``peer``, without waiting for its receiver."""
 
@@ -243,10 +246,13 @@ class SharedMemory:
         result: Array = np.frombuffer(self._memory, dtype, size, self._first_byte + start)
         return result
 
-    def _slot(self, source: int, target: int, index: int, like: Array) -> tuple[int, Array]:
+    def message(self, source: int, target: int, index: int, like: Array) -> Array:
+        """See ``Channels``: the slot."""
         start, _ = self._slots[source, target][index]
-        slot = self.array(start, like.size, like.dtype).reshape(like.shape)
-        return (self._flags[source, target] + index) * _LINE, slot
+        return self.array(start, like.size, like.dtype).reshape(like.shape)
+
+    def _slot(self, source: int, target: int, index: int, like: Array) -> tuple[int, Array]:
+        return (self._flags[source, target] + index) * _LINE, self.message(source, target, index, like)
 
     def sender(self, peer: int, index: int, source: Array) -> Callable[[], None]:
         """See ``Channels``: copies the array to its slot, unless it lies there."""
@@ -313,10 +319,15 @@ class GlooChannels:
             if target == self.rank:
                 self._posted[source, index] = self._distributed.irecv(message, source, tag=index)
 
+    def message(self, source: int, target: int, index: int, like: Array) -> Array:
+        """See ``Channels``: behind the message's head."""
+        data = self._messages[(source, target), index].numpy()
+        return data[self._HEAD_BYTES :].view(like.dtype).reshape(like.shape)
+
     def _parts(self, source: int, target: int, index: int, like: Array) -> tuple[Array, Array]:
         """The word of the moment, and the data, of a message."""
-        data = self._messages[(source, target), index].numpy()
-        return data[:8].view(np.int64), data[self._HEAD_BYTES :].view(like.dtype).reshape(like.shape)
+        head = self._messages[(source, target), index].numpy()[:8].view(np.int64)
+        return head, self.message(source, target, index, like)
 
     def sender(self, peer: int, index: int, source: Array) -> Callable[[], None]:
         """See ``Channels``: copies the array, and leaves it to gloo's own thread."""

@@ -13,7 +13,8 @@ from windtunnel.systems.collectives.plan import Copy, Receive, ReceiveReduce, Se
 from windtunnel.systems.collectives.simulated import build_plan_graph
 
 X, Y = View("x", 0, (4,)), View("x", 4, (4,))
-TIMES = Calibration({("copy float32", 4): 100.0, ("sum float32", 4): 30.0}, message_ns=7.0, event_ns=3.0)
+DURATIONS = {("copy float32", 4): 100.0, ("send float32", 4): 100.0, ("sum float32", 4): 30.0}
+TIMES = Calibration(DURATIONS, message_ns=7.0, event_ns=3.0)
 # 16 bytes take 160 ns
 LINK = Link("slow", bandwidth_bytes_per_s=1e8, latency_ns=1000)
 
@@ -51,6 +52,16 @@ def test_threads_share_the_cores_of_the_host():
     assert 150 == replay(build_plan_graph(plan, TIMES, num_cores=2)).makespan_ns
 
 
+def test_data_that_were_just_touched_come_from_the_cache():
+    """Three copies of one range: the first finds nothing in the cache, then all, or half if its source is new."""
+    cached = dict.fromkeys(DURATIONS, 10.0)
+    plan = plan_of({"compute": (Copy(X, Y), Copy(X, Y), Copy(View("x", 8, (4,)), Y))}, size=12)
+    for cache_bytes, expected_ns in ((0, 300), (64, 100 + 10 + 55), (16, 300)):
+        times = replace(TIMES, cached_ns=cached, cache_bytes=cache_bytes)
+
+        assert expected_ns == replay(build_plan_graph(plan, times)).makespan_ns
+
+
 @pytest.mark.parametrize(("size", "expected_ns"), [(4, 100), (2, 50), (8, 250), (6, 175), (16, 500)])
 def test_a_size_between_those_measured_is_interpolated(size, expected_ns):
     times = Calibration({("copy float32", 4): 100.0, ("copy float32", 8): 250.0})
@@ -71,6 +82,6 @@ def test_what_was_measured_once_is_taken_from_the_database(tmp_path):
         again = calibrate(executor, [number], num_cores=2, database=database)
 
     assert first == again
-    assert {("copy float32", 4), ("sum float32", 4)} == set(first.durations_ns)
+    assert set(DURATIONS) == set(first.durations_ns) == set(first.cached_ns)
     assert min(first.durations_ns.values()) > 0
     assert replay(build_plan_graph(two_messages(), first, LINK)).makespan_ns > 1000

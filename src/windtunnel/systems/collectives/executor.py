@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError
-from windtunnel.hardware import Link
+from windtunnel.hardware import Link, machine
 from windtunnel.hardware.host import available_bytes, usable_cores
 from windtunnel.measure.channels import TRANSPORTS, Start, file_bytes, make_file
 from windtunnel.measure.turns import rounds as count_rounds
@@ -31,11 +31,17 @@ from windtunnel.systems.collectives.program import Program
 from windtunnel.systems.collectives.validation import describe_waits, validate
 from windtunnel.units import format_size
 
-__all__ = ["Executor", "RankProcesses", "Span"]
+__all__ = ["Executor", "RankProcesses", "Span", "last_cache_bytes"]
 
 Array = NDArray[Any]
 _MAX_RANKS_PER_CORE = 16
+_CACHE_BYTES = 32 << 20  # of a host that does not say it
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def last_cache_bytes() -> int:
+    """The largest cache of this host, which its cores share."""
+    return max(machine().cache_bytes.values(), default=_CACHE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,14 @@ class RankProcesses:
                 samples.append(row)
         return np.stack(samples)
 
+    def _require_memory(self, name: str, needed_bytes: int, free_bytes: int) -> None:
+        """Refuse what does not fit into memory."""
+        if needed_bytes > free_bytes:
+            raise InputError(
+                f"{name} needs {format_size(needed_bytes)} of memory, and {format_size(free_bytes)} are free",
+                fix="give it smaller tensors, or price it on a cluster (--on 16xdgx-2)",
+            )
+
     def _ask_all(self, order: str, *arguments: Any) -> list[Any]:
         """Let all ranks do the same, at the same time; their answers, if they come in time."""
         for rank in range(self.num_ranks):
@@ -257,12 +271,7 @@ class Executor(RankProcesses):
         messages = validate(plan)
         layout = messages.layout(plan)
         path = self._folder / f"plan{len(self.plans)}"
-        needed_bytes, free_bytes = plan.memory_bytes + layout.num_bytes, available_bytes()
-        if needed_bytes > free_bytes:
-            raise InputError(
-                f"{plan.name} needs {format_size(needed_bytes)} of memory, and {format_size(free_bytes)} are free",
-                fix="give it smaller tensors, or price it on a cluster (--on 16xdgx-2)",
-            )
+        self._require_memory(plan.name, plan.memory_bytes + layout.num_bytes, available_bytes())
         is_shared = self.transport == "shared_memory"
         make_file(path, file_bytes(layout.slots, layout.num_bytes) if is_shared else 0)
         numbers = messages.numbers()
@@ -310,7 +319,9 @@ class Executor(RankProcesses):
             for index, (start_ns, end_ns) in enumerate(stamps)
         ]
 
-    def time_instructions(self, number: int, positions: Mapping[int, Sequence[tuple[str, int]]]) -> dict[int, float]:
+    def time_instructions(
+        self, number: int, positions: Mapping[int, Sequence[tuple[str, int]]]
+    ) -> dict[int, tuple[float, float]]:
         """Time instructions of a plan, without their waiting.
 
         Parameters
@@ -321,12 +332,13 @@ class Executor(RankProcesses):
 
         Returns
         -------
-        dict of int to float
-            The mean time of an instruction by rank, in ns.
+        dict of int to (float, float)
+            Mean ns of an instruction by rank: with data that have left the caches, and right after it has run.
         """
-        for rank in positions:
-            self._workers.send(("time_work", number, list(positions[rank])), rank)
-        return {rank: self._workers.receive(rank) for rank in positions}
+        for rank in range(self.num_ranks):
+            self._workers.send(("time_work", number, list(positions.get(rank, ())), last_cache_bytes()), rank)
+        answers = [self._workers.receive(rank) for rank in range(self.num_ranks)]
+        return {rank: answers[rank] for rank in positions}
 
     def name_of(self, number: int) -> str:
         """The name of a plan."""

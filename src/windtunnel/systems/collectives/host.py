@@ -73,9 +73,7 @@ def calibrate_programs(
     progress : callable, optional
         Called with (what, done, total).
     """
-    durations_ns: dict[Work, float] = {}
-    message_ns = event_ns = 0.0
-    copies_all = transport != "shared_memory"
+    times = Calibration({})
     plans = {program: lower(program) for program in programs}
     waiting = _plans_of_new_work(plans.values())
     total = len(waiting)
@@ -90,9 +88,8 @@ def calibrate_programs(
                 if progress is not None:
                     progress("plans", total - len(waiting), total)
             found = calibrate(executor, numbers, num_cores=len(usable_cores()), database=database)
-        durations_ns |= found.durations_ns
-        message_ns, event_ns = found.message_ns, found.event_ns
-    return HostPrices(Calibration(durations_ns, message_ns, event_ns, copies_all), link, plans)
+        times = found.join(times)
+    return HostPrices(times, link, plans)
 
 
 def _plans_of_new_work(plans: Iterable[Plan]) -> list[Plan]:

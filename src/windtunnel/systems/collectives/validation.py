@@ -30,7 +30,17 @@ from windtunnel.systems.collectives.plan import (
     Wait,
 )
 
-__all__ = ["Layout", "Messages", "describe", "describe_waits", "validate", "view_bytes", "views_of"]
+__all__ = [
+    "Layout",
+    "Messages",
+    "Position",
+    "describe",
+    "describe_waits",
+    "end_of",
+    "validate",
+    "view_bytes",
+    "views_of",
+]
 
 Edge = tuple[int, int]  # source and target of messages
 Position = tuple[int, str, int]  # rank, thread, index of an instruction
@@ -65,14 +75,14 @@ class Messages:
             for index, item in enumerate(plan.ranks[rank].threads[thread]):
                 for view in _views_to_write(item):
                     row = writes.setdefault((rank, view.buffer), [])
-                    row.append((view.start, _end(view), number, (rank, thread, index)))
+                    row.append((view.start, end_of(view), number, (rank, thread, index)))
         result = set()
         for edge, sends in self.sends.items():
             for send, receive in zip(sends, self.receives[edge], strict=True):
                 view, before, done = _view_of_send(plan, send), self.clocks[send], self.clocks[receive]
                 if view.strides == () and all(
                     stop <= view.start
-                    or start >= _end(view)
+                    or start >= end_of(view)
                     or position[2] < before[number]
                     or (done <= self.clocks[position]).all()
                     for start, stop, number, position in writes.get((send[0], view.buffer), ())
@@ -147,7 +157,7 @@ def _view_of_send(plan: Plan, position: Position) -> View:
     return item.source
 
 
-def _end(view: View) -> int:
+def end_of(view: View) -> int:
     """Behind the last element of a view, in its buffer."""
     if not view.strides or not view.size:
         return view.start + view.size
@@ -215,7 +225,7 @@ def _is_peer(plan: Plan, rank: int, peer: int) -> bool:
 def _check_view(view: View, rank: RankPlan, where: str) -> None:
     if view.buffer not in rank.buffers:
         raise InputError(f"there is no buffer {view.buffer!r}", where=where, fix=f"there are {', '.join(rank.buffers)}")
-    end, size = _end(view), rank.buffers[view.buffer].size
+    end, size = end_of(view), rank.buffers[view.buffer].size
     if min((view.start, *view.shape, *view.strides)) < 0 or end > size:
         message = f"elements {view.start} to {end} of {view.buffer} are not there"
         raise InputError(message, where=where, fix=f"it has {size} elements")

@@ -20,7 +20,7 @@ import numpy as np
 
 from windtunnel.measure.channels import TRANSPORTS, Channels, Slots, Start
 from windtunnel.measure.host_state import hold_heap
-from windtunnel.measure.turns import elapsed_ns, quiet, rounds
+from windtunnel.measure.turns import elapsed_ns
 from windtunnel.measure.workers import Place
 from windtunnel.systems.collectives.interpret import Buffers, compute
 from windtunnel.systems.collectives.layouts import numpy_dtype
@@ -37,7 +37,7 @@ from windtunnel.systems.collectives.plan import (
 
 Action = Callable[[], object]
 _REDUCTIONS: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum}
-_MAX_INSTRUCTIONS, _MIN_PASSES, _MAX_PASSES, _BUDGET_S = 64, 3, 50, 0.1
+_MAX_INSTRUCTIONS = 64
 
 
 class Loaded(Protocol):
@@ -64,7 +64,7 @@ class LoadedPlan:
         regions: Mapping[str, int],
         channels: Channels,
     ) -> None:
-        self.plan, self.channels = plan, channels
+        self.plan, self.channels, self.numbers = plan, channels, numbers
         self.buffers: Buffers = {
             name: channels.array(regions[name], item.size, numpy_dtype(item.dtype))
             if name in regions
@@ -105,16 +105,19 @@ class LoadedPlan:
         return functools.partial(compute, item, self.buffers)
 
     def work(self, thread: str, index: int) -> Action:
-        """What an instruction does apart from sending and waiting."""
-        item = self.plan.threads[thread][index]
+        """What an instruction does apart from sending and waiting, on the memory that it has in a round."""
+        item, number = self.plan.threads[thread][index], self.numbers.get((thread, index), 0)
         if isinstance(item, Signal | Wait):
             return lambda: None
         if isinstance(item, Send):
             source = item.source.of(self.buffers)
-            return functools.partial(np.copyto, np.zeros_like(source), source)
+            message = self.channels.message(self.plan.rank, item.peer, number, source)
+            if message.ctypes.data == source.ctypes.data:  # in a round it is not copied
+                message = np.zeros_like(source)
+            return functools.partial(np.copyto, message, source)
         if isinstance(item, Receive | ReceiveReduce):
             target = item.target.of(self.buffers)
-            message = np.zeros_like(target)
+            message = self.channels.message(item.peer, self.plan.rank, number, target)
             if isinstance(item, Receive):
                 return functools.partial(np.copyto, target, message)
             return functools.partial(_REDUCTIONS[item.reduction], message, item.own.of(self.buffers), out=target)
@@ -138,6 +141,7 @@ class Rank:
         self.start = Start(Path(control), place.num_ranks, place.rank)
         self.loaded: list[Loaded] = []
         self.pool = ThreadPoolExecutor(1)
+        self.sweep = np.ones((2, 0), np.uint8)
 
     def load(
         self,
@@ -180,20 +184,26 @@ class Rank:
 
         return elapsed_ns(run), stamps
 
-    def time_work(self, index: int, positions: list[tuple[str, int]]) -> float:
-        """Mean time of instructions that run one after the other, without sending and waiting."""
+    def time_work(self, index: int, positions: list[tuple[str, int]], cache_bytes: int) -> tuple[float, float]:
+        """Mean times of instructions without sending and waiting: with data in memory, and right after they have run.
+
+        First each rank moves twice as many bytes as caches hold, as what comes before a step does. All ranks run at the
+        same time, as they share the memory; one without instructions only keeps step.
+        """
         loaded = self.loaded[index]
         assert isinstance(loaded, LoadedPlan)
         actions = [loaded.work(*position) for position in positions[:_MAX_INSTRUCTIONS]]
-        words, word = self.start.words, self.start.progress_word(0)
-
-        def run() -> None:
-            for number, action in enumerate(actions):
-                words[word] = number
-                action()
-
-        samples = [elapsed_ns(run) for _ in rounds(_MIN_PASSES, _MAX_PASSES, _BUDGET_S, warmup=1)]
-        return quiet(samples[1:]) / len(actions)
+        if actions and self.sweep.size != 2 * cache_bytes:
+            self.sweep = np.ones((2, cache_bytes), np.uint8)
+        np.copyto(self.sweep[0], self.sweep[1])
+        self.start.wait_until(self.start.meet())
+        cold_ns = sum(elapsed_ns(action) for action in actions)
+        self.start.wait_until(self.start.meet())
+        cached_ns = 0
+        for action in actions:
+            action()
+            cached_ns += elapsed_ns(action)
+        return cold_ns / max(len(actions), 1), cached_ns / max(len(actions), 1)
 
     def _run(self, index: int, thread: int, start_ns: int, stamps: list[tuple[int, int]], record: bool) -> None:
         """Run one thread of a plan; an error ends the process, as the other thread could wait for ever."""
