@@ -24,7 +24,7 @@ _ADVICE = tuple(
         (
             r"no cuda gpus are available|found no nvidia driver|not compiled with cuda|no nvidia driver on your system"
             r"|no cuda-capable device|cuda driver version is insufficient",
-            "run it where a GPU is, with torch built for it; `windtunnel capture --dry-run SCRIPT` needs no GPU",
+            "run it where a GPU is, with torch for it; `windtunnel capture --fake --device cuda SCRIPT` needs no GPU",
         ),
         (
             r"cupti_error_insufficient_privileges|err_nvgpuctrperm|insufficient.privileges",
