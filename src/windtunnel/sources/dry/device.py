@@ -114,37 +114,6 @@ class _Answers(TorchFunctionMode):
         del types
         if func in _FACTS:
             return func(*args)
-        if self._host is None:
-            return self._answer(func, args, kwargs)
-        self._host.enter(args)
-        try:
-            is_on_device = self._is_meant_for_device(func, args, kwargs or {})
-            result = self._answer(func, args, kwargs)
-            if func is _PARSE_TO:  # what a module's tensors are moved to
-                return (_STANDS_IN, *result[1:]) if is_on_device else result
-            if is_on_device and func in _MOVES:
-                result = self._host.copy(args, kwargs or {}, result)
-            elif func is _SET_DATA:
-                self._host.follow(*args)
-            # the device of another tensor is the host, too
-            elif func is torch.Tensor.cpu or (func is torch.Tensor.to and args[1:2] == ("cpu",)):
-                result = self._host.fetch(result)
-            elif func is torch.Tensor.pin_memory:
-                result = self._host.pin(result)
-            else:
-                self._host.mark(args, kwargs or {}, result, is_on_device=is_on_device)
-            return result
-        finally:
-            self._host.leave()
-
-    def _is_meant_for_device(self, func: Any, args: Any, named: dict[str, Any]) -> bool:
-        if func is torch.Tensor.cuda or (self._values.has_default_device and "device" not in named):
-            return True
-        devices = [named.get("device"), *(value for value in args if isinstance(value, str | torch.device))]
-        devices += [args[index] for index in [_TAKES_DEVICE.get(func, len(args))] if index < len(args)]
-        return any(map(_is_stand_in, devices))
-
-    def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in READS and isinstance(args[0], torch.Tensor) and (value := value_of_fake(args[0])) is not None:
             return read_known(func, value)
         if func in READS and has_no_value(args[0]):
@@ -180,6 +149,43 @@ class _Answers(TorchFunctionMode):
             forget_value(args[0])
         self._values.mark_result(func, args, named, result)
         return result
+
+
+class _NotedAnswers(_Answers):
+    """Notes as well what the program does on its host."""
+
+    _host: HostSide
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FACTS:
+            return func(*args)
+        self._host.enter(args)
+        try:
+            is_on_device = self._is_meant_for_device(func, args, kwargs or {})
+            result = super().__torch_function__(func, types, args, kwargs)
+            if func is _PARSE_TO:  # what a module's tensors are moved to
+                return (_STANDS_IN, *result[1:]) if is_on_device else result
+            if is_on_device and func in _MOVES:
+                result = self._host.copy(args, kwargs or {}, result)
+            elif func is _SET_DATA:
+                self._host.follow(*args)
+            # the device of another tensor is the host, too
+            elif func is torch.Tensor.cpu or (func is torch.Tensor.to and args[1:2] == ("cpu",)):
+                result = self._host.fetch(result)
+            elif func is torch.Tensor.pin_memory:
+                result = self._host.pin(result)
+            else:
+                self._host.mark(args, kwargs or {}, result, is_on_device=is_on_device)
+            return result
+        finally:
+            self._host.leave()
+
+    def _is_meant_for_device(self, func: Any, args: Any, named: dict[str, Any]) -> bool:
+        if func is torch.Tensor.cuda or (self._values.has_default_device and "device" not in named):
+            return True
+        devices = [named.get("device"), *(value for value in args if isinstance(value, str | torch.device))]
+        devices += [args[index] for index in [_TAKES_DEVICE.get(func, len(args))] if index < len(args)]
+        return any(map(_is_stand_in, devices))
 
 
 def _copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
@@ -240,7 +246,8 @@ def answer_reads(
     host : HostSide, optional
         Notes copies to a device, and what the program does on its host.
     """
-    answers = _Answers(values, streams, has_device=has_device, maps_devices=maps_devices, host=host)
+    kind = _Answers if host is None or not has_device else _NotedAnswers
+    answers = kind(values, streams, has_device=has_device, maps_devices=maps_devices, host=host)
     run_backward = torch.autograd.graph._engine_run_backward
 
     @functools.wraps(run_backward)
