@@ -2,7 +2,7 @@
 
 Recorded: nine steps on an H100 and three on an H200 (workloads of the suite), and six scripts on an H200. Each is
 built here on fake tensors, placed on the GPU with the shipped model of operators and the shipped times of a GPU's host,
-and replayed. The shipped model learned from operators of six recorded steps, too: each of these is predicted by trees
+and replayed. The shipped model learned from operators of six recorded steps, too: each of these is predicted by a model
 that did not see it. What a host needs was fitted to ten steps (``benchmarks.gpu.host_costs``): each is predicted by
 a fit to the others. The steps of the H100 ran with the GPU as torch's default device, as all steps of
 ``benchmarks.gpu`` did on that day, so that calls passed through a mode of torch and Adam's counters lay on the GPU.
@@ -26,7 +26,7 @@ from benchmarks.gpu.host_costs import WAITING, fit_costs
 from benchmarks.gpu.stages import Job
 from benchmarks.gpu.timings import read_all, shared_folder
 from benchmarks.gpu.trace_timings import read_traces, traces
-from benchmarks.gpu.train_operator_model import examples_of, train_trees
+from benchmarks.gpu.train_operator_model import STEP_TRUST, examples_of, train
 from windtunnel.cost.host_times import COSTS, HostCosts
 from windtunnel.cost.operators.learned import LearnedPricer
 from windtunnel.cost.operators.learned_model import read_shipped_model
@@ -80,9 +80,9 @@ class Models:
         if own not in traces():
             return tiers_of(AUTO)
         if own not in self.known:
-            steps = examples_of(read_traces([other for other in traces() if other != own]))
-            trees = train_trees(self.examples, steps)
-            pricer = LearnedPricer(replace(read_shipped_model(), trees=trees))
+            steps = examples_of(read_traces([other for other in traces() if other != own]), STEP_TRUST)
+            model = replace(train(self.examples.join(steps)), ends=read_shipped_model().ends)
+            pricer = LearnedPricer(model)
             shipped = [[item for item in tier if item.name != pricer.name] for tier in tiers_of(AUTO)]
             self.known[own] = [shipped[0], [pricer, *shipped[1]], *shipped[2:]]
         return self.known[own]

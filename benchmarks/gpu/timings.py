@@ -326,7 +326,7 @@ def _update_call(row: Row, name: str, dtype: str) -> tuple[str, list[Any], list[
     tensors = [tensor(shape, dtype) for shape in shapes]
     if name.startswith("_foreach"):
         lists = [tensors, tensors] if name == "_foreach_add_" else [tensors, None]
-        results = {"_foreach_norm": [], "_foreach_add_": tensors}.get(name, tensors)
+        results = [] if name in ("_foreach_norm", "_foreach_add_") else tensors  # a list is added to itself: read once
         return f"aten::{name}", lists, [None, None], results
     optimizer, _, form = name.partition(".")
     if form != "fused":
@@ -348,6 +348,7 @@ def _other_call(
         side = (first[0][2] + 1) // 2 if base.startswith("max") else first[0][2] // 2
         shape = [*first[0][:2], side, side]
         outputs = [tensor(shape, dtype), *([tensor(shape, "int64")] if base.startswith("max") else [])]
+        arguments = [None, [3, 3], [2, 2], [1, 1]] if base.startswith("max") else [None, [2, 2]]
     elif base == "max_pool2d_with_indices_backward":
         outputs = [given[1]]
     elif base == "mean" and label == "dim":

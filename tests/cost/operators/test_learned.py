@@ -1,4 +1,4 @@
-"""The shipped model of operators on GPUs: its trees, its bounds, its intervals, and what it leaves to others."""
+"""The shipped model of operators on GPUs: its processes, its bounds, its intervals, and what it leaves to others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from windtunnel.cost.operators.facts import FAMILIES, facts_of
 from windtunnel.cost.operators.learned import LearnedPricer
 from windtunnel.cost.operators.learned_features import FEATURES, features_of
 from windtunnel.cost.operators.learned_model import SHIPPED, load_learned_model, read_shipped_model
-from windtunnel.cost.operators.learned_trees import BoostedTrees
+from windtunnel.cost.operators.learned_process import GaussianProcess, covariance, distances
 from windtunnel.cost.operators.row_facts import describe_table
 from windtunnel.cost.pricing import AUTO
 from windtunnel.cost.work import Work
@@ -42,28 +42,39 @@ def took_ns(row: Work, chip=H200, pricer=None) -> float:
     return float((pricer or LearnedPricer()).price(row, chip).duration_ns[0])
 
 
-def test_the_arrays_give_what_the_library_that_trained_them_gives():
-    xgboost = pytest.importorskip("xgboost")
-    random = np.random.default_rng(0)
-    features = random.normal(size=(500, 6)).astype(np.float32)
-    labels = features[:, 0] * 2 + np.sin(3 * features[:, 1]) + (features[:, 2] > 0)
-    booster = xgboost.train({"max_depth": 5, "nthread": 1}, xgboost.DMatrix(features, labels), 40)
-    others = random.normal(size=(300, 6)).astype(np.float32)
-    theirs = booster.predict(xgboost.DMatrix(others))
-    np.testing.assert_allclose(BoostedTrees.of_booster(booster).predict(others), theirs, rtol=1e-5, atol=1e-5)
+def process_of(points, labels, center=0.0) -> GaussianProcess:
+    """The process that passes through the labels, but for their center."""
+    weights = np.linalg.solve(covariance(distances(points, points)), labels - center)
+    return GaussianProcess(points.astype(np.float32), weights, np.ones(points.shape[1], np.float32), center)
 
 
-def test_a_threshold_itself_goes_right_as_in_the_library():
-    trees = BoostedTrees(
-        np.array([0], np.int32), np.array([1, 0, 0], np.int16), np.zeros(3, np.int16),
-        np.array([2.0, -1.0, 1.0], np.float32), 0.5,
-    )  # fmt: skip
-    assert [-0.5, 1.5] == trees.predict(np.array([[1.9], [2.0]], np.float32)).tolist()
+def test_a_process_passes_through_its_timings_and_is_its_center_far_from_them():
+    points = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32).astype(float)
+    labels = points[:, 0] - np.sin(points[:, 1])
+    process = process_of(points, labels, center=2.0)
+    np.testing.assert_allclose(process.predict(points), labels, atol=1e-4)
+    np.testing.assert_allclose(process.predict(points + 100), 2.0, atol=1e-6)
+    assert process.predict(points[:0]).shape == (0,)
+
+
+def test_many_rows_are_priced_as_each_by_itself():
+    points = np.random.default_rng(1).normal(size=(5000, 2))
+    process = process_of(points[:30], points[:30, 0])
+    np.testing.assert_allclose(process.predict(points)[4990:], process.predict(points[4990:]), rtol=1e-9, atol=1e-9)
+
+
+def test_a_feature_without_a_scale_counts_for_nothing():
+    points = np.random.default_rng(2).normal(size=(20, 2))
+    process = process_of(points, points[:, 0])
+    blind = GaussianProcess(process.features, process.weights, np.array([1, 0], np.float32), 0.0)
+    np.testing.assert_array_equal(blind.predict(points), blind.predict(points * [1, 5]))
 
 
 def test_the_shipped_file_is_small_and_holds_every_family():
-    assert SHIPPED.stat().st_size <= 5 * 2**20
-    assert set(FAMILIES) == set(read_shipped_model().trees) == set(read_shipped_model().ends)
+    assert SHIPPED.stat().st_size <= 2**20
+    model = read_shipped_model()
+    assert set(FAMILIES) == set(model.ends) == {*model.scales, "loss", "update", "multi-tensor"}
+    assert {part.split("/")[0] for part in model.rates} <= set(FAMILIES)
     assert {"h100-sxm5-80g", "h200-sxm5-141g"} == set(read_shipped_model().chips)
 
 

@@ -50,15 +50,16 @@ FAMILIES = (
     "product", "attention", "attention backward", "convolution", "convolution backward", "normalization", "softmax",
     "pointwise", "reduction", "pooling", "table", "copy", "loss", "update", "multi-tensor",
 )  # fmt: skip
-"""Operators of one family are priced by the same trees."""
+"""Operators of one family are priced by the same Gaussian process."""
 COLUMNS = (
     "rows", "columns", "inner", "batch", "flops", "read_bytes", "written_bytes", "item_bytes", "variant", "layout",
     "is_causal", "is_strided", "window", "stride", "channels", "num_groups", "alignment", "alignment_right",
-    "num_tensors",
+    "num_tensors", "positions",
 )  # fmt: skip
 """Of a product (rows x inner) times (inner x columns), ``batch`` times; attention has queries, keys and the elements of
 a head; a convolution is taken as the product of all windows and the filters of a group. Others have ``rows`` of
-``columns`` elements. An alignment is the largest power of two, at most 128 bytes, that divides a row's length."""
+``columns`` elements. An alignment is the largest power of two, at most 128 bytes, that divides a row's length. Images
+have ``positions`` in a channel of one of them: results of a convolution or of pooling, elements of a batch norm."""
 
 
 @dataclass(frozen=True, eq=False)

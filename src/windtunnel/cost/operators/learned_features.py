@@ -3,7 +3,8 @@
 In: ``Facts`` and a ``Device``. Out: features, and the base time that the model's factor multiplies. Sizes enter both by
 themselves, since libraries choose their kernels by them, and relative to the device: how long the operations and the
 bytes take at its peaks, how many waves of tiles its multiprocessors get, how much of the data its last cache holds.
-Not here: the trees (``learned_trees``).
+Not here: what is learned of them
+(``learned_process``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.operators.facts import COLUMNS, Facts
-from windtunnel.cost.operators.formulas import START_NS, formula_ns, has_formula
+from windtunnel.cost.operators.formulas import START_NS, Rates, compute_and_memory_ns, formula_ns
 from windtunnel.hardware import Device
 
 __all__ = ["FEATURES", "base_ns", "features_of"]
@@ -20,14 +21,22 @@ __all__ = ["FEATURES", "base_ns", "features_of"]
 # P rows of work, F features
 Floats = NDArray[np.float64]
 
-_LOGS = ("rows", "columns", "inner", "batch", "window", "stride", "channels", "num_groups", "num_tensors")
-_FLAGS = ("variant", "layout", "is_causal", "is_strided", "alignment", "alignment_right", "item_bytes")
+_LOGS = (
+    "rows", "columns", "inner", "batch", "window", "stride", "channels", "num_groups", "num_tensors", "positions",
+)  # fmt: skip
+_FLAGS = ("is_causal", "is_strided")
+_KINDS = {"variant": 9, "layout": 4}  # a column of its own for each value
+_SIDES = ("alignment", "alignment_right")
 _TILES = ((64, 64), (128, 128), (128, 256), (256, 128))
+_SHORT_ROW = 2048  # elements
 _TYPES = ("fp32", "tf32", "bf16", "fp16")
 FEATURES = (
     *(f"log_{name}" for name in _LOGS),
     *_FLAGS,
+    *(f"{name}_{value}" for name, count in _KINDS.items() for value in range(count)),
+    *(f"{what}_{name}" for name in _SIDES for what in ("log", "fours_of", "vectors_of")),
     *(f"is_{name}" for name in _TYPES),
+    "is_half",
     "log_compute_ns",
     "log_memory_ns",
     "log_row_ns",
@@ -39,12 +48,12 @@ FEATURES = (
     "elements_per_unit",
     *(f"{what}_{rows}x{columns}" for rows, columns in _TILES for what in ("waves", "fill")),
     "best_fill",
-    "is_depthwise",
     "inner_splits",
+    "doublings_of_columns",
+    "is_short",
     "log_output",
     "log_elements",
 )
-_IN_CHUNKS = ("update", "multi-tensor")
 _CACHE_BYTES = 32.0 * 2**20  # of a device whose sheet does not say it
 
 
@@ -58,8 +67,14 @@ def features_of(facts: Facts, device: Device) -> NDArray[np.float32]:
     is_matrix = column["inner"] > 0
     features: list[Floats] = [_log(column[name]) for name in _LOGS]
     features += [column[name] for name in _FLAGS]
+    features += [(column[name] == value).astype(float) for name, count in _KINDS.items() for value in range(count)]
+    for name in _SIDES:
+        # kernels on rows load four elements at a time where rows lie so, others 16 bytes
+        elements = column[name] / column["item_bytes"]
+        features += [_log(elements), (elements >= 4).astype(float), (column[name] >= 16).astype(float)]
     features += [(facts.dtype == name).astype(float) for name in _TYPES]
     features += [
+        np.isin(facts.dtype.astype(str), ("bf16", "fp16")).astype(float),
         _log(compute),
         _log(memory),
         _log(_row_ns(facts, device)),
@@ -82,23 +97,20 @@ def features_of(facts: Facts, device: Device) -> NDArray[np.float32]:
     splits = np.clip(units / np.maximum(smallest, 1.0), 1.0, np.maximum(column["inner"] / 64, 1.0))
     features += [
         np.max(fills, axis=0),
-        ((column["num_groups"] > 1) & (column["num_groups"] == column["channels"])).astype(float),
         _log(splits),
+        # kernels for short rows keep a row in the registers of a warp, and round its length up to a power of two
+        np.ceil(_log(column["columns"])),
+        (column["columns"] <= _SHORT_ROW).astype(float),
         _log(batch * column["rows"] * column["columns"]),
         _log(batch * column["rows"] * np.maximum(column["columns"], 1.0) * np.maximum(column["inner"], 1.0)),
     ]
     return np.stack(features, axis=1).astype(np.float32)
 
 
-def base_ns(facts: Facts, device: Device) -> Floats:
-    """A start, plus the longer of computing and moving at the device's peaks; by a formula where there is one [P]."""
-    compute, memory = compute_and_memory_ns(facts, device)
-    busy = np.maximum(compute, memory)
-    # a multi-tensor kernel is as long as its longest chunk, which one thread block works on
-    in_chunks = np.isin(facts.family.astype(str), _IN_CHUNKS)
-    num_kernels = np.where(in_chunks, np.maximum(facts.column("window"), 1.0), 1.0)
-    base: Floats = START_NS * num_kernels + np.maximum(busy, np.where(in_chunks, _row_ns(facts, device), 0.0))
-    return np.where(has_formula(facts), formula_ns(facts, device), base)
+def base_ns(facts: Facts, device: Device, rates: Rates) -> Floats:
+    """By a formula where there is one; else a start and the longer of computing and moving at the peaks [P]."""
+    busy = np.maximum(*compute_and_memory_ns(facts, device))
+    return formula_ns(facts, device, rates, START_NS + busy)
 
 
 def _row_ns(facts: Facts, device: Device) -> Floats:
@@ -107,20 +119,6 @@ def _row_ns(facts: Facts, device: Device) -> Floats:
     rows = np.maximum(facts.column("rows") * np.maximum(facts.column("batch"), 1.0), 1.0)
     row_ns: Floats = 1e9 * moved / rows / (2.0 * device.bandwidth_bytes_per_s / device.num_units)
     return row_ns
-
-
-def compute_and_memory_ns(facts: Facts, device: Device) -> tuple[Floats, Floats]:
-    """Operations at the peak of their type and bytes at the bandwidth of the memory, each alone [P]."""
-    peaks = {name: peak_of(device, name) for name in set(facts.dtype.tolist())}
-    rates = np.array([peaks[name] for name in facts.dtype.tolist()])
-    moved = facts.column("read_bytes") + facts.column("written_bytes")
-    return 1e9 * facts.column("flops") / rates, 1e9 * moved / device.bandwidth_bytes_per_s
-
-
-def peak_of(device: Device, dtype: str) -> float:
-    """Peak of a type; that of fp32 where the sheet has none."""
-    known = device.peak_flops_per_s
-    return float(known.get(dtype, known.get("fp32", np.nan)))
 
 
 def _log(values: Floats) -> Floats:

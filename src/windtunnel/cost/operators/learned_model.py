@@ -1,9 +1,10 @@
-"""The shipped model of operators on GPUs: trees on physical features, by family, with intervals.
+"""The shipped model of operators on GPUs: Gaussian processes on physical features, by family, with intervals.
 
 In: a file of arrays, or what was trained. Out: ``LearnedModel``: the time of rows of work on a device and how far off
-it may be. The trees predict the logarithm of measured over base time, so that what a device can do at best enters by
-physics and only the rest is learned. Not here: training (a benchmark does it), the cost model that
-graphs are priced by (``learned``).
+it may be. A process says the logarithm of measured over base time, so that what a device can do at best, and what
+kernels count, enter by physics and only the rest is learned. The file holds the timings' facts and weights; their
+features are computed anew. Not here: training (a benchmark does it), the cost model that graphs are priced by
+(``learned``).
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.operators.facts import COLUMNS, Facts
-from windtunnel.cost.operators.formulas import has_formula
+from windtunnel.cost.operators.facts import COLUMNS, FAMILIES, Facts
+from windtunnel.cost.operators.formulas import Rates, has_formula_alone
 from windtunnel.cost.operators.learned_features import FEATURES, base_ns, features_of
-from windtunnel.cost.operators.learned_trees import BoostedTrees
+from windtunnel.cost.operators.learned_process import GaussianProcess
 from windtunnel.errors import SchemaVersionError
 from windtunnel.hardware import Device
+from windtunnel.hardware import device as device_by_name
 
 __all__ = ["SHIPPED", "LearnedModel", "load_learned_model", "position_of", "read_shipped_model"]
 
-# P rows of work
+# P rows of work, N timings, F features
 Floats = NDArray[np.float64]
 
 SHIPPED = Path(__file__).parent / "learned.npz"
-_SCHEMA = 1
+_SCHEMA = 2
 WIDTH_PER_OCTAVE = 0.15
 """How much wider an interval is, in logarithms, for each octave between a device and the nearest measured one."""
 _OTHER_FAMILY, _OTHER_VENDOR = (
@@ -48,8 +50,16 @@ class LearnedModel:
 
     Parameters
     ----------
-    trees : mapping of str to BoostedTrees
-        By family, on log(measured / base).
+    rates : mapping of str to tuple of float
+        Of each part of ``formulas``.
+    timings : Facts
+        N timings of operators, of families that are learned.
+    timed_on : object [N]
+        Names of the devices that the timings were taken on.
+    weights : float32 [N]
+        Of the timings in the process of their family, on log(measured / base).
+    scales, centers : mapping of str to float32 [F] and to float
+        By family, as of ``GaussianProcess``.
     ends : mapping of str to (float, float)
         By family, lower and upper end of log(measured / predicted) that hold ``level`` of what was held out.
     level : float
@@ -57,14 +67,19 @@ class LearnedModel:
         Measured devices and where they lie among devices (``position_of``).
     """
 
-    trees: Mapping[str, BoostedTrees]
+    rates: Rates
+    timings: Facts
+    timed_on: NDArray[np.object_]
+    weights: NDArray[np.float32]
+    scales: Mapping[str, NDArray[np.float32]]
+    centers: Mapping[str, float]
     ends: Mapping[str, tuple[float, float]]
     level: float
     chips: Mapping[str, tuple[Any, ...]]
 
     def covers(self, facts: Facts) -> NDArray[np.bool_]:
         """Rows of a family that was learned or that has a formula, bool [P]."""
-        return np.isin(facts.family.astype(str), list(self.trees)) | has_formula(facts)
+        return np.isin(facts.family.astype(str), list(self.scales)) | has_formula_alone(facts)
 
     def durations_ns(self, facts: Facts, device: Device, reference: Device | None = None) -> Floats:
         """Predicted times [P].
@@ -76,17 +91,29 @@ class LearnedModel:
         reference : Device, optional
             Device whose learned factors are used; by default the device itself.
         """
-        return base_ns(facts, device) * np.exp(self.log_factors(facts, reference or device))
+        return base_ns(facts, device, self.rates) * np.exp(self.log_factors(facts, reference or device))
 
     def log_factors(self, facts: Facts, device: Device) -> Floats:
         """Logarithm of measured over base time [P]."""
-        factors, by_trees = np.zeros(len(facts)), ~has_formula(facts)
+        factors, is_learned = np.zeros(len(facts)), ~has_formula_alone(facts)
         features = features_of(facts, device)
-        for family, trees in self.trees.items():
-            rows = np.flatnonzero(by_trees & (facts.family == family))
+        for family, process in self._processes.items():
+            rows = np.flatnonzero(is_learned & (facts.family == family))
             if len(rows):
-                factors[rows] = trees.predict(features[rows])
+                factors[rows] = process.predict(features[rows])
         return factors
+
+    @functools.cached_property
+    def _processes(self) -> dict[str, GaussianProcess]:
+        features = np.zeros((len(self.timings), len(FEATURES)), dtype=np.float32)
+        for name in dict.fromkeys(self.timed_on.tolist()):
+            rows = np.flatnonzero(self.timed_on == name)
+            features[rows] = features_of(self.timings.take(rows), device_by_name(name))
+        by_family = {name: self.timings.family == name for name in self.scales}
+        return {
+            name: GaussianProcess(features[rows], self.weights[rows], self.scales[name], self.centers[name])
+            for name, rows in by_family.items()
+        }
 
     def log_ends(self, facts: Facts, device: Device) -> tuple[Floats, Floats]:
         """Ends of the interval of log(measured / predicted) [P], wider the further a device is from measured ones."""
@@ -109,7 +136,23 @@ class LearnedModel:
             "ends": {name: list(ends) for name, ends in self.ends.items()},
             "chips": {name: list(position) for name, position in self.chips.items()},
         }
-        arrays = {key: value for name, trees in self.trees.items() for key, value in trees.arrays(name).items()}
+        dtypes, devices = (sorted(set(column.tolist())) for column in (self.timings.dtype, self.timed_on))
+        header |= {
+            "dtypes": dtypes,
+            "devices": devices,
+            "families": list(self.scales),
+            "centers": dict(self.centers),
+            "rates": {name: list(rates) for name, rates in self.rates.items()},
+        }
+        texts = zip((self.timings.family, self.timings.dtype, self.timed_on), (FAMILIES, dtypes, devices), strict=True)
+        numbers = [[known.index(text) for text in column.tolist()] for column, known in texts]
+        arrays = {
+            # neighbors of one column are alike: files of columns are smaller than those of rows
+            "values": np.ascontiguousarray(self.timings.values.T.astype(np.float32)),
+            "texts": np.array(numbers, dtype=np.uint8),
+            "weights": self.weights,
+            "scales": np.stack(list(self.scales.values())),
+        }
         text = np.frombuffer(json.dumps(header, sort_keys=True).encode(), dtype=np.uint8)
         with Path(path).open("wb") as file:
             np.savez_compressed(file, **{"header": text, **arrays})  # type: ignore[arg-type]
@@ -127,15 +170,24 @@ def load_learned_model(path: str | os.PathLike[str]) -> LearnedModel:
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     header = json.loads(arrays.pop("header").tobytes())
-    if header.get("schema") != _SCHEMA or header.get("features") != list(FEATURES):
+    known_here = (_SCHEMA, list(FEATURES), list(COLUMNS))
+    if tuple(header.get(name) for name in ("schema", "features", "columns")) != known_here:
         raise SchemaVersionError(
             "this model knows other features than this version",
             where=os.fspath(path),
             fix="train it anew with python -m benchmarks.gpu.train_operator_model",
         )
-    names = dict.fromkeys(key.rpartition("/")[0] for key in arrays)
+    known = (FAMILIES, header["dtypes"], header["devices"])
+    family, dtype, devices = (
+        np.array(names, dtype=object)[row] for names, row in zip(known, arrays["texts"], strict=True)
+    )
     return LearnedModel(
-        {name: BoostedTrees.from_arrays(arrays, name) for name in names},
+        {name: tuple(rates) for name, rates in header["rates"].items()},
+        Facts(family, arrays["values"].T.astype(np.float64), dtype),
+        devices,
+        arrays["weights"],
+        dict(zip(header["families"], arrays["scales"], strict=True)),
+        header["centers"],
         {name: (float(low), float(high)) for name, (low, high) in header["ends"].items()},
         float(header["level"]),
         {name: tuple(position) for name, position in header["chips"].items()},

@@ -24,7 +24,7 @@ def product_of(left: int, *, has_sum: bool = False) -> Describe:
         first_steps, second_steps = call.stride(left), call.stride(left + 1)
         return _matrices(
             call, batch, first[-2], first[-1], second[-1], first_steps[-1] != 1 and first_steps[-2] == 1,
-            second_steps[-1] != 1 and second_steps[-2] == 1, has_sum=has_sum,
+            second_steps[-1] != 1 and second_steps[-2] == 1, has_sum=has_sum, is_batch=len(first) > 2,
         )  # fmt: skip
 
     return describe
@@ -47,6 +47,7 @@ def _matrices(
     is_right_turned: bool,
     *,
     has_sum: bool = False,
+    is_batch: bool = False,
 ) -> tuple[str, Row]:
     """``turned``: the other dimension of a factor lies in a row, as in a transposed view."""
     return "product", {
@@ -55,7 +56,7 @@ def _matrices(
         "read_bytes": call.item * batch * float(rows * inner + inner * columns),
         "written_bytes": call.item * float(batch) * rows * columns,
         "layout": float(is_left_turned) + 2.0 * float(is_right_turned),
-        "variant": float(has_sum),
+        "variant": 2.0 if is_batch else float(has_sum),
         "alignment": alignment_of(rows if is_left_turned else inner, call.item),
         "alignment_right": min(
             alignment_of(inner if is_right_turned else columns, call.item), alignment_of(columns, call.item)
@@ -134,4 +135,5 @@ def _windows(
         "layout": float(len(steps) > 2 and steps[1] == 1 and images[1] > 1), "window": window,
         "stride": math.prod(strides) if strides else 1.0, "num_groups": groups,
         "alignment": alignment_of(weight[1], call.item), "alignment_right": alignment_of(weight[0], call.item),
+        "positions": math.prod(outputs[2:]),
     }  # fmt: skip

@@ -32,6 +32,8 @@ _VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("gelu", "gelu_backward", "tanh_backward", "sigmoid_backward"),
         ("pow",),
         ("native_dropout", "bernoulli", "rand", "randn", "normal", "uniform", "randint", "random"),
+        ("masked_fill", "where"),
+        ("native_dropout_backward",),
     ),
     "normalization": (
         ("rms_norm", "_fused_rms_norm", "fused_rms_norm"),
@@ -53,7 +55,11 @@ _VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("upsample_nearest2d_backward", "upsample_bilinear2d_backward"),
     ),
     "table": (("gather",), ("embedding_dense_backward",), ("scatter_add", "index_put"), ("index_add",)),
-    "copy": (("fill", "zero", "full", "zeros", "ones", "zeros_like", "ones_like", "full_like"), ("cat", "stack")),
+    "copy": (
+        ("fill", "zero", "full", "zeros", "ones", "zeros_like", "ones_like", "full_like"),
+        ("cat", "stack"),
+        ("to_copy",),
+    ),
     "loss": (("nll_loss_backward", "nll_loss2d_backward"), ("mse_loss",), ("mse_loss_backward",)),
     "update": (("fused_sgd",), ("fused_adam", "fused_adamw")),
     "multi-tensor": (("foreach_norm",), ("foreach_zero",)),
@@ -91,6 +97,7 @@ def describe_normalization(call: Call) -> tuple[str, Row]:
         rows, last = float(values[1]), total / values[1]
         steps = call.stride(0)
         more = {"layout": float(len(values) > 2 and steps[1] == 1), "channels": float(values[1])}
+        more["positions"] = float(math.prod(values[2:]))
         if name in ("native_batch_norm", "batch_norm") and call.argument(5) is False:
             more["variant"] = variant_of("normalization", "batch_norm_inference")
     elif "group_norm" in name:
@@ -159,21 +166,33 @@ def describe_sorting(call: Call) -> tuple[str, Row]:
 
 
 def describe_pooling(call: Call) -> tuple[str, Row]:
-    """Windows of images, and their enlargement."""
+    """Windows of images, and their enlargement: rows are channels of an image, with all elements of its larger side."""
     values = [shape for shape in call.shapes if _is_tensor(shape) and len(shape) >= 3]
     largest = max(values, key=math.prod)
-    total = float(math.prod(largest))
-    channels = float(largest[1])
-    index = values.index(largest)
-    steps = call.stride(index)
-    read = 0.6 if "backward" in call.name else 1.0
+    steps = call.stride(call.shapes.index(largest))
+    planes, channels = float(math.prod(largest[:2])), float(largest[1])
+    sides = sorted({math.prod(shape[2:]) for shape in values} | _other_side(call, values[0]))
+    total, fewer = planes * sides[-1], planes * sides[0]
+    read, written = (fewer, total) if ("backward" in call.name) != ("upsample" in call.name) else (total, fewer)
     row = _rows(
-        call, total / largest[-1], float(largest[-1]), read * total * call.item, 0.5 * total * call.item,
-        channels=channels, layout=float(steps[1] == 1 and channels > 1),
+        call, planes, float(sides[-1]), read * call.item, written * call.item, channels=channels,
+        layout=float(steps[1] == 1 and channels > 1), positions=float(sides[0]),
     )  # fmt: skip
+    return "pooling", {**row, "is_strided": 0.0}
+
+
+def _other_side(call: Call, images: list[int]) -> set[int]:
+    """Elements of a channel after pooling or enlargement, where no tensor has them; empty where nothing says it."""
     if "backward" in call.name:
-        row["written_bytes"] = total * call.item
-    return "pooling", {**row, "is_strided": 0.0, "flops": total}
+        return set()
+    sizes = call.argument(1)
+    if not isinstance(sizes, list) or len(sizes) != len(images) - 2:
+        return set()
+    if "adaptive" in call.name or "upsample" in call.name:
+        return {math.prod(sizes)}
+    steps, padding = call.argument(2) or sizes, call.argument(3) or [0] * len(sizes)
+    sides = zip(images[2:], sizes, steps, padding, strict=True)
+    return {math.prod((side + 2 * more - size) // step + 1 for side, size, step, more in sides)}
 
 
 def describe_table(call: Call) -> tuple[str, Row]:
@@ -230,8 +249,14 @@ def describe_copy(call: Call) -> tuple[str, Row]:
         row["is_strided"] = float(is_strided(call.shapes[1], call.stride(1)))
     if row["is_strided"] and _is_tensor(given):
         source = 1 if call.name == "copy" and len(call.shapes) > 1 and _is_tensor(call.shapes[1]) else 0
-        row["layout"] = float(call.stride(source)[-1] != 1)  # neighbors of the result do not lie next to each other
+        # neighbors of the result do not lie next to each other
+        row["layout"] = float(_last_step(call.shapes[source], call.stride(source)) != 1)
     return "copy", {**row, "num_tensors": float(len(shapes))}
+
+
+def _last_step(shape: list[int], steps: list[int]) -> int:
+    """Stride of the last dimension that has more than one element."""
+    return next((step for size, step in zip(reversed(shape), reversed(steps), strict=True) if size > 1), 1)
 
 
 def describe_pointwise(call: Call) -> tuple[str, Row]:
@@ -276,7 +301,7 @@ def describe_update(call: Call) -> tuple[str, Row]:
     total = float(sum(sizes))
     num_lists = 1 + sum(len(item) == len(sizes) and any(item) for item in lists[1:])
     reads, writes = _UPDATE_PASSES.get(call.name, (float(num_lists), 1.0))
-    if call.moved and call.name.startswith("foreach"):  # the graph knows which lists are the same tensors
+    if call.moved and call.name.startswith("foreach") and reads:  # the graph knows which lists are the same tensors
         reads = max(call.moved / (total * call.item) - writes, 0.0)
     num_chunks = sum(math.ceil(size / _CHUNK) for size in sizes)
     num_kernels = max(math.ceil(len(sizes) / _TENSORS_PER_KERNEL[min(num_lists, 5)]), math.ceil(num_chunks / 320))
