@@ -15,6 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import Device, device
 from windtunnel.simulate import replay
+from windtunnel.whatifs.compilation import ENTRY_NS
 from windtunnel.whatifs.forecast import changes, forecast, rank_forecasts
 from windtunnel.whatifs.placing import place_on
 
@@ -219,4 +220,4 @@ def test_what_will_run_compiled_is_placed_with_fused_kernels():
 
     assert 20 * US == pytest.approx(eager.device_ns - compiled.device_ns, rel=0.01)
     assert 1 == compiled.graph.select(name="fused kernel").sum()
-    assert eager.host_ns > compiled.host_ns
+    assert 0 < eager.host_ns - (compiled.host_ns - ENTRY_NS)  # fewer launches, and one entry into compiled code
