@@ -131,3 +131,12 @@ def test_what_lies_in_rare_and_long_iterations_is_said():
 
     assert said.startswith("warning: iterations have 2 forms")
     assert "of all time, which is not in this graph" in said
+
+
+def test_a_row_of_short_steps_does_not_wait_for_one_form():
+    """Rows of hundreds of iterations would use up the patience that a choice of a form has."""
+    step, model = stepping(endless(2, 2, 7, 2))
+    graph = capture(step, iterations=4, model=model)
+
+    assert not graph.meta.shapes["is_mixed"]
+    assert 0.5 < graph.meta.shapes["share"] < 0.9

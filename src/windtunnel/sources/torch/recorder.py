@@ -97,7 +97,12 @@ class Recorder:
         self._quiet = QuietWatch(iterations)
         self._running = False
         self._row_repeats_left = _MAX_ROW_REPEATS
+        self._has_rows = not is_fake
         self._is_fake = is_fake
+
+    def skip_rows(self) -> None:
+        """Run no short steps in a row, as what comes after the capture needs the script's iterations."""
+        self._has_rows = False
 
     @property
     def is_complete(self) -> bool:
@@ -183,7 +188,7 @@ class Recorder:
     def _continue(self) -> None:
         if self.is_complete and not self.recording.is_complete:
             self.recording.is_complete = True  # what follows makes times of short steps truer; a script may end before
-            if not (self._is_fake or self.recording.device is not None or is_distributed()):
+            if self._has_rows and self.recording.device is None and not is_distributed():
                 self._slots += schedule_in_a_row(self.recording.bare_ns)
         if self._progress is not None and self._slots[self._position - 1] is not Slot.IN_A_ROW:
             self._progress("capturing", self._position, len(self._slots))
@@ -224,7 +229,7 @@ class Recorder:
         """Between such iterations next to nothing runs, as anything that does cools the caches of a short step."""
         if is_regular and self._is_of_the_form(elapsed_ns):
             self.recording.unmarked_ns.append(elapsed_ns)
-            self._position += 1
+        self._position += 1
         if self.is_complete:
             self._running = False
             lost_ratio = self.recording.unmarked_lost = self._quiet.end()
@@ -260,7 +265,10 @@ class Recorder:
         """
         slot, shapes = self._slots[self._position], self._sorter.end()
         is_unseen = slot is Slot.LEARN_MEMORY and len(self._regions) > 0  # no compiled code runs that could show any
-        is_common = slot not in OF_ONE_FORM or is_unseen or self._sorter.is_common(shapes)
+        if slot in (Slot.IN_A_ROW, Slot.UNMARKED):
+            is_common = self._sorter.is_chosen(shapes)
+        else:
+            is_common = slot not in OF_ONE_FORM or is_unseen or self._sorter.is_common(shapes)
         if slot not in SLOWED:
             self._sorter.set_aside(shapes, elapsed_ns)
         return is_common
@@ -361,7 +369,7 @@ class Recorder:
 
     def _end(self, elapsed_ns: int, is_regular: bool) -> None:
         # The plan of a capture is a list of slots, one per iteration. An iteration that is irregular or was
-        # disturbed does not advance the plan: its slot is taken again by the next one.
+        # disturbed does not advance the plan: its slot is taken again by the next one. A row goes on, and lacks it.
         slot = self._slots[self._position]
         is_last_in_row = slot is Slot.IN_A_ROW and self._slots[self._position + 1] is not slot
         lost_ratio = self._quiet.end() if slot in TIMED or is_last_in_row else 0.0
@@ -372,7 +380,7 @@ class Recorder:
         self._end_marker()
         if slot is Slot.DISCOVER:
             self._stance.close()
-        self._position += is_regular and (slot is Slot.IN_A_ROW or not self._quiet.wants_again(lost_ratio))
+        self._position += slot is Slot.IN_A_ROW or (is_regular and not self._quiet.wants_again(lost_ratio))
         self.recording.num_repeated = self._quiet.num_repeated
         self.recording.num_dropped += not is_regular
         if slot is Slot.DISCOVER:
@@ -393,11 +401,12 @@ class Recorder:
             self.recording.bare_marks.append(self._clock.marks())
             self.recording.bare_waits_ns.append(waited_ns)
             self.recording.bare_pauses_ns.append(pauses_ns)
-        elif slot is Slot.IN_A_ROW and is_regular:
-            self.recording.row.append(BareIteration(elapsed_ns, self._clock.marks(), waited_ns, pauses_ns, num_faults))
+        elif slot is Slot.IN_A_ROW:
+            marks, row = self._clock.marks(), self.recording.row
+            row += [BareIteration(elapsed_ns, marks, waited_ns, pauses_ns, num_faults)] * is_regular
             self.recording.row_lost = lost_ratio
             if is_last_in_row and self._goes_back(slot, lost_ratio):
-                self.recording.row.clear()
+                row.clear()
         elif slot in (Slot.RICH, Slot.OPERATORS):
             self._end_rich(slot, elapsed_ns, is_regular)
         elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):

@@ -83,6 +83,10 @@ class ShapeSorter:
         self._is_mixed = self._patience <= 0
         return False
 
+    def is_chosen(self, shapes: Shapes) -> bool:
+        """Whether this is the form that is measured, of an iteration that nothing waits for."""
+        return self._chosen is None or self._is_mixed or shapes == self._chosen
+
     def _is_settled(self) -> bool:
         """Whether enough was seen to choose a form: a few iterations of many lengths show any of them."""
         num_seen, most = self._seen.total(), max(self._seen.values(), default=0)

@@ -159,6 +159,7 @@ class _ZerosPilot(RecorderPilot):
 
     def __init__(self, recorder: Any, extra: int) -> None:
         super().__init__(recorder)
+        recorder.skip_rows()
         self._left = extra
         self._is_watching = False
         self._num = 0
