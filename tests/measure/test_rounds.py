@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.measure.turns import elapsed_ns, quiet, quiet_rows, rounds, spread_ratio
+from windtunnel.measure.turns import elapsed_ns, quiet, quiet_rows, rounds, spread_of_quiet, spread_ratio
 
 
 def test_the_fewest_rounds_are_run_whatever_the_budget_and_never_more_than_the_most():
@@ -49,3 +49,13 @@ def test_nothing_measured_has_no_estimate_and_nothing_spread_no_spread():
     assert 0.0 == spread_ratio([0.0, 0.0])
     assert pytest.approx(1.0) == spread_ratio([1.0, 1.0, 2.0, 3.0, 3.0])
     assert [1.25, 2.5] == quiet_rows(np.array([[1.0, 2.0], [2.0, 4.0]])).tolist()
+
+
+def test_the_spread_of_quiet_estimates_is_that_of_a_factor():
+    """Which program others slowed decides only the sign: a ratio of ten is as far off as one of a tenth."""
+    rng = np.random.default_rng(1)
+    steady = np.full((12, 1), 1e6)
+    slowed = np.where(rng.random((12, 1)) < 0.7, 1e7, 1e6)
+
+    assert spread_of_quiet(steady, slowed) == pytest.approx(spread_of_quiet(slowed, steady))
+    assert 0 < spread_of_quiet(steady, slowed) <= np.log(10) * (1 + 1e-9)

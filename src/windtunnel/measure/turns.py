@@ -357,9 +357,10 @@ def spread_ratio(samples: ArrayLike) -> float:
 
 
 def spread_of_quiet(old_RN: ArrayLike, new_RN: ArrayLike, *, seed: int = 0) -> float:
-    """How far the ratio of two quiet estimates varies by chance: its ``spread_ratio`` over resampled rounds.
+    """How far the ratio of two quiet estimates varies by chance: interquartile range of its logarithm, resampled.
 
-    Single rounds while other programs run vary far more than the lower quartile of all of them does.
+    Single rounds while other programs run vary far more than the lower quartile of all of them does, and their ratio
+    is as often a multiple as a fraction, so that a difference over the median would say too much.
 
     Parameters
     ----------
@@ -368,5 +369,6 @@ def spread_of_quiet(old_RN: ArrayLike, new_RN: ArrayLike, *, seed: int = 0) -> f
     """
     old, new = (np.asarray(samples, dtype=np.float64) for samples in (old_RN, new_RN))
     rows = np.random.default_rng(seed).integers(0, len(old), (_NUM_RESAMPLES, len(old)))
-    ratios = [quiet_rows(new[row]).sum() / max(quiet_rows(old[row]).sum(), 1.0) for row in rows]
-    return spread_ratio(ratios)
+    ratios = [max(quiet_rows(new[row]).sum(), 1.0) / max(quiet_rows(old[row]).sum(), 1.0) for row in rows]
+    low, high = np.percentile(np.log(ratios), [25, 75])
+    return float(high - low)
