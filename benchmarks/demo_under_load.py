@@ -7,6 +7,7 @@ changes predicted and flown, as ``windtunnel demo`` does it. Each printed interv
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -65,6 +66,9 @@ def main() -> bool:
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--models", nargs="+", default=list(JOBS), choices=JOBS)
     options = parser.parse_args()
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # what the demo chooses on a busy machine; torch is not loaded yet
     rows, reported = [], []
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder, load(2 * len(usable_cores())):

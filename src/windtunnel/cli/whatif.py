@@ -10,7 +10,7 @@ import typer
 
 from windtunnel import registry
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, quote_word, show, suggest
+from windtunnel.cli.console import Progress, advise, choose_wait_policy, quote_word, show, suggest
 from windtunnel.cli.files import database_of, derive_path, open_graph, require_free
 from windtunnel.cli.options import (
     AlignChoice,
@@ -93,6 +93,8 @@ def whatif(
     from windtunnel.whatifs import whatif as ask
     from windtunnel.whatifs.by_layer import by_layer
 
+    if prices != "paper":
+        choose_wait_policy()  # operators that are run again wait as those of the capture did
     if search:
         limits = {"lossy": lossy, "memory": memory, "max_plans": max_plans, "latency": latency, "bandwidth": bandwidth}
         path = require_free(derive_path(graph, ".strategy.json", output), force=force)
