@@ -322,7 +322,8 @@ class GlooChannels:
     def message(self, source: int, target: int, index: int, like: Array) -> Array:
         """See ``Channels``: behind the message's head."""
         data = self._messages[(source, target), index].numpy()
-        return data[self._HEAD_BYTES :].view(like.dtype).reshape(like.shape)
+        result: Array = data[self._HEAD_BYTES :].view(like.dtype).reshape(like.shape)
+        return result
 
     def _parts(self, source: int, target: int, index: int, like: Array) -> tuple[Array, Array]:
         """The word of the moment, and the data, of a message."""
