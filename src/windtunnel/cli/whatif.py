@@ -29,6 +29,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.units import format_duration, format_size
 
 if TYPE_CHECKING:
+    from windtunnel.graph import Graph
     from windtunnel.whatifs import Answer
     from windtunnel.whatifs.by_layer import LayerGain
 
@@ -93,8 +94,6 @@ def whatif(
     from windtunnel.whatifs import whatif as ask
     from windtunnel.whatifs.by_layer import by_layer
 
-    if prices != "paper":
-        choose_wait_policy()  # operators that are run again wait as those of the capture did
     if search:
         limits = {"lossy": lossy, "memory": memory, "max_plans": max_plans, "latency": latency, "bandwidth": bandwidth}
         path = require_free(derive_path(graph, ".strategy.json", output), force=force)
@@ -111,6 +110,7 @@ def whatif(
             align=align,
             allow_missing=allow_missing,
         )
+        _prepare_reruns(opened, prices)
         result = ask(
             opened,
             "all" if every else ",".join(names or ()),
@@ -146,9 +146,16 @@ def whatif(
     _advise_next(usable, graph)
 
 
+def _prepare_reruns(graph: Graph, prices: str) -> None:
+    """Let the operators of a captured program, if they are run again, wait as those of the capture did."""
+    if prices != "paper" and graph.meta.program:
+        choose_wait_policy()
+
+
 def _search(graph: Path, path: Path, *, prices: str, fresh: bool, as_json: bool, **limits: Any) -> None:
     with Progress("searching", heartbeat=True) as progress:
         opened = open_graph(graph, progress=progress)
+        _prepare_reruns(opened, prices)
         given = {"prices": prices, "database": database_of(fresh=fresh), "as_json": as_json, "progress": progress}
         registry.get("page", "strategy-search").function(opened, path, captured=graph, **limits, **given)
 

@@ -402,11 +402,12 @@ class Recorder:
             self.recording.bare_waits_ns.append(waited_ns)
             self.recording.bare_pauses_ns.append(pauses_ns)
         elif slot is Slot.IN_A_ROW:
-            marks, row = self._clock.marks(), self.recording.row
-            row += [BareIteration(elapsed_ns, marks, waited_ns, pauses_ns, num_faults)] * is_regular
+            if is_regular:
+                iteration = BareIteration(elapsed_ns, self._clock.marks(), waited_ns, pauses_ns, num_faults)
+                self.recording.row.append(iteration)
             self.recording.row_lost = lost_ratio
             if is_last_in_row and self._goes_back(slot, lost_ratio):
-                row.clear()
+                self.recording.row.clear()
         elif slot in (Slot.RICH, Slot.OPERATORS):
             self._end_rich(slot, elapsed_ns, is_regular)
         elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
