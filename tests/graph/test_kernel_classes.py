@@ -10,7 +10,7 @@ from windtunnel.graph.collectives import all_reduces, find_scattered_gradients
 from windtunnel.graph.kernel_classes import CLASSES, MATRIX_CLASSES, class_of, collective_of, does_matrix_work
 from windtunnel.sources.kineto import load_kineto
 from windtunnel.whatifs.amp import amp
-from windtunnel.whatifs.placing import products_by_type
+from windtunnel.whatifs.insert_tasks import products_by_type
 from windtunnel.whatifs.product_speed import names_16_bits
 from windtunnel.whatifs.tf32 import tf32
 

@@ -19,6 +19,7 @@ from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.kernel_classes import MATRIX_CLASSES, class_of, does_matrix_work
 from windtunnel.simulate.limits import Baseline, less_work, other_order
 from windtunnel.whatifs.device_tasks import device_kernels
+from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, launch_calls, products_by_type, runs_in_16_bits
 from windtunnel.whatifs.measured import (
     Unpriced,
     has_program,
@@ -28,7 +29,6 @@ from windtunnel.whatifs.measured import (
     scale_memory,
 )
 from windtunnel.whatifs.peak_memory import note_form
-from windtunnel.whatifs.placing import chip_of, is_on_host, launch_calls, products_by_type, runs_in_16_bits
 from windtunnel.whatifs.product_speed import (
     host_time_per_launch_ns,
     names_16_bits,

@@ -16,7 +16,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, lags
 from windtunnel.simulate.limits import all_work, less_work
-from windtunnel.whatifs.placing import is_on_host
+from windtunnel.whatifs.insert_tasks import is_on_host
 
 __all__ = ["balance_ranks"]
 

@@ -16,10 +16,10 @@ from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase
 from windtunnel.simulate.limits import Baseline, less_work, no_faster
 from windtunnel.whatifs.block_patterns import block_ranges
+from windtunnel.whatifs.insert_tasks import insert_ahead, rescale
 from windtunnel.whatifs.layer_gradients import positions
 from windtunnel.whatifs.measured import SOURCE, Unpriced, apply_ratios, calls_of, require_program
 from windtunnel.whatifs.peak_memory import note_form
-from windtunnel.whatifs.placing import insert_ahead, rescale
 
 __all__ = ["activation_checkpointing", "no_activation_checkpointing"]
 

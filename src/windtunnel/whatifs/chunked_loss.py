@@ -21,12 +21,12 @@ from windtunnel.graph import Graph, Phase
 from windtunnel.graph.kernel_classes import does_matrix_work
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.device_tasks import computes_on_device
+from windtunnel.whatifs.insert_tasks import insert_ahead, launch_calls
 from windtunnel.whatifs.kernel_groups import streams_in_order
 from windtunnel.whatifs.layer_gradients import positions
 from windtunnel.whatifs.layers import readers
 from windtunnel.whatifs.measured import Unpriced, apply_ratios, calls_of, has_program, require_program
 from windtunnel.whatifs.peak_memory import note_form
-from windtunnel.whatifs.placing import insert_ahead, launch_calls
 from windtunnel.whatifs.product_speed import host_time_per_launch_ns
 
 __all__ = ["chunked_loss"]

@@ -22,9 +22,9 @@ from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.graph.parameters import parameter_shapes
 from windtunnel.simulate.limits import of_kind, other_order
 from windtunnel.whatifs.ddp_reducer import OWN_WORK, reducing_needs, split_by_bytes, way_between, work_ahead
+from windtunnel.whatifs.insert_tasks import computes_on_host, memory_bandwidth, traffic_ns
 from windtunnel.whatifs.layer_gradients import link_in_use
 from windtunnel.whatifs.measured import Unpriced
-from windtunnel.whatifs.placing import computes_on_host, memory_bandwidth, traffic_ns
 
 __all__ = ["dgc", "fp16_gradients", "powersgd", "top_k"]
 

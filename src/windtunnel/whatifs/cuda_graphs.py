@@ -16,8 +16,8 @@ from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import Baseline, other_order
 from windtunnel.whatifs.device_tasks import lies_on_device
 from windtunnel.whatifs.host_waits import find_waiting_tasks
+from windtunnel.whatifs.insert_tasks import is_launching, is_on_host
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
-from windtunnel.whatifs.placing import is_launching, is_on_host
 
 __all__ = ["cuda_graphs", "launch_in_graphs"]
 

@@ -31,6 +31,7 @@ from windtunnel.whatifs.ddp_reducer import (
     way_between,
     work_ahead,
 )
+from windtunnel.whatifs.insert_tasks import computes_on_host, is_on_host
 from windtunnel.whatifs.layer_gradients import (
     Bucket,
     buckets_of,
@@ -41,7 +42,6 @@ from windtunnel.whatifs.layer_gradients import (
     need_one_rank,
 )
 from windtunnel.whatifs.measured import SOURCE, Unpriced
-from windtunnel.whatifs.placing import computes_on_host, is_on_host
 from windtunnel.whatifs.shared_cores import host_cores, host_threads, parallel_tasks, share_cores
 
 __all__ = ["data_parallel"]

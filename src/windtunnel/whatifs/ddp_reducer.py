@@ -17,9 +17,9 @@ from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import world_size
 from windtunnel.graph.parameters import parameter_shapes
 from windtunnel.graph.ranks import arrivals
+from windtunnel.whatifs.insert_tasks import insert_behind
 from windtunnel.whatifs.layer_gradients import Bucket, last_per_group, positions
 from windtunnel.whatifs.measured import MEASURE, PUBLISHED, has_program
-from windtunnel.whatifs.placing import insert_behind
 
 __all__ = ["OWN_WORK", "describe_buckets", "reducing_needs", "split_by_bytes", "way_between", "work_ahead"]
 

@@ -25,7 +25,7 @@ from windtunnel.sources.kineto.unprofiled import TYPICAL_SHARE, scale_host_times
 from windtunnel.whatifs.ask import whatif
 from windtunnel.whatifs.device_tasks import computes_on_device, lies_on_device
 from windtunnel.whatifs.host_waits import is_blocking_copy
-from windtunnel.whatifs.placing import chip_of, is_on_host, products_by_type
+from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, products_by_type
 from windtunnel.whatifs.speed import speed_of_measurement
 
 __all__ = ["DeviceUse", "DeviceWait", "FirstChange", "KernelUse", "find_device_use"]

@@ -18,7 +18,7 @@ from windtunnel.registry import did_you_mean
 from windtunnel.simulate.limits import Baseline, up_to
 from windtunnel.whatifs.block_patterns import compile_pattern
 from windtunnel.whatifs.device_tasks import computes_on_device
-from windtunnel.whatifs.placing import is_on_host, rescale
+from windtunnel.whatifs.insert_tasks import is_on_host, rescale
 
 __all__ = ["faster_cpu", "faster_device", "faster_link", "faster_operator", "operator_work"]
 

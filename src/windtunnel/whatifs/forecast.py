@@ -25,8 +25,9 @@ from windtunnel.simulate import replay, replay_many
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
 from windtunnel.whatifs.compilation import ENTRY_NS, fuse_compiled_kernels
+from windtunnel.whatifs.insert_tasks import PRICED_ON
 from windtunnel.whatifs.messages import has_messages, price_messages
-from windtunnel.whatifs.placing import PRICED_ON, place_on
+from windtunnel.whatifs.placing import place_on
 
 __all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "rank_forecasts"]
 

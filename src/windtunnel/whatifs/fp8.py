@@ -19,7 +19,7 @@ from windtunnel.graph.kernel_classes import does_matrix_work
 from windtunnel.hardware import Device
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.device_tasks import lies_on_device
-from windtunnel.whatifs.placing import chip_of, insert_ahead, runs_in_16_bits, streaming_bandwidth, traffic_ns
+from windtunnel.whatifs.insert_tasks import chip_of, insert_ahead, runs_in_16_bits, streaming_bandwidth, traffic_ns
 
 __all__ = ["fp8_linear"]
 

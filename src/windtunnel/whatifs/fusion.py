@@ -15,8 +15,8 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
+from windtunnel.whatifs.insert_tasks import is_launching, launch_calls
 from windtunnel.whatifs.layer_gradients import positions
-from windtunnel.whatifs.placing import is_launching, launch_calls
 
 __all__ = ["POINTWISE", "fuse_chains", "fuse_kernels"]
 

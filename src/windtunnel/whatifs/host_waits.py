@@ -18,8 +18,8 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Strings
 from windtunnel.registry import did_you_mean
 from windtunnel.simulate.limits import Baseline, other_order
 from windtunnel.whatifs.block_patterns import compile_pattern
+from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls, order_predecessors
 from windtunnel.whatifs.layer_gradients import positions
-from windtunnel.whatifs.placing import is_on_host, launch_calls, order_predecessors
 
 __all__ = [
     "find_waiting_tasks",

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from windtunnel.graph import Graph, Kind
 from windtunnel.whatifs.device_tasks import lies_on_device
+from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls
 from windtunnel.whatifs.layer_gradients import positions
-from windtunnel.whatifs.placing import is_on_host, launch_calls
 
 __all__ = ["KernelGroup", "replace_groups", "streams_in_order"]
 

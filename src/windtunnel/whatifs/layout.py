@@ -15,8 +15,8 @@ from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs.device_tasks import device_kernels, lies_on_device
+from windtunnel.whatifs.insert_tasks import is_launching
 from windtunnel.whatifs.measured import Unpriced, has_program, operators_of, require_program, rerun_in_form
-from windtunnel.whatifs.placing import is_launching
 
 __all__ = ["channels_last"]
 

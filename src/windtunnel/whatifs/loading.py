@@ -18,8 +18,8 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import link as catalog_link
 from windtunnel.simulate.limits import of_kind, of_phase, other_order
 from windtunnel.whatifs.host_waits import is_own_wait
+from windtunnel.whatifs.insert_tasks import is_launching, is_on_host, rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
-from windtunnel.whatifs.placing import is_launching, is_on_host, rescale
 from windtunnel.whatifs.shared_cores import host_cores, host_threads, share_cores
 
 __all__ = ["loader_workers", "pinned_memory", "prefetch"]

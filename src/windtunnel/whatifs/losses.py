@@ -22,8 +22,8 @@ from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs.balance import balance_ranks
 from windtunnel.whatifs.faster import faster_cpu, faster_link
+from windtunnel.whatifs.insert_tasks import is_on_host
 from windtunnel.whatifs.pauses import allocator_warmup
-from windtunnel.whatifs.placing import is_on_host
 
 __all__ = ["Loss", "find_losses"]
 

@@ -22,7 +22,8 @@ from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import world_size
 from windtunnel.hardware import Fabric, Link, fabric_of
-from windtunnel.whatifs.placing import chip_in_use, select_unpriced
+from windtunnel.whatifs.insert_tasks import chip_in_use
+from windtunnel.whatifs.placing import select_unpriced
 
 __all__ = [
     "PART",

@@ -15,8 +15,8 @@ from windtunnel import registry
 from windtunnel.errors import GraphError, InEffectError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, Strings, lags
 from windtunnel.simulate.limits import Baseline, other_order
+from windtunnel.whatifs.insert_tasks import launch_calls
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
-from windtunnel.whatifs.placing import launch_calls
 
 __all__ = ["optimizer_in_backward"]
 

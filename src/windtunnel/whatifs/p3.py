@@ -18,8 +18,8 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link
 from windtunnel.simulate.limits import Baseline, Limits, of_phase, other_order
+from windtunnel.whatifs.insert_tasks import is_on_host
 from windtunnel.whatifs.layer_gradients import Gradient, default_link, gradients_of, link_of, need_one_rank
-from windtunnel.whatifs.placing import is_on_host
 from windtunnel.whatifs.shared_cores import host_cores, host_threads
 
 __all__ = ["p3"]

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.hardware import Device
-from windtunnel.whatifs.placing import is_launching, is_on_host, products_by_type
+from windtunnel.whatifs.insert_tasks import is_launching, is_on_host, products_by_type
 
 __all__ = [
     "host_time_per_launch_ns",

@@ -15,8 +15,8 @@ from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate.limits import Baseline, less_work
+from windtunnel.whatifs.insert_tasks import is_on_host
 from windtunnel.whatifs.kernel_groups import KernelGroup, replace_groups, streams_in_order
-from windtunnel.whatifs.placing import is_on_host
 from windtunnel.whatifs.product_speed import host_time_per_launch_ns
 
 __all__ = ["sdpa"]

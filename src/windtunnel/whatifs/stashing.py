@@ -16,8 +16,8 @@ from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.simulate.limits import no_faster
+from windtunnel.whatifs.insert_tasks import insert_ahead, insert_behind, memory_bandwidth, traffic_ns
 from windtunnel.whatifs.layer_gradients import link_of, positions
-from windtunnel.whatifs.placing import insert_ahead, insert_behind, memory_bandwidth, traffic_ns
 from windtunnel.whatifs.saved_activations import Activation, activations_of, release
 
 __all__ = ["gist", "vdnn"]

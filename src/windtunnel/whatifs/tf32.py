@@ -16,7 +16,7 @@ from windtunnel import registry
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
-from windtunnel.whatifs.placing import chip_of, is_on_host, products_by_type, rescale, runs_in_16_bits
+from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, products_by_type, rescale, runs_in_16_bits
 from windtunnel.whatifs.product_speed import product_speedup, rate_ratio
 
 __all__ = ["tf32"]

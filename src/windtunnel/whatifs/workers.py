@@ -20,8 +20,8 @@ from windtunnel.graph.collectives import (
     world_size,
 )
 from windtunnel.simulate.limits import Baseline, up_to
+from windtunnel.whatifs.insert_tasks import rescale
 from windtunnel.whatifs.layer_gradients import link_in_use
-from windtunnel.whatifs.placing import rescale
 
 __all__ = ["rank_count", "straggler"]
 

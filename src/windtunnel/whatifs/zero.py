@@ -20,9 +20,9 @@ from windtunnel.graph.collectives import (
     world_size,
 )
 from windtunnel.simulate.limits import Baseline, less_work
+from windtunnel.whatifs.insert_tasks import rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 from windtunnel.whatifs.messages import PART, price_parts
-from windtunnel.whatifs.placing import rescale
 
 __all__ = ["num_buffers", "require_replicas", "scatter_gradients", "share_updates", "zero_1", "zero_2"]
 

@@ -39,7 +39,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate.limits import other_order
-from windtunnel.whatifs.placing import chip_in_use, memory_bandwidth, traffic_ns
+from windtunnel.whatifs.insert_tasks import chip_in_use, memory_bandwidth, traffic_ns
 
 __all__ = ["async_tensor_parallel"]
 

@@ -22,9 +22,9 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.graph.parameters import parameter_bytes_by_name
 from windtunnel.whatifs.fully_sharded import messages_by_layer
+from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls, rescale
 from windtunnel.whatifs.layer_gradients import gradients_of, last_per_group, positions
 from windtunnel.whatifs.messages import PART, price_parts
-from windtunnel.whatifs.placing import is_on_host, launch_calls, rescale
 from windtunnel.whatifs.zero import require_replicas, scatter_gradients
 
 __all__ = ["slice_on_devices", "updates_on_devices"]

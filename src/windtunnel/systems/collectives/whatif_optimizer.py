@@ -22,9 +22,9 @@ from windtunnel.graph.ranks import arrivals
 from windtunnel.simulate.limits import Baseline, other_order
 from windtunnel.systems.collectives.whatif_on_devices import slice_on_devices, updates_on_devices
 from windtunnel.whatifs.buckets import Averaging, averaging_of
+from windtunnel.whatifs.insert_tasks import insert_ahead, insert_behind, is_on_host, rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 from windtunnel.whatifs.measured import Unpriced
-from windtunnel.whatifs.placing import insert_ahead, insert_behind, is_on_host, rescale
 from windtunnel.whatifs.shared_cores import host_threads
 
 __all__ = ["sliced_optimizer"]
