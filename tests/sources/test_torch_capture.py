@@ -137,7 +137,8 @@ def test_meta_tells_both_times_and_what_was_taken_out(graph):
     num_bare = len(meta.iteration_ns["samples"])
     assert num_bare == 6 or 16 <= num_bare <= 400  # in turn, or in a row where the step is short
     assert 0 < meta.overhead["event_enter_ns"] < 20_000
-    assert num_bare // 2 == len(meta.overhead["held_out_ns"])
+    if "lost_ratio" not in meta.disturbance:  # else what a quiet machine would have shown is an estimate
+        assert 2 * len(meta.overhead["held_out_ns"]) in (num_bare - 1, num_bare, num_bare + 1)
     assert meta.memory_base_bytes > 4 * (32 * 64 + 64 * 8)
     json.dumps(meta.to_dict())
 
