@@ -91,6 +91,9 @@ def memory(
 
     A job that would not fit is refused before it runs. Options of windtunnel come before the script; everything after
     it is passed to the script. A table written with --out can be shown again: windtunnel memory FILE.parquet.
+
+    With --on, data that stay on the host do not count: those that the script does not put on a device, or, of a script
+    without a device, data sets from which it takes its batches.
     """
     from windtunnel.sources.memory.profile import MemoryProfile
 

@@ -17,13 +17,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from windtunnel.graph.host_work import HOST_CODE
 from windtunnel.sources.dry.values import own_line
+from windtunnel.sources.memory.storages import storages_of
 
-__all__ = ["COPY", "READ", "HostSide"]
+__all__ = ["COPY", "ON_HOST", "READ", "HostSide", "lies_on_host"]
 
 COPY, READ = "windtunnel::copy_to_device", "windtunnel::read_value"
 # Python of a module's call, its hooks among it, takes less in a dry run; NumPy that draws a batch takes more
 MIN_CODE_NS = 200_000
-_MARK, _PINNED = "_windtunnel_on_host", "_windtunnel_pinned"
+ON_HOST = "_windtunnel_on_host"
+"""Attribute of tensors, and of storages from their birth on."""
+_PINNED = "_windtunnel_pinned"
 
 
 @torch.library.custom_op(COPY, mutates_args=())
@@ -57,9 +60,12 @@ class HostSide:
     ----------
     num_workers, pins_batches
         Of the program's loaders, which load in their own process in a dry run.
+    uses_device
+        Whether the program has put anything on a device.
     """
 
     def __init__(self) -> None:
+        self.uses_device = False
         self.num_workers, self.pins_batches = 0, False
         self._left_ns = time.thread_time_ns()
         self._code_ns: dict[tuple[str, int], int] = {}  # the least of each line and stretch
@@ -93,34 +99,38 @@ class HostSide:
         values = args[0] if args else None
         if not (isinstance(result, torch.Tensor) and isinstance(values, torch.Tensor)):
             return result
-        if not _lies_on_host(values) or result.requires_grad:
+        self.uses_device = True
+        if not lies_on_host(values):
+            return result
+        if result.requires_grad:
+            setattr(result, ON_HOST, False)
             return result
         if self._unmarked_ns:  # not earlier: what is within calls of fake tensors is not the program's
             with torch.profiler.record_function(f"{HOST_CODE}{round(self._unmarked_ns, -5)}"):
                 self._unmarked_ns = 0
         is_blocking = not (named.get("non_blocking") or True in args[1:])
         copied = torch.ops.windtunnel.copy_to_device(result, self.pins_batches or _is_pinned(values), is_blocking)
-        setattr(copied, _MARK, False)
+        setattr(copied, ON_HOST, False)
         return copied
 
     def read(self, values: torch.Tensor) -> None:
         """Note that the program waits for a value, if it lies on the device."""
-        if isinstance(values, FakeTensor) and not getattr(values, _MARK, False):
+        if isinstance(values, FakeTensor) and not getattr(values, ON_HOST, False):
             torch.ops.windtunnel.read_value(values.detach())
 
     def fetch(self, values: torch.Tensor) -> torch.Tensor:
         """Return the tensor on the host; what lay on the device is waited for."""
-        if _lies_on_host(values):
+        if lies_on_host(values):
             return values
         self.read(values)
         fetched = values.view_as(values)
-        setattr(fetched, _MARK, True)
+        setattr(fetched, ON_HOST, True)
         return fetched
 
     def pin(self, values: torch.Tensor) -> torch.Tensor:
         """Return the tensor in pinned memory; it stays where it is."""
         pinned = values.detach()
-        setattr(pinned, _MARK, getattr(values, _MARK, False))
+        setattr(pinned, ON_HOST, getattr(values, ON_HOST, False))
         setattr(pinned, _PINNED, True)
         return pinned
 
@@ -130,9 +140,12 @@ class HostSide:
         if not results:
             return
         inputs = [*_tensors(args), *_tensors(list(named.values()))]
-        lies_on_host = not is_on_device and all(map(_lies_on_host, inputs))
+        self.uses_device |= is_on_device
+        stays = not is_on_device and all(map(lies_on_host, inputs))
         for item in results:
-            setattr(item, _MARK, lies_on_host)
+            setattr(item, ON_HOST, stays)
+            for storage in storages_of(item):
+                vars(storage).setdefault(ON_HOST, stays)  # a view of the device's memory may stand for a fetched copy
 
     def note_loader(self, arguments: dict[str, Any]) -> None:
         """Keep what a loader is made with that a dry run leaves out."""
@@ -141,16 +154,16 @@ class HostSide:
 
     def follow(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """A tensor holds other data: it lies where these lie."""
-        setattr(tensor, _MARK, getattr(data, _MARK, False))
+        setattr(tensor, ON_HOST, getattr(data, ON_HOST, False))
 
 
 def _has_host_data(args: Any) -> bool:
-    return any(map(_lies_on_host, _tensors(args))) or any(isinstance(item, np.ndarray) for item in args)
+    return any(map(lies_on_host, _tensors(args))) or any(isinstance(item, np.ndarray) for item in args)
 
 
-def _lies_on_host(values: torch.Tensor) -> bool:
+def lies_on_host(values: torch.Tensor) -> bool:
     """Whether it is known to; a tensor that is not fake is NumPy's, or of a file."""
-    return bool(getattr(values, _MARK, not isinstance(values, FakeTensor)))
+    return bool(getattr(values, ON_HOST, not isinstance(values, FakeTensor)))
 
 
 def _is_pinned(values: torch.Tensor) -> bool:

@@ -70,18 +70,34 @@ def track_script(
     """
     require("torch", extra="torch")
 
-    def make_pilot(*_: Any) -> _Pilot:
-        return _Pilot(warmup, steps, fake=fake, limit_bytes=limit_bytes)
-
     script = check_script(path)
     if fake:
+        from windtunnel.sources.dry.host_side import HostSide
         from windtunnel.sources.dry.no_compute import run_without_compute
+        from windtunnel.sources.memory.host_data import HostData
+
+        host = HostSide()
+
+        def make_host() -> HostSide:
+            nonlocal host
+            host = HostSide()
+            return host
+
+        def make_pilot(_: Any) -> _Pilot:
+            host_data = HostData(host, imagines_device=chip is not None)
+            return _Pilot(warmup, steps, is_fake=True, limit_bytes=limit_bytes, host_data=host_data)
 
         ended, pilot = run_without_compute(
-            script, argv, make_pilot, has_device=chip is not None, guesses=guesses, loader_batch=loader_batch
+            script,
+            argv,
+            make_pilot,
+            has_device=chip is not None,
+            guesses=guesses,
+            loader_batch=loader_batch,
+            make_host=make_host,
         )
     else:
-        pilot = make_pilot()
+        pilot = _Pilot(warmup, steps, workspace=True, limit_bytes=limit_bytes)
         ended = run_until_enough(script, argv, pilot)
     _require_batch(ended.hooks, loader_batch, script)
     if pilot.profile is None:
@@ -110,10 +126,10 @@ def _require_batch(hooks: StepHooks, loader_batch: int, script: Path) -> None:
 class _Pilot:
     """Puts the watch on and takes it off at the boundaries between iterations."""
 
-    def __init__(self, warmup: int, steps: int, *, fake: bool, limit_bytes: int | None) -> None:
+    def __init__(self, warmup: int, steps: int, *, is_fake: bool = False, **options: Any) -> None:
         self.profile: MemoryProfile | None = None
         self._warmup, self._steps = warmup, steps
-        self._options: dict[str, Any] = {"is_fake": fake, "workspace": not fake, "limit_bytes": limit_bytes}
+        self._is_fake, self._options = is_fake, options
         self._watch: Watch | None = None
         self._learning: AbstractContextManager[Watch] | None = None
         self._pattern: tuple[Any, ...] = ()
@@ -137,15 +153,15 @@ class _Pilot:
                 self.close()
                 raise EndOfScript
             self._watch.next_iteration()
-        elif pattern and self._seen >= self._warmup - (not self._options["is_fake"]):
+        elif pattern and self._seen >= self._warmup - (not self._is_fake):
             self._begin(hooks)
 
     def _begin(self, hooks: StepHooks) -> None:
         from windtunnel.sources.memory.watch import Watch
 
-        self._watch = Watch(**self._options)
+        self._watch = Watch(is_fake=self._is_fake, **self._options)
         self._watch.discovery.add(hooks.models, hooks.optimizers)
-        if self._options["is_fake"]:
+        if self._is_fake:
             self._follow()
             return
         self._learning = self._watch.learning()

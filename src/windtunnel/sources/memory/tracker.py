@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.sources.memory.dispatch import DispatchTracer, is_of_wrappers
+from windtunnel.sources.memory.host_data import HostData
 from windtunnel.sources.memory.patches import (
     allow_transforms,
     watch_fetches,
@@ -74,6 +75,8 @@ class StorageTracker(DispatchTracer):
         More than this held at once ends the program with ``on_excess``.
     on_excess : callable
         Called with the bytes held; raises.
+    host_data : HostData, optional
+        Is shown what may stay on the host of a GPU.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class StorageTracker(DispatchTracer):
         *,
         limit_bytes: int | None = None,
         on_excess: Callable[[int, StorageTracker], None] | None = None,
+        host_data: HostData | None = None,
     ) -> None:
         super().__init__()
         self.ledger = Ledger()
@@ -92,6 +96,7 @@ class StorageTracker(DispatchTracer):
         self.places = Places(discovery.models, self._see_inputs)
         self._limit_bytes = limit_bytes
         self._on_excess = on_excess
+        self.host_data = host_data
         self._known: dict[int, int] = {}  # id(storage) -> number
         self._references: dict[int, _Reference] = {}
         self._there_before: dict[int, tuple[weakref.ref[Any], int]] = {}  # id(storage) -> itself, its size then
@@ -174,6 +179,8 @@ class StorageTracker(DispatchTracer):
             for item in tree_leaves(out):
                 if isinstance(item, torch.Tensor):
                     self._see_result(item, func)
+        if self.host_data is not None:
+            self.host_data.note_use(func, args, (out,), known, is_outside=self.places.is_outside)
         return out
 
     def _see(self, tensor: torch.Tensor) -> None:
@@ -223,6 +230,8 @@ class StorageTracker(DispatchTracer):
         self._known[reference.key] = number
         self._references[number] = reference
         self.live_bytes += size
+        if self.host_data is not None:
+            self.host_data.enrol(storage)
         return number
 
     def _birth(self, storage: Any, func: Any) -> None:
@@ -247,6 +256,8 @@ class StorageTracker(DispatchTracer):
         line = 0 if was_there else self.places.lines.here()
         title, size = name or f"tensor {list(tensor.shape)}", size if was_before else None
         number = self._enrol(storage, title, layer, line, phase, category, size)
+        if category == INPUT and self.host_data is not None:
+            self.host_data.note_input(number, storage, tensor)
         if was_there:
             self.ledger.initial.append(number)
             self._see_resize(storage)  # an empty one may have been filled before it was seen

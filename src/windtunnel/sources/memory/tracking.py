@@ -97,7 +97,8 @@ def predict_memory(
     warmup, steps
         As in :func:`track_memory`.
     chip : Device, optional
-        The GPU that it would run on: attention and dropout keep less there, and cuBLAS keeps scratch memory.
+        The GPU that it would run on: attention and dropout keep less there, and cuBLAS keeps scratch memory. All that
+        the job builds counts, except what stays on the host of a job that puts other tensors on a device.
 
     Returns
     -------
@@ -127,12 +128,15 @@ def predict_memory(
     """
     _check(build, warmup, steps)
     require("torch", extra="torch")
+    from windtunnel.sources.dry.host_side import HostSide
     from windtunnel.sources.dry.no_compute import skip_compute
     from windtunnel.sources.dry.values import Values
+    from windtunnel.sources.memory.host_data import HostData
     from windtunnel.sources.memory.watch import Watch
 
-    watch, values = Watch(is_fake=True), Values(guesses=True)
-    with skip_compute(values, has_device=chip is not None, maps_devices=False):
+    host, values = HostSide(), Values(guesses=True)
+    watch = Watch(is_fake=True, host_data=HostData(host, imagines_device=False))
+    with skip_compute(values, has_device=chip is not None, maps_devices=False, host=host):
         built = build()
         step = getattr(built, "step", built)
         watch.discovery.add(

@@ -18,6 +18,7 @@ import torch
 from windtunnel.errors import InputError
 from windtunnel.sources.memory.allocator_log import AllocatorLog
 from windtunnel.sources.memory.block_lifetimes import rows_of
+from windtunnel.sources.memory.host_data import HostData
 from windtunnel.sources.memory.observations import Learned, Sightings
 from windtunnel.sources.memory.profile import CATEGORIES, COLUMNS, MemoryProfile
 from windtunnel.sources.memory.storages import DATA, EVENTS, PHASES
@@ -43,9 +44,18 @@ class Watch:
         Show what operators allocate for themselves.
     limit_bytes : int or None
         More than this held at once while learning (or by fake tensors) ends the program.
+    host_data : HostData, optional
+        Of fake tensors: says what stays on the host, which the profile leaves out.
     """
 
-    def __init__(self, *, is_fake: bool = False, workspace: bool = False, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        is_fake: bool = False,
+        workspace: bool = False,
+        limit_bytes: int | None = None,
+        host_data: HostData | None = None,
+    ) -> None:
         self.discovery = Discovery()
         self.tracker: StorageTracker | None = None
         self.sightings: Sightings | None = None
@@ -53,6 +63,7 @@ class Watch:
         self.foreign: list[int] = []  # storages of the profile that no allocator made
         self._learned = Learned()
         self._is_fake, self._workspace, self._limit_bytes = is_fake, workspace, limit_bytes
+        self._host_data = host_data
 
     @contextmanager
     def learning(self) -> Iterator[Watch]:
@@ -74,7 +85,9 @@ class Watch:
                 self.tracker = None
 
     def _tracker(self) -> StorageTracker:
-        return StorageTracker(self.discovery, limit_bytes=self._limit_bytes, on_excess=refuse)
+        return StorageTracker(
+            self.discovery, limit_bytes=self._limit_bytes, on_excess=refuse, host_data=self._host_data
+        )
 
     def __enter__(self) -> Watch:
         if self._is_fake:
@@ -128,8 +141,11 @@ class Watch:
 
 
 def profile_of_tracker(tracker: StorageTracker, *, is_fake: bool, device: str = "") -> MemoryProfile:
-    """Build the profile of what a tracker of operators has recorded; of all storages, or of those on a device."""
-    ledger, indices = tracker.ledger, tracker.places
+    """Build the profile of what a tracker of operators has recorded; of all storages, or of those on a device.
+
+    Of data that stay on the host, as the tracker's ``host_data`` say, only the parts that a GPU would hold are in it.
+    """
+    ledger, indices, host_data = tracker.ledger, tracker.places, tracker.host_data
     begin_ns = min([entry[0] for entry in ledger.entries[:1]], default=0)
     about = [
         (PHASES[phase], _operator_name(name), indices.layers.texts[layer], indices.lines.texts[line])
@@ -151,7 +167,14 @@ def profile_of_tracker(tracker: StorageTracker, *, is_fake: bool, device: str = 
         **({"is_uncompiled": True} if asks_to_compile() else {}),
     }
     rows = [row for row in [*first, *later] if not device or ledger.devices[row[2]] == device]
+    if host_data is not None:
+        limits = [host_data.limit_bytes(ledger, number) for number in range(len(ledger.names))]
+        rows = [_limit_size(row, limits[row[2]]) for row in rows if limits[row[2]] != 0]
     return MemoryProfile.of([(*row, *about[row[2]]) for row in rows], meta)
+
+
+def _limit_size(row: tuple[Any, ...], limit_bytes: int | None) -> tuple[Any, ...]:
+    return row if limit_bytes is None else (*row[:4], min(row[4], limit_bytes), *row[5:])
 
 
 def _operator_name(name: Any) -> str:
