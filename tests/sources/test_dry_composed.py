@@ -110,7 +110,7 @@ split = parallelize_module(
     nn.Linear(64, 64).to(device), init_device_mesh("cuda", (size,)), RowwiseParallel(use_local_output=False)
 )
 beside = nn.Linear(64, 64).to(device)
-optimizer = torch.optim.SGD([*split.parameters(), *beside.parameters()])
+optimizer = torch.optim.SGD([*split.parameters(), *beside.parameters()], foreach=False)
 for _ in range(5):
     x = torch.randn(4, 64, device=device)
     reduced = split(x[:, : 64 // size])WAIT

@@ -182,7 +182,7 @@ def predict(
     from windtunnel.cost.pricing import comparable
     from windtunnel.graph import save
     from windtunnel.whatifs.forecast import changes, forecast, rank_forecasts
-    from windtunnel.whatifs.placing import select_unpriced
+    from windtunnel.whatifs.placing import LAUNCH_NS, select_unpriced
 
     if output is not None:
         _require_one(on)
@@ -208,9 +208,11 @@ def predict(
         advise(f"note: {note}")
     is_single = len(result) == 1
     lines = _lines(ordered[0], others, chips.lines()) if is_single else _ranking(ordered, ranked_by, chips.lines())
-    show(_document(ordered, others, ranked_by, given["launch_ns"] or _LAUNCH_NS, chips.json()), lines, as_json=as_json)
+    never_ran = bool(select_unpriced(captured).any())
+    launch_ns = given["launch_ns"] or (None if never_ran else LAUNCH_NS)
+    show(_document(ordered, others, ranked_by, launch_ns, chips.json()), lines, as_json=as_json)
     # What-ifs need times: a dry run that was never priced has none, unless the priced graph was written.
-    requested = output or (None if select_unpriced(captured).any() else graph)
+    requested = output or (None if never_ran else graph)
     _advise_next(graph, on, result[0], others, requested)
     if not result[0].batch_size:
         advise("note: the batch size is not known from the graph; name the dimension of the samples with --batch-dim")
@@ -287,7 +289,11 @@ def _per_sample(found: Forecast) -> float:
 
 
 def _document(
-    answers: list[Predicted], others: list[Forecast], ranked_by: str, launch_ns: int, facts: dict[str, dict[str, Any]]
+    answers: list[Predicted],
+    others: list[Forecast],
+    ranked_by: str,
+    launch_ns: int | None,
+    facts: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     from windtunnel.cost.roofline import BOUND_ERROR
 
@@ -349,9 +355,6 @@ def _lines(answer: Predicted, others: list[Forecast], chips: Iterable[str | Tabl
         ]  # fmt: skip
         yield ""
         yield Table(columns, rows)
-
-
-_LAUNCH_NS = 5_000  # as of whatifs.placing
 
 
 def _host(found: Forecast) -> str:

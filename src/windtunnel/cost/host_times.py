@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.operators.facts import plain_name
 from windtunnel.cost.operators.recurrent import RECURRENT, layers_of
-from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.host_work import DEVICE_READ, HOST_CODE, LOADED, READ
 
 __all__ = ["COSTS", "HOST_TABLE", "HostCosts", "host_times_ns", "select_reads"]
@@ -115,6 +115,15 @@ def host_times_ns(graph: Graph, costs: HostCosts = COSTS) -> Floats:
         times[is_python] += costs.mode_ns
         times[is_list] += costs.mode_ns * counts
     times[select_reads(graph)] += costs.read_ns
+    return _with_launches(graph, times, costs)
+
+
+def _with_launches(graph: Graph, times: Floats, costs: HostCosts) -> Floats:
+    """Times with those of launches that are tasks, which are those of what they launch."""
+    is_launch = graph.edges["kind"] == EdgeKind.LAUNCH
+    src, dst = graph.edges["src"][is_launch], graph.edges["dst"][is_launch]
+    times[dst[graph.select(kind=Kind.COMM)[dst]]] = costs.call_ratio * OTHER_NS + costs.cold_ns
+    times[src] = times[dst]
     return times
 
 

@@ -52,10 +52,9 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None, host_co
         With one resource more, and one launch per moved task. Counters of an optimizer that the host reads stay on the
         host, as they do in PyTorch.
     """
-    unlaunched = _select_unpriced_launches(graph)
-    if unlaunched.any():
-        assumed_ns = LAUNCH_NS if launch_ns is None else launch_ns
-        graph = graph.set_duration(unlaunched, 0 if device.kind == "cpu" else assumed_ns, "assumed launch")
+    launches = _select_unpriced_launches(graph)
+    if launches.any():
+        return _time_thread(graph, launches, 0 if device.kind == "cpu" else launch_ns, host_costs)
     moved = _select_synchronous_kernels(graph)
     if device.kind == "cpu" or not moved.any():
         return graph
@@ -92,6 +91,15 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None, host_co
     waits = np.flatnonzero(_select_waiting(graph))
     before = np.searchsorted(position[queued], position[waits]) - 1
     return placed.connect(queued[before[before >= 0]], waits[before >= 0], EdgeKind.SYNC)
+
+
+def _time_thread(graph: Graph, launches: Mask, launch_ns: int | None, host_costs: HostCosts) -> Graph:
+    """Give the thread of a job that has queues already its times."""
+    if launch_ns is not None:
+        return graph.set_duration(launches, launch_ns, "assumed launch")
+    times_ns = np.rint(host_times_ns(graph, host_costs)).astype(np.int64)
+    on_thread = select_unpriced(graph) & graph.select(kind=(Kind.HOST, Kind.IO, Kind.COPY))
+    return graph.set_duration(on_thread, times_ns[on_thread], HOST_TABLE)
 
 
 def _select_waiting(graph: Graph) -> Mask:

@@ -18,6 +18,7 @@ import numpy as np
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.sources.dry.recorder import Call
 from windtunnel.sources.dry.streams import COMM
+from windtunnel.sources.dry.thread_tasks import ThreadTasks, blocks_thread, calls_on_host, tasks_of_thread
 from windtunnel.sources.dry.trace import Trace
 from windtunnel.sources.memory.storages import BACKWARD, DATA, FORWARD, UPDATE
 from windtunnel.sources.torch.dataflow import Flow, follow
@@ -25,7 +26,8 @@ from windtunnel.sources.torch.ops import Operator, Role, Span, describe
 
 __all__ = ["NOT_RUN", "graph_of"]
 
-# C calls, K of them are tasks of a stream: row k launches, row K + k runs
+# C calls, K of them are tasks of a stream: row k launches, row K + k runs, and from row 2 K on is what else the
+# program's thread does, H tasks
 NOT_RUN = "not run"
 _PHASES = {DATA: Phase.DATA, FORWARD: Phase.FORWARD, BACKWARD: Phase.BACKWARD, UPDATE: Phase.UPDATE}
 # what its schema does not say: it fills its first result, a part of an argument
@@ -40,24 +42,35 @@ class _Work:
     calls: list[Call]
     operators: list[Operator]
     place: list[int]  # of every call, the last task of its stream up to it, -1 before the first
+    thread: ThreadTasks
 
 
 def graph_of(trace: Trace) -> Graph:
     """The iteration of one rank."""
     described = [_describe_call(call) for call in trace.calls]
-    runs = [operator.role in (Role.COMPUTE, Role.RECIPE) for operator in described]
+    computes = [operator.role in (Role.COMPUTE, Role.RECIPE) for operator in described]
+    on_host = calls_on_host(trace.calls, trace.thread, computes)
+    runs = [is_computed and row not in on_host for row, is_computed in enumerate(computes)]
     work = _Work(
         [call for call, is_run in zip(trace.calls, runs, strict=True) if is_run],
         [operator for operator, is_run in zip(described, runs, strict=True) if is_run],
         list(_places(trace.calls, runs)),
+        tasks_of_thread(
+            trace.calls,
+            trace.thread,
+            launches=np.flatnonzero(runs).tolist(),
+            on_host=on_host,
+            phases=_phases(trace.calls),
+            num_workers=trace.num_workers,
+        ),
     )
     flow = follow(*zip(*_number_operators(described, runs), strict=True)) if described else Flow()
     tasks = _columns(trace, work, flow)
     memory = _memory(trace.calls, runs)
-    kernels = len(work.calls)
-    tasks |= {name: np.concatenate([np.zeros(kernels, np.int64), column]) for name, column in memory.items()}
+    around = (len(work.calls), len(work.thread.names))
+    tasks |= {name: np.pad(column, around) for name, column in memory.items()}
     resources, rows = _resources(trace, work.calls)
-    tasks["resource"] = np.concatenate([np.zeros(kernels, np.int32), rows])
+    tasks["resource"] = np.pad(rows, around)
     return Graph.from_columns(
         tasks=tasks, edges=_edges(trace.calls, work, flow), resources=resources, meta=_meta(trace)
     )
@@ -113,42 +126,51 @@ def _number_operators(operators: list[Operator], runs: list[bool]) -> Iterator[t
 
 
 def _columns(trace: Trace, work: _Work, flow: Flow) -> dict[str, Any]:
-    calls, operators = work.calls, work.operators
-    count = len(calls)
+    calls, operators, thread = work.calls, work.operators, work.thread
+    count, num_others = len(calls), len(thread.names)
+    num_tasks = 2 * count + num_others
     messages = [call.message for call in calls]
     names = [call.node["name"] for call in calls]
     ops = [name if message is None else message.op for name, message in zip(names, messages, strict=True)]
-    moved = (
-        [flow.bytes_read.get(row, 0) for row in range(count)],
-        [flow.bytes_written.get(row, 0) for row in range(count)],
-    )
     is_sent = np.array([message is not None for message in messages], dtype=bool)
-    phases = _phases(calls)
-    layers = [trace.layers[call.layer] for call in calls]
-    zeros = np.zeros(count, np.int64)
-    parameters = [_bytes_of(operator, trace.parameters) for operator in operators]
+    kinds = np.where(is_sent, Kind.COMM, Kind.COMPUTE)
+    order = np.zeros(num_tasks, np.int64)
+    order[thread.rows] = np.arange(len(thread.rows))
+    order[count : 2 * count] = order[:count]
+    layers = [trace.layers[layer] for layer in [*[call.layer for call in calls] * 2, *thread.layers]]
+
+    def of_kernels(values: Any) -> Any:
+        """A column in which only kernels have values."""
+        return np.pad(np.array(values, dtype=np.int64), (count, num_others))
+
     return {
-        "name": Strings.of([*names, *names]),
-        "op": Strings.of(["launch"] * count + ops),
-        "layer": Strings.of(layers + layers),
-        "kind": np.concatenate([np.full(count, Kind.HOST), np.where(is_sent, Kind.COMM, Kind.COMPUTE)]).astype(np.int8),
-        "phase": np.tile(np.array(phases, np.int8), 2),
-        "iteration": np.zeros(2 * count, np.int32),
-        "rank": np.full(2 * count, trace.rank, np.int32),
-        "flops": np.concatenate([zeros, [operator.flops for operator in operators]]).astype(np.int64),
-        "bytes_read": np.concatenate([zeros, np.where(is_sent, 0, moved[0])]).astype(np.int64),
-        "bytes_written": np.concatenate([zeros, np.where(is_sent, 0, moved[1])]).astype(np.int64),
-        "param_bytes": np.concatenate([zeros, parameters]).astype(np.int64),
-        "order": np.tile(np.arange(count, dtype=np.int64), 2),
-        "duration_ns": np.zeros(2 * count, np.int64),
-        "cost_source": Strings.repeat(NOT_RUN, 2 * count),
-        **_texts(operators, is_sent),
-        **_message_columns(calls),
+        "name": Strings.of([*names, *names, *thread.names]),
+        "op": Strings.of(["launch"] * count + ops + thread.ops),
+        "layer": Strings.of(layers),
+        "kind": np.array([*[Kind.HOST] * count, *kinds, *thread.kinds], np.int8),
+        "phase": np.array([*_phases(calls) * 2, *thread.phases], np.int8),
+        "iteration": np.zeros(num_tasks, np.int32),
+        "rank": np.full(num_tasks, trace.rank, np.int32),
+        "flops": of_kernels([operator.flops for operator in operators]),
+        "bytes_read": of_kernels(np.where(is_sent, 0, [flow.bytes_read.get(row, 0) for row in range(count)])),
+        "bytes_written": np.concatenate(
+            [
+                np.zeros(count, np.int64),
+                np.where(is_sent, 0, [flow.bytes_written.get(row, 0) for row in range(count)]),
+                thread.written_bytes,
+            ]
+        ).astype(np.int64),
+        "param_bytes": of_kernels([_bytes_of(operator, trace.parameters) for operator in operators]),
+        "order": order,
+        "duration_ns": np.zeros(num_tasks, np.int64),
+        "cost_source": Strings.repeat(NOT_RUN, num_tasks),
+        **_texts(operators, is_sent, num_others),
+        **_message_columns(calls, num_others),
     }
 
 
-def _texts(operators: list[Operator], is_sent: Any) -> dict[str, Strings]:
-    blank = [""] * len(operators)
+def _texts(operators: list[Operator], is_sent: Any, num_others: int) -> dict[str, Strings]:
+    before, behind = [""] * len(operators), [""] * num_others
     fields = {
         "op_schema": "schema",
         "input_shapes": "shapes",
@@ -160,10 +182,12 @@ def _texts(operators: list[Operator], is_sent: Any) -> dict[str, Strings]:
         replace(operator, arguments="[]") if sent else operator
         for operator, sent in zip(operators, is_sent, strict=True)
     ]
-    return {column: Strings.of(blank + [getattr(item, name) for item in kept]) for column, name in fields.items()}
+    return {
+        column: Strings.of(before + [getattr(item, name) for item in kept] + behind) for column, name in fields.items()
+    }
 
 
-def _message_columns(calls: list[Call]) -> dict[str, Any]:
+def _message_columns(calls: list[Call], num_others: int) -> dict[str, Any]:
     columns = {
         "message_bytes": ("size_bytes", 0, np.int64),
         "group": ("group", -1, np.int32),
@@ -172,10 +196,10 @@ def _message_columns(calls: list[Call]) -> dict[str, Any]:
         "tag": ("tag", -1, np.int64),
     }
     return {
-        name: np.array(
-            [absent] * len(calls)
-            + [absent if call.message is None else getattr(call.message, field) for call in calls],
-            dtype=kind,
+        name: np.pad(
+            np.array([absent if call.message is None else getattr(call.message, field) for call in calls], dtype=kind),
+            (len(calls), num_others),
+            constant_values=absent,
         )
         for name, (field, absent, kind) in columns.items()
     }
@@ -245,8 +269,7 @@ def _stream_name(trace: Trace, stream: int) -> str:
 
 def _edges(calls: list[Call], work: _Work, flow: Flow) -> dict[str, Any]:
     count = len(work.calls)
-    launch = np.arange(count)
-    chain = list(itertools.pairwise(launch))
+    chain = list(itertools.pairwise(work.thread.rows))
     launched = [(row, count + row) for row in range(count)]
     data = [(count + src, count + dst) for src, dst in flow.data]
     control = [(count + src, count + dst) for src, dst in flow.control]
@@ -278,20 +301,18 @@ def _queues(calls: list[Call], count: int) -> list[Edge]:
 
 
 def _waits(calls: list[Call], work: _Work, count: int) -> set[Edge]:
-    """What streams and the program have to wait for; a wait before a call that is no task is its successor's."""
+    """What streams and the program wait for; a stream's wait before a call that is no task is its successor's."""
     pending: dict[int, set[int]] = defaultdict(set)
-    host: set[int] = set()
     result: set[Edge] = set()
     before: dict[int, int] = {}
-    for call, index in zip(calls, work.place, strict=True):
+    for number, (call, index) in enumerate(zip(calls, work.place, strict=True)):
         pending[call.stream] |= {work.place[wait] for wait in call.waits}
-        host |= {work.place[host_wait] for host_wait in call.host_waits}
+        awaited = {work.place[host_wait] for host_wait in call.host_waits} | ({index} if blocks_thread(call) else set())
+        result |= {(count + item, work.thread.row_of_call[number]) for item in awaited if item >= 0}
         if index == before.get(call.stream, -1):
             continue
         before[call.stream] = index
         result |= {(count + item, count + index) for item in pending.pop(call.stream, ()) if 0 <= item != index}
-        result |= {(count + item, index) for item in host if 0 <= item != index}
-        host = set()
     return result
 
 
@@ -303,4 +324,5 @@ def _meta(trace: Trace) -> dict[str, Any]:
         "memory": trace.memory.summary(),
         "memory_base_bytes": trace.base_bytes,
         "shapes": {"inputs": [list(shape) for shape in trace.inputs]},
+        **({"loader": {"num_workers": trace.num_workers, "fetch_ns": 0}} if trace.num_workers else {}),
     }

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from windtunnel.graph.host_work import HOST_CODE
+from windtunnel.graph.host_work import DEVICE_READ, HOST_CODE, MEMCPY, NON_BLOCKING
 from windtunnel.sources.dry.values import own_line
 from windtunnel.sources.memory.storages import storages_of
 
-__all__ = ["COPY", "ON_HOST", "READ", "HostSide", "lies_on_host"]
+__all__ = ["COPY", "ON_HOST", "READ", "HostSide", "lies_on_host", "rename_for_device"]
 
 COPY, READ = "windtunnel::copy_to_device", "windtunnel::read_value"
 # Python of a module's call, its hooks among it, takes less in a dry run; NumPy that draws a batch takes more
@@ -155,6 +155,21 @@ class HostSide:
     def follow(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """A tensor holds other data: it lies where these lie."""
         setattr(tensor, ON_HOST, getattr(data, ON_HOST, False))
+
+
+def rename_for_device(node: dict[str, Any]) -> str:
+    """Give an operator of ours the schema that a device's own has; returns how that is called, empty for others."""
+    if node["name"] == COPY:
+        is_pinned, is_blocking = node["inputs"]["values"][1:3]
+        name = MEMCPY.format("Pinned" if is_pinned else "Pageable") + ("" if is_blocking else NON_BLOCKING)
+        node["schema"] = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
+    elif node["name"] == READ:
+        name, node["schema"] = DEVICE_READ, "aten::_local_scalar_dense(Tensor self) -> Scalar"
+    else:
+        return ""
+    node["name"] = node["schema"].partition("(")[0]
+    node["inputs"] = {name: column[:1] for name, column in node["inputs"].items()}
+    return name
 
 
 def _has_host_data(args: Any) -> bool:

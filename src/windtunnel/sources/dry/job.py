@@ -20,6 +20,7 @@ import torch.distributed
 import torch.distributed.checkpoint
 import torch.multiprocessing
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import _init_utils as fsdp_setup
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.pipelining import stage as stage_module
 from torch.distributed.pipelining.stage import PipelineStage
@@ -177,6 +178,8 @@ class _Chunks(Sequence[torch.Tensor]):
 def _methods() -> dict[Any, dict[str, Any]]:
     return {
         dist: {"_verify_params_across_processes": lambda *_: None},
+        # of a device that is not there: where the parameters are
+        fsdp_setup: {"_get_device_from_device_id": _nothing},
         DeviceMesh: {"__init__": _of_one_rank(_on_real_numbers(DeviceMesh.__init__, position=1))} | _mesh_methods(),
         DistributedDataParallel: {
             "__init__": _without_devices(DistributedDataParallel.__init__),

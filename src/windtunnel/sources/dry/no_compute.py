@@ -7,12 +7,15 @@ context. Dry runs, ``memory --fake`` and ``capture --fake`` all use it. Not here
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.optim
+from torch._subclasses import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
@@ -66,7 +69,14 @@ def skip_compute(
         stack.enter_context(fake_tensors())
         stack.enter_context(answer_reads(values, queues, has_device=has_device, maps_devices=maps_devices, host=host))
         stack.enter_context(_refuse_empty_inputs())
+        stack.enter_context(patch_attributes(_multi_tensor_calls()))
         yield
+
+
+def _multi_tensor_calls() -> dict[Any, dict[str, Any]]:
+    """Let lists of fake tensors be clipped, and on a device updated, by one call, as lists of real ones are."""
+    modules: list[Any] = [torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"]]
+    return {item: {"_foreach_supported_types": [*item._foreach_supported_types, FakeTensor]} for item in modules}
 
 
 def run_without_compute(

@@ -17,12 +17,14 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.sources.dry.groups import WAIT, WRAP, Groups, Message, complete_collective
+from windtunnel.sources.dry.host_side import rename_for_device
 from windtunnel.sources.dry.streams import Streams
+from windtunnel.sources.dry.thread import mark_call, unprofiled
 from windtunnel.sources.memory.dispatch import DispatchTracer, is_device_query, is_of_wrappers
 from windtunnel.sources.memory.in_place import as_in_place
 from windtunnel.sources.memory.storages import Places, storages_of
 
-__all__ = ["Call", "Recorder"]
+__all__ = ["Call", "Recorder", "storages_in"]
 
 _TYPES = {
     torch.float32: "float",
@@ -49,7 +51,7 @@ class Call:
 
     ``node`` is as an execution trace has it; ``born_bytes`` and ``freed_bytes`` are what storages grew by in it, and
     shrank by until the next call; ``waits`` are earlier calls that its stream waited for, ``host_waits`` those that
-    the program waited for before it made the call.
+    the program waited for before it made the call; ``label`` is how the host calls what it does for a device.
     """
 
     node: dict[str, Any]
@@ -61,6 +63,7 @@ class Call:
     message: Message | None = None
     born_bytes: int = 0
     freed_bytes: int = 0
+    label: str = ""
 
 
 class _Reference(weakref.ref):  # type: ignore[type-arg]
@@ -144,7 +147,8 @@ class Recorder(DispatchTracer):
         if message is not None and func.namespace == "c10d":
             result = complete_collective(func._schema, message, values)
         else:
-            result = func(*args, **(kwargs or {}))
+            with unprofiled():
+                result = func(*args, **(kwargs or {}))
         if self.places is None:
             return result
         outputs = self._side(result if isinstance(result, tuple) else (result,))
@@ -175,6 +179,7 @@ class Recorder(DispatchTracer):
         if key not in _TEXTS:
             _TEXTS[key] = str(schema)
         node = {"name": f"{schema.name}{overload}", "schema": _TEXTS[key], "inputs": inputs, "outputs": outputs}
+        label = rename_for_device(node)
         assert self.places is not None
         phase, layer = self.places.now()
         number = len(self.calls)
@@ -182,7 +187,9 @@ class Recorder(DispatchTracer):
             self.calls[-1].freed_bytes += self._storages.freed_bytes
         self._storages.freed_bytes = 0
         stream, waits = self._streams.enqueue(number, message, _collective_outputs(node, message))
-        self.calls.append(Call(node, stream, phase, layer, waits, self._streams.host_waits(), message, born))
+        mark_call(number)
+        host_waits = self._streams.host_waits()
+        self.calls.append(Call(node, stream, phase, layer, waits, host_waits, message, born, label=label))
 
     def _side(self, values: Iterable[Any]) -> dict[str, Any]:
         result: dict[str, Any] = {"values": [], "shapes": [], "types": [], "strides": [], "grown": 0}
@@ -243,15 +250,16 @@ def _collective_outputs(node: dict[str, Any], message: Message | None) -> list[i
     if message is None:
         return []
     if not message.outputs:
-        return _storages_in(node["outputs"])
-    return _storages_in({"values": [node["inputs"]["values"][tensor] for tensor in message.outputs]})
+        return storages_in(node["outputs"])
+    return storages_in({"values": [node["inputs"]["values"][tensor] for tensor in message.outputs]})
 
 
-def _storages_in(side: dict[str, Any]) -> list[int]:
+def storages_in(side: dict[str, Any]) -> list[int]:
+    """Numbers of the storages of all tensors among the arguments or the results of a call."""
     result: list[int] = []
     for value in side["values"]:
         if isinstance(value, list) and len(value) == 6 and isinstance(value[5], str):
             result.append(value[1])
         elif isinstance(value, list):
-            result += _storages_in({"values": value})
+            result += storages_in({"values": value})
     return result

@@ -129,12 +129,17 @@ def _trace_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
     from windtunnel.sources.torch.script import run_until_enough
 
     tracing = Tracing(rank)
+
+    def on_loader(arguments: dict[str, Any]) -> dict[str, Any]:
+        tracing.host.note_loader(arguments)
+        return without_workers(arguments)
+
     ended = run_until_enough(
         options.script,
         options.argv,
         tracing,
         surroundings=_surroundings(options, rank, mailbox, tracing),
-        on_loader=without_workers,
+        on_loader=on_loader,
     )
     if tracing.trace is None:
         message, fix = ended.reason("iterations")
@@ -162,6 +167,7 @@ def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> I
             has_device=options.has_device,
             devices_per_host=per_host,
             local_rank=rank % per_host,
+            host=tracing.host,
         ),
         tracing.watching(),
     ):

@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.dry.groups import Groups
+from windtunnel.sources.dry.host_side import HostSide
 from windtunnel.sources.dry.recorder import Call, Recorder
 from windtunnel.sources.dry.streams import Streams, patch_attributes
+from windtunnel.sources.dry.thread import ThreadCall, ThreadProfile
 from windtunnel.sources.dry.values import Values
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.memory.watch import Watch
@@ -51,6 +53,8 @@ class Trace:
     optimizers: list[dict[str, Any]]
     parameters: frozenset[int]
     read_lines: dict[str, int]
+    thread: list[ThreadCall]
+    num_workers: int  # of its loaders
     inputs: list[tuple[int, ...]] = field(default_factory=list)  # shapes of what its models were called with
 
     @property
@@ -68,8 +72,10 @@ class Tracing:
     values: Values = field(default_factory=Values)
     streams: Streams = field(default_factory=Streams)
     groups: Groups = field(default_factory=Groups)
+    host: HostSide = field(default_factory=HostSide)
     recorder: Recorder | None = None
     _watch: Watch | None = None
+    _profile: ThreadProfile = field(default_factory=ThreadProfile)
     _pattern: tuple[Any, ...] = ()
     _seen: int = 0
     _parameters: frozenset[int] = frozenset()
@@ -129,6 +135,8 @@ class Tracing:
         self.recorder.begin(watch.tracker.places)
         tensors = [*watch.discovery.parameters().values(), *watch.discovery.state().values()]
         self._parameters = frozenset(self.recorder.numbers(tensors))
+        self._profile = ThreadProfile()
+        self._profile.start()
 
     def _note_inputs(self, _module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._inputs.extend(shapes_of((positional, named)))
@@ -136,6 +144,7 @@ class Tracing:
     def _stop(self) -> None:
         assert self._watch is not None
         assert self.recorder is not None
+        self._profile.stop()
         self._watch.__exit__(None, None, None)
         self._watch = None
         for hook in self._hooks:
@@ -161,6 +170,8 @@ class Tracing:
             keep_optimizers(discovery),
             self._parameters,
             dict(self.values.lines),
+            self._profile.calls([call.node["name"] for call in recorder.calls]),
+            self.host.num_workers,
             list(self._inputs),
         )
 

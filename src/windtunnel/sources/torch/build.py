@@ -35,11 +35,11 @@ from windtunnel.sources.torch.program import (
 from windtunnel.sources.torch.recording import Recording, disturbance_facts, facts_of
 from windtunnel.sources.torch.timeline_points import Points, Stretches, align, by_kind, stretches, walk
 
-__all__ = ["MARKS", "build_graph"]
+__all__ = ["LOADER", "MARKS", "PYTHON", "build_graph"]
 
 Int = NDArray[np.int64]
 PYTHON = "python"
-_LOADER = "enumerate(DataLoader)"
+LOADER = "enumerate(DataLoader)"
 MARKS = (MODULE, REGION, UPDATE_REGION)
 
 
@@ -297,7 +297,7 @@ def _computes(thread: _Thread, event: int) -> bool:
 def _kind(name: str, works: bool) -> int:
     if works:
         return int(Kind.COMPUTE)
-    return int(Kind.IO if name.startswith(_LOADER) else Kind.HOST)
+    return int(Kind.IO if name.startswith(LOADER) else Kind.HOST)
 
 
 def _parameter_bytes(operator: Operator, parameters: frozenset[int]) -> int:

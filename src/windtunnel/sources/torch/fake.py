@@ -8,7 +8,6 @@ here: prices, capturing what really runs (``step``, ``script``).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,16 +54,12 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
     require("torch", extra="torch")
     from windtunnel.sources.dry.host_side import HostSide
     from windtunnel.sources.dry.no_compute import skip_compute
-    from windtunnel.sources.dry.streams import patch_attributes
     from windtunnel.sources.dry.values import Values
     from windtunnel.sources.torch.recorder import Recorder
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
     values, host = Values(guesses=True), HostSide()
-    with (
-        patch_attributes(_multi_tensor_calls()),
-        skip_compute(values, has_device=has_device, maps_devices=False, host=host),
-    ):
+    with skip_compute(values, has_device=has_device, maps_devices=False, host=host):
         built = build()
         models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
         recorder.recording.discovery.add(models, optimizers)
@@ -78,16 +73,6 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
             recorder.close()
             getattr(built, "close", lambda: None)()
     return _graph(recorder.recording, values, host)
-
-
-def _multi_tensor_calls() -> dict[Any, dict[str, Any]]:
-    """Let lists of fake tensors be clipped, and on a device updated, by one call, as lists of real ones are."""
-    import torch
-    from torch._subclasses import FakeTensor
-
-    assert torch.optim
-    modules: list[Any] = [torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"]]
-    return {item: {"_foreach_supported_types": [*item._foreach_supported_types, FakeTensor]} for item in modules}
 
 
 def fake_capture_script(
@@ -118,7 +103,6 @@ def fake_capture_script(
     require("torch", extra="torch")
     from windtunnel.sources.dry.host_side import HostSide
     from windtunnel.sources.dry.no_compute import run_without_compute
-    from windtunnel.sources.dry.streams import patch_attributes
     from windtunnel.sources.dry.values import Values
     from windtunnel.sources.torch.recorder import Recorder
     from windtunnel.sources.torch.script import RecorderPilot, check_script
@@ -144,10 +128,9 @@ def fake_capture_script(
         values = requested
         return Pilot(Recorder(iterations=0, warmup=1, progress=progress, is_fake=True))
 
-    with patch_attributes(_multi_tensor_calls()):
-        ended, pilot = run_without_compute(
-            script, argv, make_pilot, has_device=has_device, guesses=guesses, make_host=make_host
-        )
+    ended, pilot = run_without_compute(
+        script, argv, make_pilot, has_device=has_device, guesses=guesses, make_host=make_host
+    )
     recorder = pilot.recorder
     if recorder.recording.rich is None:
         message, fix = ended.reason("iterations")

@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.graph.host_work import DEVICE_READ, MEMCPY, NON_BLOCKING
-from windtunnel.sources.dry.host_side import COPY, READ
+from windtunnel.sources.dry.host_side import rename_for_device
 from windtunnel.sources.memory.in_place import IN_PLACE_SCHEMAS
 from windtunnel.sources.torch.ops import is_tensor_record, is_view
 from windtunnel.sources.torch.profile import Events
 
-__all__ = ["as_if_real"]
+__all__ = ["DISPATCH", "as_if_real"]
 
-_DISPATCH = "PythonDispatchMode"
+DISPATCH = "PythonDispatchMode"
 _TICK_NS = 1_000_000  # far longer than what the profiler's own cost is taken for
 _FRESH = 1 << 40  # storages made here: no tensor's own number is as large
 Node = dict[str, Any]
@@ -56,8 +55,8 @@ def _inside_dispatch(events: Events) -> NDArray[np.bool_]:
     until: dict[int, int] = {}
     rows = zip(events.names, events.thread.tolist(), events.end_ns.tolist(), strict=True)
     for row, (name, thread, end_ns) in enumerate(rows):
-        hidden[row] = name == _DISPATCH or end_ns <= until.get(thread, -1)
-        if name == _DISPATCH:
+        hidden[row] = name == DISPATCH or end_ns <= until.get(thread, -1)
+        if name == DISPATCH:
             until[thread] = max(until.get(thread, -1), end_ns)
     return hidden
 
@@ -153,7 +152,7 @@ class _Storages:
                     tensor[1] = self._of.setdefault(tensor[0], tensor[0])
             elif node["schema"]:
                 row = begin[record_id]
-                _rename(node, events.names, row)
+                events.names[row] = rename_for_device(node) or events.names[row]
                 if _make_in_place(node):
                     events.names[row] += "_"
                 self._end(node, row)
@@ -168,20 +167,6 @@ class _Storages:
                 self._of[tensor[0]] = self._count if viewed is None else viewed
                 self._made[tensor[0]] = row
             tensor[1] = self._of[tensor[0]]
-
-
-def _rename(node: Node, names: list[str], row: int) -> None:
-    """Give operators of a dry run the names and schemas that a device's own have."""
-    if node["name"] == COPY:
-        is_pinned, is_blocking = node["inputs"]["values"][1:3]
-        names[row] = MEMCPY.format("Pinned" if is_pinned else "Pageable") + ("" if is_blocking else NON_BLOCKING)
-        node["schema"] = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
-    elif node["name"] == READ:
-        names[row], node["schema"] = DEVICE_READ, "aten::_local_scalar_dense(Tensor self) -> Scalar"
-    else:
-        return
-    node["name"] = node["schema"].partition("(")[0]
-    node["inputs"] = {name: column[:1] for name, column in node["inputs"].items()}
 
 
 def _make_in_place(node: Node) -> bool:
