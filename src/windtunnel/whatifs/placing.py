@@ -52,9 +52,9 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None, host_co
         With one resource more, and one launch per moved task. Counters of an optimizer that the host reads stay on the
         host, as they do in PyTorch.
     """
-    launches = _select_unpriced_launches(graph)
-    if launches.any():
-        return _time_thread(graph, launches, 0 if device.kind == "cpu" else launch_ns, host_costs)
+    unlaunched = _select_unpriced_launches(graph)
+    if unlaunched.any():
+        return _time_thread(graph, unlaunched, 0 if device.kind == "cpu" else launch_ns, host_costs)
     moved = _select_synchronous_kernels(graph)
     if device.kind == "cpu" or not moved.any():
         return graph

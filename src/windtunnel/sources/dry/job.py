@@ -178,8 +178,8 @@ class _Chunks(Sequence[torch.Tensor]):
 def _methods() -> dict[Any, dict[str, Any]]:
     return {
         dist: {"_verify_params_across_processes": lambda *_: None},
-        # of a device that is not there: where the parameters are
-        fsdp_setup: {"_get_device_from_device_id": _nothing},
+        # the host stands in for a device by two names
+        fsdp_setup: {"_get_device_from_device_id": _current_device},
         DeviceMesh: {"__init__": _of_one_rank(_on_real_numbers(DeviceMesh.__init__, position=1))} | _mesh_methods(),
         DistributedDataParallel: {
             "__init__": _without_devices(DistributedDataParallel.__init__),
@@ -320,6 +320,10 @@ class _OnlyWholeNumbers(DispatchTracer):
 def _fill_normal(tensor: torch.Tensor, mean: float, std: float, *_: Any, **__: Any) -> torch.Tensor:
     """Fill a tensor as a truncated normal distribution would; only its shape matters."""
     return tensor.normal_(mean, std)
+
+
+def _current_device(given: Any, _rank: int, cuda: Any) -> Any:
+    return None if given is None else torch.device(cuda.current_device())
 
 
 def _nothing(*_: Any, **__: Any) -> None:

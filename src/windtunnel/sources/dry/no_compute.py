@@ -66,7 +66,7 @@ def skip_compute(
         if has_device:
             stack.enter_context(device_stands_in(queues, values, devices_per_host, local_rank))
         stack.enter_context(run_eagerly())
-        stack.enter_context(fake_tensors())
+        stack.enter_context(fake_tensors(has_device=has_device))
         stack.enter_context(answer_reads(values, queues, has_device=has_device, maps_devices=maps_devices, host=host))
         stack.enter_context(_refuse_empty_inputs())
         stack.enter_context(patch_attributes(_multi_tensor_calls()))

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from windtunnel.sources.dry.groups import WAIT, WRAP, Groups, Message, complete_collective
 from windtunnel.sources.dry.host_side import rename_for_device
 from windtunnel.sources.dry.streams import Streams
-from windtunnel.sources.dry.thread import mark_call, unprofiled
+from windtunnel.sources.dry.thread import mark_call, pause_profile
 from windtunnel.sources.memory.dispatch import DispatchTracer, is_device_query, is_of_wrappers
 from windtunnel.sources.memory.in_place import as_in_place
 from windtunnel.sources.memory.storages import Places, storages_of
@@ -147,7 +147,7 @@ class Recorder(DispatchTracer):
         if message is not None and func.namespace == "c10d":
             result = complete_collective(func._schema, message, values)
         else:
-            with unprofiled():
+            with pause_profile():
                 result = func(*args, **(kwargs or {}))
         if self.places is None:
             return result

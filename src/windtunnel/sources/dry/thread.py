@@ -18,7 +18,7 @@ from windtunnel.sources.torch.build import LOADER, MARKS, PYTHON
 from windtunnel.sources.torch.fake_events import DISPATCH
 from windtunnel.sources.torch.profile import ITERATION, Events, LightProfiler, annotate
 
-__all__ = ["ThreadCall", "ThreadProfile", "mark_call", "unprofiled"]
+__all__ = ["ThreadCall", "ThreadProfile", "mark_call", "pause_profile"]
 
 _CALL = "wt:call "
 _SUBCLASS, _UNPACKS = "PythonSubclass", ("aten::detach", "detach")
@@ -68,7 +68,7 @@ def mark_call(number: int) -> None:
 
 
 @contextmanager
-def unprofiled() -> Iterator[None]:
+def pause_profile() -> Iterator[None]:
     """Leave out of the profile what runs within: thousands of events of fake tensors, which are not the program's."""
     torch._C._autograd._enable_record_function(False)
     try:

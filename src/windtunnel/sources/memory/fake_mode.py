@@ -229,8 +229,9 @@ _MAX_RUN_ELEMENTS = 2**24
 class _FakeOperators(KnownValues):
     """Results of the size that the real operator gives them, and a fraction that torch itself reads is 1."""
 
-    def __init__(self, fake_mode: FakeTensorMode) -> None:
+    def __init__(self, fake_mode: FakeTensorMode, *, has_device: bool) -> None:
         super().__init__(fake_mode)
+        self._has_device = has_device
         self._workspaces: dict[tuple[Any, ...], int] = {}
 
     def fake_result(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
@@ -250,15 +251,25 @@ class _FakeOperators(KnownValues):
         return result
 
     def _recurrent_bytes(self, args: tuple[Any, ...]) -> int:
-        """What oneDNN keeps of a recurrent layer for the backward pass, which torch's fake operator leaves out."""
+        """What a recurrent layer keeps for the backward pass, which torch's fake operator leaves out."""
+        if self._has_device:
+            return _gates_and_state_bytes(args)
         key = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else str(value) for value in args)
         if key not in self._workspaces:
             self._workspaces[key] = _recurrent_bytes(args)
         return self._workspaces[key]
 
 
+def _gates_and_state_bytes(args: tuple[Any, ...]) -> int:
+    """What cuDNN keeps of every time step of a layer; oneDNN keeps three times as much."""
+    values, weights, hidden = args[0], args[1], args[5]
+    width = int(hidden.shape[-1])
+    num_steps = values.numel() // int(values.shape[-1])  # of all samples
+    return int(num_steps * (int(weights.shape[0]) + width) * values.element_size())
+
+
 def _recurrent_bytes(args: tuple[Any, ...]) -> int:
-    """By running the layer alone; a long one twice for a few time steps, as the size grows by the same with each."""
+    """What oneDNN keeps, by running the layer alone; a long one for a few time steps, as each adds the same."""
     is_batch_first = args[14]
     length = int(args[0].shape[1 if is_batch_first else 0])
     if args[0].numel() + length * args[5].numel() <= _MAX_RUN_ELEMENTS or length <= 2 * _FEW_STEPS:
@@ -306,8 +317,8 @@ def _set_data(tensor: Any, value: Any) -> None:
 
 
 @contextmanager
-def fake_tensors() -> Iterator[None]:
-    """Make every tensor that is made within fake.
+def fake_tensors(*, has_device: bool = False) -> Iterator[None]:
+    """Make every tensor that is made within fake; recurrent layers keep what they do on a device, if there is one.
 
     Raises
     ------
@@ -318,7 +329,7 @@ def fake_tensors() -> Iterator[None]:
     torch.nn.Module._apply = _wrap_apply(apply)  # type: ignore[method-assign]
     try:
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with fake_mode, _FakeOperators(fake_mode):
+        with fake_mode, _FakeOperators(fake_mode, has_device=has_device):
             yield
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         operator = next((str(value) for value in error.args if value), type(error).__name__)
