@@ -46,6 +46,21 @@ def test_a_misspelt_device_is_answered_with_the_nearest():
         device("H10")
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("h1000", "h100, h200"),
+        ("h100-sxm-80g", "h100-sxm5-80g"),
+        ("rtx4900", "rtx4090"),
+        ("mi300", "mi300x"),
+    ],
+)
+def test_names_are_near_by_the_characters_that_differ(name, nearest):
+    """``h1000`` was answered with ``hl-100``."""
+    with pytest.raises(InputError, match=f"did you mean {nearest}"):
+        device(name)
+
+
 def test_values_survive_pickling_between_processes():
     for value in (device("t4"), link("loopback"), machine("dgx-a100"), Topology((2,), (link("loopback"),))):
         assert value == pickle.loads(pickle.dumps(value))

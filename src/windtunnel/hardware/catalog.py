@@ -5,7 +5,6 @@ In: CSV files in this folder, each row with its source. Out: ``Device``, ``Link`
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -133,8 +132,21 @@ def _find(kind: str, name: str, known: Mapping[str, Value]) -> Value:
     if name in known:
         return known[name]
     parts = [key for key in known if name.lower() in key]
-    near = (parts or difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.3) or sorted(known))[:3]
-    raise InputError(f"no {kind} is called {name!r}", where="catalog", fix=f"did you mean {', '.join(near)}?")
+    near = parts or sorted({*known, *(alias for alias, key in _aliases().items() if key in known)},
+                           key=lambda key: (*_distance(name.lower(), key), key))  # fmt: skip
+    raise InputError(f"no {kind} is called {name!r}", where="catalog", fix=f"did you mean {', '.join(near[:3])}?")
+
+
+def _distance(name: str, key: str) -> tuple[int, bool]:
+    """How many characters have to be changed, added or removed, and whether the first differs."""
+    # row i of the table of Wagner and Fischer: name[:i] to every beginning of key
+    row = list(range(len(key) + 1))
+    for i, char in enumerate(name, 1):
+        changed = [i]
+        for j, other in enumerate(key):
+            changed.append(min(row[j] + (char != other), row[j + 1] + 1, changed[j] + 1))
+        row = changed
+    return row[-1], name[:1] != key[:1]
 
 
 def device(name: str) -> Device:
