@@ -25,6 +25,7 @@ from windtunnel.sources.dry.recorder import Call, Recorder
 from windtunnel.sources.dry.streams import Streams, patch_attributes
 from windtunnel.sources.dry.thread import ThreadCall, ThreadProfile
 from windtunnel.sources.dry.values import Values
+from windtunnel.sources.memory.host_data import HostData
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch.annotate import Discovery
@@ -119,7 +120,7 @@ class Tracing:
 
     def _begin(self, hooks: StepHooks) -> None:
         assert self.recorder is not None
-        watch = Watch(is_fake=True)
+        watch = Watch(is_fake=True, host_data=HostData(self.host, imagines_device=False))
         watch.discovery.add(hooks.models, hooks.optimizers)
         self._watch = watch.__enter__()
         self._inputs = []
