@@ -10,6 +10,7 @@ one not. After the first flight the corrected prediction is judged by the second
 """
 
 import argparse
+import multiprocessing
 import os
 import signal
 import statistics
@@ -18,10 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import bar
+from windtunnel.cli.console import choose_wait_policy
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights import Ledger, Receipt, verify, with_intervals
 from windtunnel.graph import Graph
@@ -62,11 +65,16 @@ def load(num_programs: int) -> Iterator[None]:
 
 def predictions(model: str, num_programs: int, folder: Path) -> tuple[Graph, list[Answer]]:
     """Captured and priced beside the load by a user who has flown nothing yet."""
-    with load(num_programs):
-        graph = WorkloadName(model, {}).capture(CAPTURED, None)
-        database = ProfileDatabase(folder / f"profile-{num_programs}.db")
-        answers = whatif(graph, list(CHANGES), prices="measured", database=database)
+    context = multiprocessing.get_context("spawn")
+    # a fresh process decides before torch is loaded how its threads wait, as each command does
+    with load(num_programs), ProcessPoolExecutor(1, context, initializer=choose_wait_policy) as fresh:
+        graph, answers = fresh.submit(_priced, model, folder / f"profile-{num_programs}.db").result()
     return graph, with_intervals(answers, Ledger(folder / "none.db"))
+
+
+def _priced(model: str, database: Path) -> tuple[Graph, list[Answer]]:
+    graph = WorkloadName(model, {}).capture(CAPTURED, None)
+    return graph, whatif(graph, list(CHANGES), prices="measured", database=ProfileDatabase(database))
 
 
 def flights(model: str, request: object, graph: Graph, ledger: Ledger) -> tuple[Receipt, Receipt]:
