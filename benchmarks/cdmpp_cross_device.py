@@ -74,12 +74,14 @@ class Study:
         self, predictor, num_tasks: int, method: str, *, seed: int = 0, most: int | None = PROGRAMS_PER_TASK
     ) -> tuple[float, float, int]:
         """Error after profiling so many tasks, the CMD between them and all tasks, and how many programs they cost."""
+        from windtunnel.systems.tensor_programs.model.distance import central_moment_discrepancy
         from windtunnel.systems.tensor_programs.model.residual_transfer import fit_residual_transfer
-        from windtunnel.systems.tensor_programs.model.sampling import selection_distance
 
         chosen, profiled = self._profiled(num_tasks, method, seed, most)
         transfer = fit_residual_transfer(predictor, self.programs, self.device, profiled)
-        return self.error(transfer), selection_distance(self.vectors, self.task, chosen), len(profiled)
+        # smaller is a better picture of the whole
+        distance = float(central_moment_discrepancy(self.vectors, self.vectors[np.isin(self.task, chosen)]))
+        return self.error(transfer), distance, len(profiled)
 
     def tuned(self, num_tasks: int) -> float:
         """Error of CDMPP's own way: the network fine-tuned on the profiled tasks, with CMD."""

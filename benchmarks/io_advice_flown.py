@@ -43,6 +43,21 @@ def planted() -> dict:
     }  # fmt: skip
 
 
+def _with_setting(config, setting):
+    """Return the configuration with a setting; a data set that has to be written anew gets a folder of its own."""
+    from windtunnel.systems.dataio.source import with_store
+
+    data = config.dataset
+    if (setting.format, setting.samples_per_file) != (data.format, data.num_samples_per_file):
+        folder = f"{data.data_folder.rstrip('/')}/{setting.format}-{setting.samples_per_file}"
+        data = replace(with_store(config, setting.format, setting.samples_per_file).dataset, data_folder=folder)
+    reader = replace(
+        config.reader, batch_size=setting.batch_size, read_threads=setting.num_workers,
+        prefetch_size=max(setting.num_workers, 1) * setting.prefetch_factor,
+    )  # fmt: skip
+    return replace(config, dataset=data, reader=reader)
+
+
 def fly(cause: str, folder: Path) -> dict:
     """Plan one workload and run what the plan recommends."""
     from windtunnel.systems.dataio.config import DlioConfig, TimeDraw
@@ -50,7 +65,7 @@ def fly(cause: str, folder: Path) -> dict:
     from windtunnel.systems.dataio.predict import predict_job
     from windtunnel.systems.dataio.search import Space, plan_loader
     from windtunnel.systems.dataio.source import ensure_files, job_of, measure_job
-    from windtunnel.systems.dataio.stores import config_of_setting, costs_of_stores
+    from windtunnel.systems.dataio.stores import costs_of_stores
 
     data, reader, step_s, space, cache = planted()[cause]
     reader = dict(reader)
@@ -70,7 +85,7 @@ def fly(cause: str, folder: Path) -> dict:
     plan = plan_loader(job, costs, Space(**space), cache=cache)
     setting = plan.recommended.setting
     state = "warm" if setting.is_cached else cache
-    changed = config_of_setting(config, setting)
+    changed = _with_setting(config, setting)
     ensure_files(changed)
     after = predict_job(job_of(changed, 1), costs[setting.format, setting.samples_per_file], cache=state)
     flight = fly_settings((before, cache), (after, state), max_rounds=3)

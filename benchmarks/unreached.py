@@ -31,8 +31,10 @@ FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ALLOWED = {
     "registry": " ".join(f"@registry.{kind}" for kind in registry.KINDS),
     "measure, in processes that it starts": "main",
-    "python": "__*__",
+    "python": "__*__ @*.register",
     "typer": "_suite list_commands resolve_command @*.callback",
+    "zipfile": "compress_type",
+    "click": "format_commands format_help",
     "warnings": "showwarning",
     "sqlite3": "text_factory",
     "policies of users": "work_left_ns attained_gpu_s start_ns",
@@ -41,12 +43,20 @@ ALLOWED = {
     "ortools": "max_time_in_seconds relative_gap_limit",
     "ctypes": "argtypes",
     "llvmlite": "loop_vectorization slp_vectorization loop_interleaving loop_unrolling",
-    "torch": "_DEFAULT_FIRST_BUCKET_BYTES _get_raw fake_device _should_skip_dynamo @nms.register_fake",
-    "scripts, of torch's streams": "cuda_stream device_index stream_id wait_stream record_event",
+    "torch": "_DEFAULT_FIRST_BUCKET_BYTES _get_raw fake_device _should_skip_dynamo @*.register_fake "
+    "_thread_id _torchdynamo_disable",
+    "scripts, of torch's streams": "cuda_stream device_index stream_id wait_stream record_event "
+    "is_capturing native_handle event_id",
     "fields that are read by a list of their names": "rmse_s within_* vendor year shared_bytes written_bytes "
     "memory_limit_bytes iqr_ns write_bytes_per_s read_bytes_per_s is_read_cold flops_ratio read_ratio written_ratio "
     "restarting preempted queueing_h fairness_p99 jain allocations transform_cycles inverse_cycles fill_cycles "
-    "equivalent_operations",
+    "equivalent_operations eval_bytes epoch_ns num_written predicted_memory_by_category iterations_per_epoch",
+    "keys of DLIO's files that are read so that files stay valid": "generate_data generation_buffer_size "
+    "keep_files computation_threads shuffle_size file_access transfer_size dont_use_mmap data_loader_sampler "
+    "madv_mergeable_id high_ram_trigger low_ram_exit await_time rank_sync log_file iostat_devices framework",
+    "messages to workers": "time_work",
+    "references that engines are compared with, and parts of published baselines": "interpret _advance "
+    "merge_supernodes cells_ns",
     "codes that are counted through": "STREAM_BOUND EVENT_WAIT OVERLAP_DUPLEX RIGHT BEST DELAYED MAX_MIN COMING FIXED",
 }
 
@@ -170,11 +180,17 @@ def _unmentioned(source: Path, texts: dict[Path, str], public: set[str]) -> Iter
     definitions: list[_Definition] = []
     names = set(public)
     for path, text in texts.items():
-        for node in ast.parse(text).body:
+        tree = ast.parse(text)
+        imported = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+        renamed = {alias.asname: alias.name for alias in imported if alias.asname}
+        for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                definitions += _defined(node, path.relative_to(source).as_posix(), None)
+                for one in _defined(node, path.relative_to(source).as_posix(), None):
+                    one.mentions |= {renamed[name] for name in one.mentions & renamed.keys()}
+                    definitions.append(one)
             elif not isinstance(node, ast.Import | ast.ImportFrom):
-                names |= _mentioned(node)
+                mentioned = _mentioned(node)
+                names |= mentioned | {renamed[name] for name in mentioned & renamed.keys()}
     waiting, moved = definitions, True
     while moved:
         reached = [one for one in waiting if _is_reached(one, names, waiting)]

@@ -168,12 +168,14 @@ def test_keys_without_effect_are_said_once():
             "workflow": {"profiling": True},
             "profiling": {"profiler": "iostat"},
             "checkpoint": {"randomize_tensor": False, "ksm": {}, "checkpoint_mechanism_classname": "my.Saver"},
-            "reader": {"data_loader": "dali"},
+            "reader": {"data_loader": "dali", "computation_threads": 8, "transfer_size": 4096},
         }
     )
 
     assert [
         "reader.data_loader",
+        "reader.computation_threads",
+        "reader.transfer_size",
         "checkpoint.checkpoint_mechanism_classname",
         "checkpoint.ksm",
         "workflow.profiling",

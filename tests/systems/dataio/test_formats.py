@@ -17,7 +17,7 @@ from windtunnel.systems.dataio.config_rules import FORMAT_COMPRESSIONS
 from windtunnel.systems.dataio.formats.crc32c import crc32c
 from windtunnel.systems.dataio.formats.known import FILE_FORMATS
 from windtunnel.systems.dataio.generate import data_files, generate, random_samples
-from windtunnel.systems.dataio.reading import SampleReader, read_sample
+from windtunnel.systems.dataio.reading import SampleReader
 
 IMAGES = ("jpeg", "png")
 
@@ -25,6 +25,11 @@ IMAGES = ("jpeg", "png")
 def configure(root, name, **dataset):
     sections = {"format": name, "num_files_train": 2, "record_length_bytes": 400, "data_folder": "data", **dataset}
     return parse_config({"storage": {"storage_root": str(root)}, "dataset": sections})
+
+
+def read_sample(dataset, file, sample, *, storage):
+    with SampleReader(dataset, storage) as reader:
+        return reader.read(reader.files().keys[file], sample)
 
 
 def expected_samples(config, file):

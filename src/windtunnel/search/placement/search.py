@@ -27,7 +27,7 @@ from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan, exact, solve_linearization
 from windtunnel.search.placement.throughput_ilp import integer_plan
 
-__all__ = ["OBJECTIVES", "SOLVERS", "Objective", "Solver", "place", "search_locally"]
+__all__ = ["OBJECTIVES", "Objective", "Solver", "place", "search_locally"]
 
 Objective = Literal["throughput", "flush", "latency"]
 Solver = Literal["auto", "dp", "dpl", "ilp", "ilp-any", "cp-sat", "greedy"]
@@ -37,7 +37,6 @@ OBJECTIVES = {
     "latency": ("auto", "ilp", "cp-sat", "greedy"),
 }
 """Solvers of each objective: the busiest device; the busiest forward plus the busiest backward one; one sample."""
-SOLVERS = tuple(dict.fromkeys(solver for some in OBJECTIVES.values() for solver in some))
 
 
 def place(

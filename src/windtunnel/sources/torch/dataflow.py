@@ -198,7 +198,7 @@ class _CompiledBuffers:
     """
 
     def __init__(self, points: Points, operators: list[Operator], main_slice: list[int], names: list[str]) -> None:
-        self._points, self._main_slice = points, main_slice
+        self._points = points
         self._region = [event if name.startswith(COMPILED) else -1 for event, name in enumerate(names)]
         self._writes: dict[int, list[tuple[int, int, int]]] = {}  # region -> (slice, size, event), in order
         for event, parent in enumerate(points.parent.tolist()):

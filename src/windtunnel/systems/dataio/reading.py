@@ -22,7 +22,7 @@ from windtunnel.systems.dataio.formats import SampleFile, make_format
 from windtunnel.systems.dataio.formats.format import DAMAGE, damage_error
 from windtunnel.systems.dataio.storage import open_storage
 
-__all__ = ["SampleReader", "read_sample"]
+__all__ = ["SampleReader"]
 
 _DAMAGE = (
     *DAMAGE, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, tokenize.TokenError, RuntimeError, SyntaxError,
@@ -107,17 +107,3 @@ class SampleReader:
         """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
-
-
-def read_sample(
-    dataset: DatasetConfig, file: int, sample: int, *, storage: StorageConfig | None = None, is_eval: bool = False
-) -> NDArray[Any]:
-    """Read one sample by its numbers.
-
-    Raises
-    ------
-    InputError
-        It cannot be read; names file and sample.
-    """
-    with SampleReader(dataset, storage) as reader:
-        return reader.read(reader.files(is_eval=is_eval).keys[file], sample)

@@ -14,17 +14,15 @@ from windtunnel.errors import InputError
 from windtunnel.systems.dataio.calibrate import LoadingCosts
 from windtunnel.systems.dataio.config import FORMATS, DlioConfig
 from windtunnel.systems.dataio.job import LoadingJob
-from windtunnel.systems.dataio.search import Setting
 from windtunnel.systems.dataio.source import (
     config_with_folder,
     ensure_files,
     job_of,
     measure_job,
     measure_store,
-    with_store,
 )
 
-__all__ = ["change_config", "change_job", "config_of_setting", "costs_of_stores", "parse_stores"]
+__all__ = ["change_config", "change_job", "costs_of_stores", "parse_stores"]
 
 
 def parse_stores(text: str) -> tuple[tuple[str, int], ...]:
@@ -65,19 +63,6 @@ def costs_of_stores(
         if progress is not None:
             progress("formats", done, len(stores))
     return result
-
-
-def config_of_setting(config: DlioConfig, setting: Setting) -> DlioConfig:
-    """Return the configuration with a setting; a data set that has to be written anew gets a folder of its own."""
-    data = config.dataset
-    if (setting.format, setting.samples_per_file) != (data.format, data.num_samples_per_file):
-        folder = f"{data.data_folder.rstrip('/')}/{setting.format}-{setting.samples_per_file}"
-        data = replace(with_store(config, setting.format, setting.samples_per_file).dataset, data_folder=folder)
-    reader = replace(
-        config.reader, batch_size=setting.batch_size, read_threads=setting.num_workers,
-        prefetch_size=max(setting.num_workers, 1) * setting.prefetch_factor,
-    )  # fmt: skip
-    return replace(config, dataset=data, reader=reader)
 
 
 def change_config(source: str, overrides: Sequence[str], changes: Sequence[str], folder: Path | None) -> DlioConfig:

@@ -13,7 +13,6 @@ from windtunnel.systems.tensor_programs.model.sampling import (
     program_vectors,
     rows_to_measure,
     select_tasks,
-    selection_distance,
 )
 
 
@@ -81,12 +80,6 @@ def test_center_is_nearest_to_the_mean():
     vectors, task = blobs()
 
     assert select_tasks(vectors, task, 1, "centre")[0] in range(5)
-
-
-def test_all_tasks_are_the_whole():
-    vectors, task = blobs()
-
-    assert selection_distance(vectors, task, np.unique(task)) == pytest.approx(0, abs=1e-12)
 
 
 def test_vectors_of_programs():

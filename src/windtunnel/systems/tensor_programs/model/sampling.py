@@ -18,7 +18,6 @@ import numpy as np
 
 from windtunnel.base.extras import require
 from windtunnel.errors import InputError
-from windtunnel.systems.tensor_programs.model.distance import central_moment_discrepancy
 from windtunnel.systems.tensor_programs.model.transforms import FeatureScale
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
@@ -29,7 +28,6 @@ __all__ = [
     "program_vectors",
     "rows_to_measure",
     "select_tasks",
-    "selection_distance",
 ]
 
 Selection = Literal["kmeans", "random", "centre"]
@@ -99,11 +97,6 @@ def rows_to_measure(
     counts = np.unique(task[order], return_counts=True)[1]
     turn = np.concatenate([np.arange(count) for count in counts])
     return np.asarray(rows[order[np.lexsort((np.random.default_rng(seed).permutation(order.size), turn))]])
-
-
-def selection_distance(vectors: np.ndarray, task: np.ndarray, selected: np.ndarray) -> float:
-    """CMD between all programs and those of the chosen tasks: smaller is a better picture of the whole."""
-    return float(central_moment_discrepancy(vectors, vectors[np.isin(task, selected)]))
 
 
 def _kmeans(vectors: np.ndarray, task: np.ndarray, num_tasks: int, seed: int) -> np.ndarray:
