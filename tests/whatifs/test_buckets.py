@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.averaging_job import BACKWARD_NS, FORWARD_NS, ISSUE_NS, LAYERS, SIZES, UPDATE_NS, averaging_job
+from windtunnel.cost.rerun import MessageCost
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Kind
 from windtunnel.simulate import replay
@@ -86,14 +87,14 @@ def test_all_wait_for_the_slowest_rank():
 
 def test_messages_of_two_sizes_tell_latency_and_rate():
     averaging = averaging_of(averaging_job(((0,), (1, 2)), (700 + 1000, 700 + 6000)))
-    assert averaging.latency_ns == pytest.approx(700)
-    assert averaging.ns_per_byte == pytest.approx(1.0)
+    assert averaging.message.latency_ns == pytest.approx(700)
+    assert averaging.message.ns_per_byte == pytest.approx(1.0)
     assert averaging.layers == LAYERS
 
 
 def test_messages_of_one_size_are_all_by_the_byte():
     averaging = averaging_of(averaging_job())
-    assert (averaging.latency_ns, averaging.ns_per_byte) == (0.0, pytest.approx(9000 / 7000))
+    assert averaging.message == MessageCost(0.0, 9000 / 7000)
 
 
 def test_one_rank_averages_nothing():

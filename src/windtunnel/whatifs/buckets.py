@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
+from windtunnel.cost.rerun import MessageCost
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.parameters import parameter_bytes_by_layer
@@ -41,8 +42,8 @@ class Averaging:
         The task of each rank after which a layer's gradients are there.
     messages : int64 [R, M]
         The all-reduces of each rank, in order.
-    latency_ns, ns_per_byte : float
-        What a message takes, fitted to the captured ones.
+    message : MessageCost
+        What a message takes once all ranks have arrived, fitted to the captured ones.
     """
 
     ranks: tuple[int, ...]
@@ -50,12 +51,7 @@ class Averaging:
     size_bytes: Rows
     ready: Rows
     messages: Rows
-    latency_ns: float
-    ns_per_byte: float
-
-    def sync_ns(self, size_bytes: float) -> float:
-        """Duration of averaging ``size_bytes`` once all ranks have arrived, in ns."""
-        return self.latency_ns + self.ns_per_byte * size_bytes
+    message: MessageCost
 
 
 @registry.whatif(
@@ -157,15 +153,18 @@ def averaging_of(
     if any(tuple(item) != layers for item in ready[1:]):
         raise NotApplicableError("the ranks have their gradients in different orders")
     rows = np.array(messages, np.int64)
-    latency, per_byte = _fit_link(graph, rows)
+    size, used = graph.tasks["message_bytes"][rows[0]], graph.duration_ns[rows].min(axis=0)
+    fit = MessageCost.fit(size.tolist(), used.tolist())
     return Averaging(
         ranks,
         layers,
         np.array([sizes[layer] for layer in layers], np.int64),
         np.array([list(item.values()) for item in ready], np.int64),
         rows,
-        latency if latency_ns is None else latency_ns,
-        per_byte if bandwidth_bytes_per_s is None else 1e9 / bandwidth_bytes_per_s,
+        MessageCost(
+            fit.latency_ns if latency_ns is None else latency_ns,
+            fit.ns_per_byte if bandwidth_bytes_per_s is None else 1e9 / bandwidth_bytes_per_s,
+        ),
     )
 
 
@@ -183,17 +182,6 @@ def _ready(graph: Graph, on_rank: NDArray[np.bool_], order_T: Rows, sizes: dict[
     last = last_per_group(order_T, rows, layers.codes[rows])
     result = {layers.values[code]: row for code, row in last.items() if layers.values[code] in sizes}
     return dict(sorted(result.items(), key=lambda item: order_T[item[1]]))
-
-
-def _fit_link(graph: Graph, rows: Rows) -> tuple[float, float]:
-    """Latency and time per byte of the captured messages, neither below 0; of one size alone: all by the byte."""
-    size = graph.tasks["message_bytes"][rows[0]].astype(np.float64)
-    used = graph.duration_ns[rows].min(axis=0).astype(np.float64)
-    if len(np.unique(size)) > 1:
-        per_byte, latency = np.polyfit(size, used, 1)
-        if per_byte > 0 and latency >= 0:
-            return float(latency), float(per_byte)
-    return 0.0, float(used.sum() / max(size.sum(), 1.0))
 
 
 def _regroup_messages(graph: Graph, averaging: Averaging, ends: list[int], sizes: Rows) -> Graph:
@@ -230,7 +218,7 @@ def _regroup_messages(graph: Graph, averaging: Averaging, ends: list[int], sizes
         "sequence": np.tile(np.arange(count), num_ranks),
         "message_bytes": np.tile(sizes, num_ranks),
         "resource": np.repeat(network, count),
-        "duration_ns": np.tile([round(averaging.sync_ns(size)) for size in sizes.tolist()], num_ranks),
+        "duration_ns": np.tile([round(averaging.message.duration_ns(size)) for size in sizes.tolist()], num_ranks),
         "cost_source": "fitted to captured messages",
     }
     sent = issued.insert(messages, None, waits.ravel().tolist(), edge_kind=EdgeKind.SYNC)

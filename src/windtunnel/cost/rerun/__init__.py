@@ -4,12 +4,13 @@ In: what a what-if needs to know (``Need``: operators in a new form, an update w
 between processes, what messages cost computing, a peak of memory). Out: prices, each looked up in the profile database
 first and measured here otherwise. Needs are plain values: to state one runs nothing.
 
-Internal modules: ``arguments``, ``carrying_worker``, ``chunked_loss``, ``gloo_worker``, ``inputs``, ``interpreter``,
+Internal modules: ``arguments``, ``chunked_loss``, ``gloo_worker``, ``inputs``, ``interpreter``,
 ``lengths``, ``resize``, ``segments``, ``stopwatch``.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.cost.rerun.carrying import CarryingCost, MessageCost
 from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.memory import ProgramPeak
 from windtunnel.cost.rerun.needs import (
@@ -49,8 +50,10 @@ __all__ = [
     "SENDERS",
     "AveragingNeed",
     "Call",
+    "CarryingCost",
     "CarryingNeed",
     "Form",
+    "MessageCost",
     "Need",
     "OperatorsNeed",
     "PeakNeed",

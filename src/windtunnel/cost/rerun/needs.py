@@ -15,7 +15,7 @@ from typing import Any
 
 from windtunnel.base.progress import Progress
 from windtunnel.cost.rerun.averaging import averaging_ns, reducing_ns
-from windtunnel.cost.rerun.carrying import carrying_ratio
+from windtunnel.cost.rerun.carrying import carrying_cost
 from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.memory import program_peaks, update_extra_bytes
 from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update
@@ -119,25 +119,28 @@ class AveragingNeed(Need):
 
 @dataclass(frozen=True, eq=False)
 class CarryingNeed(Need):
-    """What processes that compute with a thread each lose while messages are under way; its price is a ratio of times.
+    """What messages take and cost between processes that compute with a thread each; its price is a ``CarryingCost``.
 
     Parameters
     ----------
+    worker : str
+        Module that sends halves of all-reduces and computes meanwhile.
     num_ranks : int
     bandwidth_bytes_per_s : float or None
         Of each process's link; None is the loopback.
     latency_ns : int
     """
 
+    worker: str
     num_ranks: int
     bandwidth_bytes_per_s: float | None = None
     latency_ns: int = 0
 
     @property
     def key(self) -> str:
-        """Processes and link."""
+        """Processes, link and who sends."""
         rate = f"{self.bandwidth_bytes_per_s:.0f} bytes/s" if self.bandwidth_bytes_per_s else "the loopback"
-        return f"computing of {self.num_ranks} processes while messages use {rate}, {self.latency_ns} ns"
+        return f"{self.worker}: {self.num_ranks} processes, {rate}, {self.latency_ns} ns"
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +274,9 @@ def _price(need: Need, database: ProfileDatabase, budget_s: float | None) -> Any
     if isinstance(need, AveragingNeed):
         return averaging_ns(need.size_bytes, need.num_ranks, database=database)
     if isinstance(need, CarryingNeed):
-        return carrying_ratio(need.num_ranks, need.bandwidth_bytes_per_s, need.latency_ns, database=database)
+        return carrying_cost(
+            need.num_ranks, need.bandwidth_bytes_per_s, need.latency_ns, worker=need.worker, database=database
+        )
     assert isinstance(need, ReducingNeed)
     return reducing_ns(
         need.shapes,

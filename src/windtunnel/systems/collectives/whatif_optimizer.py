@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.cost.rerun import CarryingNeed
+from windtunnel.cost.rerun import CarryingCost, CarryingNeed
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.ranks import arrivals
@@ -24,7 +24,7 @@ from windtunnel.systems.collectives.whatif_on_devices import slice_on_devices, u
 from windtunnel.whatifs.buckets import Averaging, averaging_of
 from windtunnel.whatifs.insert_tasks import insert_ahead, insert_behind, is_on_host, rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
-from windtunnel.whatifs.measured import Unpriced
+from windtunnel.whatifs.measured import SOURCE, Unpriced
 from windtunnel.whatifs.shared_cores import host_threads
 
 __all__ = ["sliced_optimizer"]
@@ -35,6 +35,7 @@ Mask = NDArray[np.bool_]
 _COPIES = r"aten::copy_|aten::_foreach_copy_"
 _SOURCE = "Jangda et al., CoCoNet, ASPLOS 2022"
 _HALF, _CARRYING = "half of an all-reduce", "what messages cost computing"
+_WORKER = "windtunnel.systems.collectives.carrying_worker"
 
 
 def _moves_and_shrinks(baseline: Baseline) -> Mask:
@@ -98,14 +99,18 @@ def sliced_optimizer(
     saved = round(state_ratio * float(averaging.size_bytes.sum()) * (1 - 1 / job.num_ranks))
     base = max(0, graph.meta.memory_base_bytes - saved)
 
-    def finish(lost_ratio: float) -> Graph:
-        crowded, moved = _contend(gathered, job, lost_ratio, across)
+    def finish(timed: Graph, lost_ratio: float) -> Graph:
+        crowded, moved = _contend(timed, job, lost_ratio, across)
         return crowded.concat(num_iterations, moved).note({"memory_base_bytes": base, "world_size": job.num_ranks})
 
     need = job.carrying_need if slowdown is None else None
     if need is None:
-        return finish(0.0 if slowdown is None else slowdown - 1)
-    return Unpriced((need,), finish, lambda: finish(0.0))
+        return finish(gathered, 0.0 if slowdown is None else slowdown - 1)
+    return Unpriced(
+        (need,),
+        lambda price: finish(_time_halves(gathered, job, gathers, price), price.lost_ratio),
+        lambda: finish(gathered, 0.0),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +128,7 @@ class _Job:
 
     @property
     def half_ns(self) -> Rows:
-        """What half of each all-reduce takes, int64 [B].
+        """What half of each all-reduce takes, int64 [B], as far as the capture knows.
 
         Gloo sends two messages at a time, so a captured duration holds what another one sent: all of them are shared
         out by bytes, and none takes less than the link needs.
@@ -146,7 +151,8 @@ class _Job:
         if threads > 1 or self.num_ranks * threads < self.graph.meta.hardware.get("num_cores", math.inf):
             return None
         ranks = self.graph.meta.origin.get("ranks", {})
-        return CarryingNeed(self.num_ranks, ranks.get("bandwidth_bytes_per_s"), int(ranks.get("latency_ns", 0)))
+        rate, latency_ns = ranks.get("bandwidth_bytes_per_s"), int(ranks.get("latency_ns", 0))
+        return CarryingNeed(_WORKER, self.num_ranks, rate, latency_ns)
 
     def bucket_of_layer(self) -> dict[str, int]:
         """The bucket with the last gradient of each layer."""
@@ -277,6 +283,18 @@ def _gather(graph: Graph, job: _Job, ends: Rows) -> tuple[Graph, Rows]:
     return chained.meet(rows.ravel(), np.tile(np.arange(count), job.num_ranks)), rows
 
 
+def _time_halves(graph: Graph, job: _Job, gathers: Rows, price: CarryingCost) -> Graph:
+    """Halves as long as they take by themselves: a part per message and a part per byte."""
+    rows = np.concatenate([job.messages.ravel(), gathers.ravel()])
+    half = np.repeat([price.reduce_scatter, price.all_gather], [job.messages.size, gathers.size])
+    size = graph.tasks["message_bytes"][rows].tolist()
+    duration = graph.duration_ns.copy()
+    duration[rows] = [round(cost.duration_ns(size)) for cost, size in zip(half, size, strict=True)]
+    mask = np.zeros(graph.num_tasks, bool)
+    mask[rows] = True
+    return graph.set_duration(mask, duration[mask], cost_source=SOURCE)
+
+
 def _across(graph: Graph, job: _Job, gathers: Rows, overlaps_forward: bool) -> Rows:
     """Which task of the next iteration waits for which of this one, int64 [M, 2]."""
     index, tasks, layers = positions(graph), graph.tasks, graph.tasks.strings("layer")
@@ -313,10 +331,10 @@ def _contend(graph: Graph, job: _Job, ratio: float, across: Rows) -> tuple[Graph
     """
     if ratio <= 0:
         return graph, across
-    half, columns = job.half_ns, {"name": "carry messages", "kind": int(Kind.COMPUTE), "cost_source": _CARRYING}
-    issues = _issues(job)
+    columns = {"name": "carry messages", "kind": int(Kind.COMPUTE), "cost_source": _CARRYING}
+    half, issues = graph.duration_ns[job.messages].ravel(), _issues(job)
     anchors, bucket = np.unique(issues.ravel(), return_inverse=True)
-    time_ns = np.bincount(bucket, np.tile(half, job.num_ranks)) * ratio
+    time_ns = np.bincount(bucket, half) * ratio
     extended, _ = insert_behind(graph, anchors, {**columns, "duration_ns": np.rint(time_ns).astype(np.int64)})
     is_gather = np.isin(across[:, 0], np.flatnonzero(graph.select(kind=Kind.COMM)))
     pairs = across[is_gather]

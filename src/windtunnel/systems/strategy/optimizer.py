@@ -215,7 +215,7 @@ def chain_of(graph: Graph, averaging: Averaging) -> Chain:
     return Chain(
         np.diff(ends, prepend=ends[:1]),
         averaging.size_bytes,
-        lambda size_bytes, parts: parts * averaging.latency_ns + averaging.ns_per_byte * size_bytes,
+        lambda size_bytes, parts: parts * averaging.message.latency_ns + averaging.message.ns_per_byte * size_bytes,
         begin_ns=float(ends[0]),
     )
 
