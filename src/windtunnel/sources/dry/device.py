@@ -94,6 +94,7 @@ _MOVES = (torch.Tensor.to, torch.Tensor.cuda)
 _FACTS = {torch.Tensor.untyped_storage, torch.Tensor.numel, torch.ops.prim.device.default} | {
     getattr(torch.Tensor, name).__get__ for name in ("dtype", "grad_fn", "is_leaf", "layout", "requires_grad", "shape")
 }
+_DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
 _UPDATES = str(Path(torch.__file__).parent / "optim")
 
 
@@ -185,7 +186,10 @@ class _NotedAnswers(_Answers):
             return True
         devices = [named.get("device"), *(value for value in args if isinstance(value, str | torch.device))]
         devices += [args[index] for index in [_TAKES_DEVICE.get(func, len(args))] if index < len(args)]
-        return any(map(_is_stand_in, devices))
+        if any(map(_is_stand_in, devices)):
+            return True
+        # meshes were made for the host, so torch's own code for sharded models takes it for their device
+        return any(map(_is_here, devices)) and asker().startswith(_DISTRIBUTED)
 
 
 def _copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
@@ -215,6 +219,10 @@ def _here(device: Any) -> Any:
     if isinstance(device, torch.device):
         return _HERE if device.type == "cuda" or device == _STANDS_IN else device
     return _HERE if type(device) is int else device
+
+
+def _is_here(device: Any) -> bool:
+    return device == "cpu" or (isinstance(device, torch.device) and device.type == "cpu")
 
 
 def _is_stand_in(device: Any) -> bool:
