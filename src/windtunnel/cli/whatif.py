@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -262,8 +263,14 @@ def _advise_next(answers: list[Answer], path: Path) -> None:
         for answer in answers
         if not answer.exceeds_memory and all(step.name in flights for step in answer.request.steps)
     ]
-    target = path if answers[0].baseline.graph.meta.origin else "SCRIPT.py"
-    if flown:
+    from windtunnel.graph import ResourceKind
+
+    graph = answers[0].baseline.graph
+    target = path if graph.meta.origin else "SCRIPT.py"
+    if flown and (graph.resources["kind"] == ResourceKind.STREAM).any():
+        words = ("windtunnel", "verify", target, "--whatif", flown[0].request)
+        advise(f"on a machine with the GPU: {shlex.join(map(str, words))}")
+    elif flown:
         suggest("windtunnel", "verify", target, "--whatif", flown[0].request)
     else:
         advise("next: windtunnel list flights")

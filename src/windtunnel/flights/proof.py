@@ -34,6 +34,7 @@ __all__ = [
     "becomes",
     "differs",
     "falls",
+    "falls_if_any",
     "proven_by",
     "rises",
     "scales",
@@ -224,6 +225,11 @@ def rises(key: str) -> Claim:
 def falls(key: str) -> Claim:
     """There is less of it."""
     return lambda before, after, _: _unless(after.get(key, 0) < before.get(key, 0), key, before, after)
+
+
+def falls_if_any(key: str) -> Claim:
+    """There is less of it, unless there was none."""
+    return lambda before, after, given: falls(key)(before, after, given) if before.get(key, 0) else ""
 
 
 def differs(key: str) -> Claim:

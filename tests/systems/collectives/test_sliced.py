@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from windtunnel.flights.proof import unproven
 from windtunnel.measure.workers import Workers
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.systems.collectives.background import ring_plan
@@ -147,3 +148,12 @@ class TestFlight(FlightContract):
             optimizer.step()
 
         assert [0.5, 0.5] == weight.tolist()
+
+    def test_state_has_to_shrink_where_there_is_any(self):
+        flights = [(self.plugin.function, {})]
+        before = {"reduce-scatters": 0, "optimizer state bytes": 64}
+
+        assert not unproven(before, {"reduce-scatters": 2, "optimizer state bytes": 32}, flights)
+        assert "state bytes" in unproven(before, {"reduce-scatters": 2, "optimizer state bytes": 64}, flights)
+        stateless = before | {"optimizer state bytes": 0}
+        assert not unproven(stateless, {"reduce-scatters": 2, "optimizer state bytes": 0}, flights)

@@ -12,6 +12,7 @@ from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.systems.collectives.whatif_optimizer import sliced_optimizer
 from windtunnel.testing import WhatIfContract
 from windtunnel.whatifs import whatif
+from windtunnel.whatifs.insert_tasks import is_on_host
 
 # a nanosecond per byte: halves of 500, 1000 and 2000 ns
 PER_LAYER = {"messages": ((0,), (1,), (2,)), "message_ns": (1000, 2000, 4000)}
@@ -98,3 +99,9 @@ def test_a_dry_run_is_answered_within_its_limits(tmp_path):
     sent = changed.tasks["message_bytes"]
     gathered = sent[changed.select(kind=Kind.COMM) & (ops == "all_gather")].sum()
     assert 0 < gathered == sent[changed.select(kind=Kind.COMM) & (ops == "reduce_scatter")].sum()
+    # torch updates lists of parameters on a GPU: a slice of each takes as many calls
+    launched_ns, kept_ns = (
+        item.duration_ns[item.select(phase=Phase.UPDATE, name="aten::_foreach_add.*") & is_on_host(item)].sum()
+        for item in (graph, changed)
+    )
+    assert 0 < 2 * launched_ns == kept_ns

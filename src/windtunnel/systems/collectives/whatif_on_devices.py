@@ -29,6 +29,8 @@ from windtunnel.whatifs.zero import require_replicas, scatter_gradients
 
 __all__ = ["slice_on_devices", "updates_on_devices"]
 
+_OF_LISTS = ".*(_foreach_|_fused_|multi_tensor).*"
+
 # T tasks, S steps, which are the iterations of all ranks, B buckets, which are the messages of a step
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -111,7 +113,8 @@ def _shrink_updates(graph: Graph, num_ranks: int, num_buckets: int) -> Graph:
     num_parameters = len(parameter_bytes_by_name(graph))
     num_kernels = int(kernels.sum()) / (graph.num_ranks * graph.num_iterations)
     count_ratio = 1.0
-    if 0 < num_parameters <= num_kernels:
+    updates_lists = bool((graph.select(name=_OF_LISTS) & graph.select(phase=Phase.UPDATE)).any())
+    if 0 < num_parameters <= num_kernels and not updates_lists:
         count_ratio = min(1.0, 1 / num_ranks + num_buckets / num_parameters)
     fixed_ns = float(graph.duration_ns[works].min())
     duration = graph.duration_ns[kernels]
