@@ -178,6 +178,11 @@ def test_a_compiled_step_has_its_phases(captured):
     assert 0 == captured.select(phase=Phase.OTHER, kind=Kind.COMPUTE).sum()
 
 
+def test_a_compiled_step_has_one_form(captured):
+    """The iteration in which memory is learnt runs uncompiled: it was taken for a second form, without any calls."""
+    assert not captured.meta.shapes
+
+
 def test_the_program_of_a_compiled_step_is_its_operators_with_their_layers(captured):
     program = program_of(captured)
     ((first, last),) = program.compiled

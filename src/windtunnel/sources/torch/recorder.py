@@ -263,8 +263,9 @@ class Recorder:
 
         Iterations that settle are looked at, too: a form that comes in every so many may fall on no others.
         """
-        slot, shapes = self._slots[self._position], self._sorter.end()
+        slot = self._slots[self._position]
         is_unseen = slot is Slot.LEARN_MEMORY and len(self._regions) > 0  # no compiled code runs that could show any
+        shapes = self._sorter.end(is_seen=not is_unseen)
         if slot in (Slot.IN_A_ROW, Slot.UNMARKED):
             is_common = self._sorter.is_chosen(shapes)
         else:

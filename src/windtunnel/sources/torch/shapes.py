@@ -65,10 +65,10 @@ class ShapeSorter:
         """An iteration begins."""
         self._calls = []
 
-    def end(self) -> Shapes:
-        """The form of the iteration that ends."""
+    def end(self, *, is_seen: bool = True) -> Shapes:
+        """The form of the iteration that ends; of one whose calls could not be seen, nothing is kept."""
         result = tuple(self._calls)
-        if self._hooks:
+        if self._hooks and is_seen:
             self._seen[result] += 1
         return result
 
