@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.base.plausible import is_plausible_step, require_plausible
+from windtunnel.base.plausible import is_plausible_step, require_plausible, require_plausible_document
+from windtunnel.cli.console import show
 from windtunnel.errors import ImplausibleError
 
 
@@ -33,3 +34,27 @@ def test_answers_that_can_be_true_pass():
 
 def test_a_step_is_at_least_a_microsecond_and_at_most_a_day():
     assert [False, True, True, False] == [is_plausible_step(ns) for ns in (999, 1000, 86400e9, 86401e9)]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"answers": [{"whatif": "amp", "baseline_ns": 12e6, "predicted_ns": 0}]}, "amp, predicted_ns, takes 0 ns"),
+        ({"plan": {"step_ns": 9e13}}, "takes 90000 s"),
+        ({"step_ns": -1}, "and no step is outside of"),
+        ({"speed": {"mfu": 1.4}}, "computes at 140 % of the peak"),
+        ({"by_rank": [{"peak_bytes": -4096}]}, "is -4,096 bytes"),
+    ],
+)
+def test_every_verb_is_refused_a_document_with_a_number_that_cannot_be_true(document, message, capsys):
+    """In ``show``, through which all answers go, so that no verb has to ask."""
+    with pytest.raises(ImplausibleError, match="defect of windtunnel") as caught:
+        show(document, ["never shown"], as_json=False)
+
+    assert message in caught.value.message
+    assert not capsys.readouterr().out
+
+
+def test_documents_that_can_be_true_are_shown():
+    require_plausible_document({"answers": [{"baseline_ns": 400, "predicted_ns": 200}]})  # so was the capture
+    require_plausible_document({"step_ns": 0, "mfu": None, "peak_bytes": 2**40, "is_flown": True})

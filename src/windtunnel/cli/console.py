@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.base.documents import json_text
+from windtunnel.base.plausible import require_plausible_document
 from windtunnel.base.tables import Table
 
 __all__ = [
@@ -89,7 +90,13 @@ def show(document: Mapping[str, Any], lines: Iterable[str | Table], *, as_json: 
     lines : iterable of str or Table
         Not consumed where the answer is JSON, so that a generator computes nothing then.
     as_json : bool
+
+    Raises
+    ------
+    ImplausibleError
+        By a defect of ours, a number of the document cannot be true.
     """
+    require_plausible_document(document)
     if as_json:
         sys.stdout.write(json_text(document, indent=1) + "\n")
     else:
