@@ -58,3 +58,11 @@ def test_every_verb_is_refused_a_document_with_a_number_that_cannot_be_true(docu
 def test_documents_that_can_be_true_are_shown():
     require_plausible_document({"answers": [{"baseline_ns": 400, "predicted_ns": 200}]})  # so was the capture
     require_plausible_document({"step_ns": 0, "mfu": None, "peak_bytes": 2**40, "is_flown": True})
+
+
+def test_a_factor_that_the_user_gives_may_be_any():
+    answer = {"whatif": "faster-cpu:factor=1e9", "baseline_ns": 12e6, "predicted_ns": 0.012}
+
+    require_plausible_document({"answers": [answer | {"parameters": {"factor": 1e9}}]})
+    with pytest.raises(ImplausibleError):
+        require_plausible_document({"answers": [answer | {"parameters": {}}]})

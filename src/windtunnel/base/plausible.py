@@ -91,7 +91,8 @@ def require_plausible_document(document: Mapping[str, Any]) -> None:
     """Refuse to show a document in which a number cannot be true, wherever in it that is.
 
     A predicted step that is derived from a captured one takes at least a microsecond; any takes less than a day, and
-    none a negative time. Model FLOPs do not exceed the peak of the devices, and sizes in memory are counts.
+    none a negative time. What-ifs whose parameters the user gave may ask for any factor. Model FLOPs do not exceed the
+    peak of the devices, and sizes in memory are counts.
 
     Parameters
     ----------
@@ -119,11 +120,13 @@ def _require_plausible_values(value: Any, what: str) -> None:
     what = next(
         (f"{what}: {value[key]}" for key in ("whatif", "target", "name") if isinstance(value.get(key), str)), what
     )
+    given = value.get("parameters")
+    is_given = isinstance(given, Mapping) and any(given.values())  # by the user, who may ask for a factor of a billion
     captured = [value[key] for key in _CAPTURED if _is_number(value.get(key))]
     for key, item in value.items():
         if not _is_number(item):
             _require_plausible_values(item, what)
-        elif key in _STEPS and (item < 0 or item > MAX_STEP_NS or captured):
+        elif key in _STEPS and (item < 0 or (not is_given and (item > MAX_STEP_NS or captured))):
             require_plausible(f"{what}, {key},", step_ns=item, captured_ns=captured[0] if captured else None)
         elif key in _SHARES:
             require_plausible(f"{what}, {key},", mfu_ratio=item)
