@@ -55,6 +55,26 @@ for _ in range(8):
     optimizer.step()
     optimizer.zero_grad()
 """
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dist.init_process_group()
+mesh = init_device_mesh(device, (dist.get_world_size(),))
+model = nn.Sequential(*[nn.Linear(256, 256, device=device) for _ in range(4)])
+for layer in model:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(8):
+    model(torch.ones(2, 256, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 SCRIPTS = {
     "read": READING,
     "workers": LOADING.replace("WORKERS", "2"),
@@ -116,3 +136,12 @@ def test_many_tensors_are_updated_by_one_call_as_on_a_device(tmp_path):
     updates = names_of(graph, kind=Kind.COMPUTE, phase=Phase.UPDATE)
 
     assert ["aten::_foreach_addcdiv_.ScalarList"] == [name for name in updates if "addcdiv" in name]
+
+
+def test_what_sharding_makes_lies_on_the_device(tmp_path):
+    """Its meshes stand on the host, for which torch makes gathered weights and gradients there."""
+    script = written(tmp_path, SHARDED)
+    on_device, on_host = (dry_run(script, num_ranks=4, device=kind) for kind in ("cuda", "cpu"))
+
+    assert not on_device.select(kind=Kind.COPY).any()
+    assert on_host.meta.memory["peak_bytes"] == on_device.meta.memory["peak_bytes"]
