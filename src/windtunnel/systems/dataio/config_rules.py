@@ -29,16 +29,13 @@ def keys_without_effect(config: DlioConfig) -> tuple[str, ...]:
     """Say which keys are set that change nothing here."""
     reader, checkpoint, mechanism = config.reader, config.checkpoint, config.checkpoint.checkpoint_mechanism_classname
     own = "files are written by this package"
+    own_loader = reader.data_loader != "tensorflow"  # whose pipeline has these two keys, and which is not run
     facts = (
         (reader.data_loader not in ("pytorch", "tensorflow"), "reader.data_loader", "the loader of PyTorch runs"),
         (reader.reader_classname, "reader.reader_classname", "files are read by this package"),
         (reader.data_loader_classname, "reader.data_loader_classname", "the loader of PyTorch runs"),
-        (
-            reader.computation_threads > 1,
-            "reader.computation_threads",
-            "the worker that reads a sample also decodes it",
-        ),
-        (reader.shuffle_size != 1024, "reader.shuffle_size", "samples are shuffled within the whole data set"),
+        (own_loader and reader.computation_threads > 1, "reader.computation_threads", "workers decode what they read"),
+        (own_loader and reader.shuffle_size != 1024, "reader.shuffle_size", "the whole data set is shuffled"),
         (reader.file_access != "multi", "reader.file_access", "each worker opens files of its own"),
         (reader.transfer_size, "reader.transfer_size", "the format determines how many bytes are read at once"),
         (reader.dont_use_mmap, "reader.dont_use_mmap", "only mmap_indexed_binary is mapped, and always"),
