@@ -29,7 +29,7 @@ def keys_without_effect(config: DlioConfig) -> tuple[str, ...]:
     """Say which keys are set that change nothing here."""
     reader, checkpoint, mechanism = config.reader, config.checkpoint, config.checkpoint.checkpoint_mechanism_classname
     own = "files are written by this package"
-    own_loader = reader.data_loader != "tensorflow"  # whose pipeline has these two keys, and which is not run
+    own_loader = reader.data_loader != "tensorflow"  # whose pipeline has these keys, and which is not run
     facts = (
         (reader.data_loader not in ("pytorch", "tensorflow"), "reader.data_loader", "the loader of PyTorch runs"),
         (reader.reader_classname, "reader.reader_classname", "files are read by this package"),
@@ -37,7 +37,7 @@ def keys_without_effect(config: DlioConfig) -> tuple[str, ...]:
         (own_loader and reader.computation_threads > 1, "reader.computation_threads", "workers decode what they read"),
         (own_loader and reader.shuffle_size != 1024, "reader.shuffle_size", "the whole data set is shuffled"),
         (reader.file_access != "multi", "reader.file_access", "each worker opens files of its own"),
-        (reader.transfer_size, "reader.transfer_size", "the format determines how many bytes are read at once"),
+        (own_loader and reader.transfer_size, "reader.transfer_size", "the format determines how much is read at once"),
         (reader.dont_use_mmap, "reader.dont_use_mmap", "only mmap_indexed_binary is mapped, and always"),
         (reader.data_loader_sampler, "reader.data_loader_sampler", "sample_shuffle and file_shuffle give the order"),
         (not config.dataset.keep_files, "dataset.keep_files", "files stay until they are deleted"),
