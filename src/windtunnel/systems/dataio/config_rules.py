@@ -38,7 +38,11 @@ def keys_without_effect(config: DlioConfig) -> tuple[str, ...]:
         (own_loader and reader.shuffle_size != 1024, "reader.shuffle_size", "the whole data set is shuffled"),
         (reader.file_access != "multi", "reader.file_access", "each worker opens files of its own"),
         (own_loader and reader.transfer_size, "reader.transfer_size", "the format determines how much is read at once"),
-        (reader.dont_use_mmap, "reader.dont_use_mmap", "only mmap_indexed_binary is mapped, and always"),
+        (
+            reader.dont_use_mmap and config.dataset.format == "mmap_indexed_binary",
+            "reader.dont_use_mmap",
+            "files of this format are mapped",
+        ),
         (reader.data_loader_sampler, "reader.data_loader_sampler", "sample_shuffle and file_shuffle give the order"),
         (not config.dataset.keep_files, "dataset.keep_files", "files stay until they are deleted"),
         (mechanism and not checkpoint.is_async, "checkpoint.checkpoint_mechanism_classname", own),
