@@ -155,10 +155,9 @@ def require_recorded_kernels(graph: Graph, path: Path) -> None:
         No kernel was recorded.
     """
     from windtunnel.base.gpu_failures import gpu_advice
-    from windtunnel.graph import ResourceKind
     from windtunnel.measure.devices import uses_gpu
 
-    if uses_gpu() and not (graph.resources["kind"] == ResourceKind.STREAM).any():
+    if uses_gpu() and not graph.has_streams:
         raise FlightError(
             "the script used a GPU, but the profiler recorded no work there",
             where=f"{path} has what the host did",

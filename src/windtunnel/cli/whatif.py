@@ -263,11 +263,9 @@ def _advise_next(answers: list[Answer], path: Path) -> None:
         for answer in answers
         if not answer.exceeds_memory and all(step.name in flights for step in answer.request.steps)
     ]
-    from windtunnel.graph import ResourceKind
-
     graph = answers[0].baseline.graph
     target = path if graph.meta.origin else "SCRIPT.py"
-    if flown and (graph.resources["kind"] == ResourceKind.STREAM).any():
+    if flown and graph.has_streams:
         words = ("windtunnel", "verify", target, "--whatif", flown[0].request)
         advise(f"on a machine with the GPU: {shlex.join(map(str, words))}")
     elif flown:

@@ -131,6 +131,11 @@ class Graph:
         return _distinct(self.tasks.get("rank"))
 
     @property
+    def has_streams(self) -> bool:
+        """Whether anything runs on a stream of a device."""
+        return bool((self.resources["kind"] == ResourceKind.STREAM).any())
+
+    @property
     def duration_ns(self) -> NDArray[np.int64]:
         """Duration of every task, int64 [T]."""
         column: NDArray[np.int64] = self.tasks["duration_ns"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windtunnel.graph import Graph, ResourceKind
+from windtunnel.graph import Graph
 from windtunnel.reports.packing import shorten
 from windtunnel.simulate import Timeline, waits_for_data
 from windtunnel.sources.execution_trace.reader import count_unmeasured_tasks
@@ -53,7 +53,7 @@ def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
 
 def profiler_lines(graph: Graph, host_ratio: float) -> tuple[str, ...]:
     """That a trace holds what its profiler cost the host, where the host is a good part of the critical path."""
-    on_device = bool((graph.resources["kind"] == ResourceKind.STREAM).any())
+    on_device = graph.has_streams
     if graph.meta.source != "kineto" or graph.meta.overhead or not on_device or host_ratio < _MUCH_HOST:
         return ()
     return ("the profiler slows the host, and that is in it: `windtunnel slice --step-time` takes it out",)

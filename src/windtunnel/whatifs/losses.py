@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError, WindtunnelError
-from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs.balance import balance_ranks
@@ -129,7 +129,7 @@ def _latest_ranks(graph: Graph) -> list[int]:
 
 def _without_host(graph: Graph) -> Graph:
     """Launches cost nothing; where the host computes, that is the work itself."""
-    if not (graph.resources["kind"] == ResourceKind.STREAM).any():
+    if not graph.has_streams:
         raise NotApplicableError("no task runs on a device")
     return faster_cpu(graph, GONE)
 

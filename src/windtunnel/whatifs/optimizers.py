@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.cost.rerun import UpdateForm, sparse_parameters
 from windtunnel.errors import InEffectError, NotApplicableError
-from windtunnel.graph import Graph, Kind, Phase, ResourceKind
+from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs.measured import Unpriced, apply_update, has_program, update_need, update_steps
 from windtunnel.whatifs.peak_memory import note_form
@@ -99,7 +99,7 @@ def _check_dense(graph: Graph) -> None:
 
 def _traffic_ratio(graph: Graph, kernels: np.ndarray) -> float:
     """What one pass moves, over what the passes of these kernels move; 1 where names do not tell which they are."""
-    if "op" not in graph.tasks or not (graph.resources["kind"] == ResourceKind.STREAM).any():
+    if "op" not in graph.tasks or not graph.has_streams:
         return 1.0
     steps = kernels & graph.select(op=r".*(addcdiv|_foreach_|aten::lerp|aten::addcmul).*")
     if not steps.any():

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
-from windtunnel.graph import Graph, ResourceKind
+from windtunnel.graph import Graph
 from windtunnel.sources.timeline.device import Cause
 from windtunnel.units import format_duration
 
@@ -103,7 +103,7 @@ def explain_device_tasks(graph: Graph) -> DeviceStarts:
     cause = graph.tasks.get("start_cause")
     if cause is None:
         is_timeline = "event" in graph.tasks and (graph.tasks["event"] >= 0).any()
-        if is_timeline and not (graph.resources["kind"] == ResourceKind.STREAM).any():
+        if is_timeline and not graph.has_streams:
             nothing = np.empty(0, np.int64)
             return DeviceStarts(graph, nothing, nothing.astype(np.int8), nothing, 0)
         raise NotApplicableError(

@@ -113,7 +113,7 @@ def _shrink_updates(graph: Graph, num_ranks: int, num_buckets: int) -> Graph:
     num_parameters = len(parameter_bytes_by_name(graph))
     num_kernels = int(kernels.sum()) / (graph.num_ranks * graph.num_iterations)
     count_ratio = 1.0
-    updates_lists = bool((graph.select(name=_OF_LISTS) & graph.select(phase=Phase.UPDATE)).any())
+    updates_lists = bool(graph.select(name=_OF_LISTS, phase=Phase.UPDATE).any())
     if 0 < num_parameters <= num_kernels and not updates_lists:
         count_ratio = min(1.0, 1 / num_ranks + num_buckets / num_parameters)
     fixed_ns = float(graph.duration_ns[works].min())

@@ -285,14 +285,12 @@ def _gather(graph: Graph, job: _Job, ends: Rows) -> tuple[Graph, Rows]:
 
 def _time_halves(graph: Graph, job: _Job, gathers: Rows, price: CarryingCost) -> Graph:
     """Halves as long as they take by themselves: a part per message and a part per byte."""
-    rows = np.concatenate([job.messages.ravel(), gathers.ravel()])
-    half = np.repeat([price.reduce_scatter, price.all_gather], [job.messages.size, gathers.size])
-    size = graph.tasks["message_bytes"][rows].tolist()
-    duration = graph.duration_ns.copy()
-    duration[rows] = [round(cost.duration_ns(size)) for cost, size in zip(half, size, strict=True)]
-    mask = np.zeros(graph.num_tasks, bool)
-    mask[rows] = True
-    return graph.set_duration(mask, duration[mask], cost_source=SOURCE)
+    size, duration = graph.tasks["message_bytes"], graph.duration_ns.copy()
+    is_half = np.zeros(graph.num_tasks, bool)
+    for rows, cost in ((job.messages.ravel(), price.reduce_scatter), (gathers.ravel(), price.all_gather)):
+        duration[rows] = [round(cost.duration_ns(size_bytes)) for size_bytes in size[rows].tolist()]
+        is_half[rows] = True
+    return graph.set_duration(is_half, duration[is_half], cost_source=SOURCE)
 
 
 def _across(graph: Graph, job: _Job, gathers: Rows, overlaps_forward: bool) -> Rows:
