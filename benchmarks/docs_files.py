@@ -183,7 +183,7 @@ def furnish(folder: Path, text: str, commands: str, environment: Mapping[str, st
 def _is_made(name: str, commands: str) -> bool:
     """Whether a command of the page itself makes it."""
     stem = name.split(".")[0]
-    return f"optimize {stem}.wt" in commands or f"--out {name}" in commands
+    return f"whatif {stem}.wt --search" in commands or f"--out {name}" in commands
 
 
 def _captured(folder: Path, names: list[str], environment: Mapping[str, str]) -> None:
