@@ -30,6 +30,33 @@ _PANELS = {
 }
 """Panels of the first screen; the other commands are subjects."""
 _OTHERS = "Subjects"
+_OWN_ARGUMENTS = {"allow_interspersed_args": False}  # all after the script is the script's
+_OF_SCRIPTS = ("capture", "memory")
+# Old spellings and new ones, to be removed at 1.0. Where the arguments have changed too, nothing is run.
+_RENAMED = {
+    "receipts": "db receipts",
+    "dry-run": "capture --dry-run",
+    "fly": "verify",
+    "cost sample": "models sample", "cost harvest": "models sample tasks", "cost info": "models show",
+    "cost train": "models train", "cost eval": "models eval",
+    "place split": "place plan", "place fly": "place verify",
+    "codesign model": "chip plan", "codesign circulant": "chip plan circulant", "codesign zeros": "chip predict",
+    "codesign": "chip plan",
+    "cluster simulate": "cluster predict", "cluster compare": "cluster plan", "cluster tune": "cluster plan timers",
+    "cluster drive": "cluster run", "cluster explain": "cluster show",
+    "serve fly": "serve verify", "serve size": "serve plan threads",
+    "train compare": "train plan", "train tune": "train plan values",
+    "evolve run": "kernel plan", "evolve step": "kernel plan step", "evolve show": "kernel show",
+    "evolve apply": "kernel apply", "evolve rank": "kernel predict", "evolve place": "kernel predict step",
+    "evolve": "kernel plan",
+    "suite list": "suite show workloads", "suite report": "suite show", "suite compare": "suite verify",
+}  # fmt: skip
+_REPLACED = {
+    "replay": "explain GRAPH --table resources",
+    "report": "explain GRAPH --html FILE",
+    "optimize": "whatif GRAPH --search",
+    "recommend": "predict GRAPH --cheapest --samples N",
+}
 
 
 class _Verbs(typer.core.TyperGroup):
@@ -92,10 +119,6 @@ def _windtunnel(
     Measure a deep-learning job, predict changes to it, and verify the best by real runs.
     """
     del version, debug  # both are taken from the arguments before parsing: they may stand anywhere
-
-
-_OWN_ARGUMENTS = {"allow_interspersed_args": False}  # all after the script is the script's
-_OF_SCRIPTS = ("capture", "memory")
 
 
 def build_app(verbs: Mapping[str, registry.Plugin]) -> typer.Typer:
@@ -171,33 +194,6 @@ def run(arguments: list[str]) -> int:
 def _command_of(verb: str) -> Any:
     """The parser of one verb, or of all where it names none: making all of them takes a quarter of a second."""
     return typer.main.get_command(build_app(registry.verbs(verb) or registry.all("verb")))
-
-
-# Old spellings and new ones, to be removed at 1.0. Where the arguments have changed too, nothing is run.
-_RENAMED = {
-    "receipts": "db receipts",
-    "dry-run": "capture --dry-run",
-    "fly": "verify",
-    "cost sample": "models sample", "cost harvest": "models sample tasks", "cost info": "models show",
-    "cost train": "models train", "cost eval": "models eval",
-    "place split": "place plan", "place fly": "place verify",
-    "codesign model": "chip plan", "codesign circulant": "chip plan circulant", "codesign zeros": "chip predict",
-    "codesign": "chip plan",
-    "cluster simulate": "cluster predict", "cluster compare": "cluster plan", "cluster tune": "cluster plan timers",
-    "cluster drive": "cluster run", "cluster explain": "cluster show",
-    "serve fly": "serve verify", "serve size": "serve plan threads",
-    "train compare": "train plan", "train tune": "train plan values",
-    "evolve run": "kernel plan", "evolve step": "kernel plan step", "evolve show": "kernel show",
-    "evolve apply": "kernel apply", "evolve rank": "kernel predict", "evolve place": "kernel predict step",
-    "evolve": "kernel plan",
-    "suite list": "suite show workloads", "suite report": "suite show", "suite compare": "suite verify",
-}  # fmt: skip
-_REPLACED = {
-    "replay": "explain GRAPH --table resources",
-    "report": "explain GRAPH --html FILE",
-    "optimize": "whatif GRAPH --search",
-    "recommend": "predict GRAPH --cheapest --samples N",
-}
 
 
 def _as_spelled_now(arguments: list[str]) -> list[str]:

@@ -41,6 +41,7 @@ MAX_LINE = 600
 QUIET_S = 2.0
 REMIND_S = 15.0
 BEAT_S = 0.5
+_QUIET_SHARE = 0.9
 
 
 def clean(text: str, limit: int) -> str:
@@ -204,9 +205,6 @@ class Progress:
             self._bar.add_task(what, total=total or None)
             self._bar.start()
         self._bar.update(0, description=what, completed=done, total=total or None)
-
-
-_QUIET_SHARE = 0.9
 
 
 def choose_wait_policy() -> None:

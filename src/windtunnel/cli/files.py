@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _SUFFIXES = (".gz", ".json", ".pt", ".trace", ".wt", ".py", ".html", ".report", ".et")
+_SHOWN = 3
 
 
 def stem(path: Path) -> str:
@@ -187,9 +188,6 @@ def _nearest(path: Path) -> list[str]:
     folder = path.parent if path.parent.is_dir() else Path()
     names = [entry.name for entry in folder.iterdir() if entry.name.endswith((".wt", ".json", ".json.gz"))]
     return [str(folder / name) for name in difflib.get_close_matches(path.name, names, n=3, cutoff=0.3)]
-
-
-_SHOWN = 3
 
 
 @contextmanager

@@ -50,6 +50,13 @@ _HUBER, _MIN_SCALE, _LONGEST_STEP = 1.345, 0.01, 0.7
 _MIN_RANGE = 4
 _MIN_SPREAD = 0.03
 _MANY_BYTES = 10**12
+SIZES_BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+_OPERATIONS = ("p2p", "all_reduce")
+_PATIENCE_S = 300
+_LARGE_BYTES = 1 << 24
+# a link of the kernel lets the bytes of its first moments pass at once; these are spent before each message
+_BEFORE_S, _MIN_BEFORE_BYTES = 0.008, 1 << 16
+_Key = tuple[str, str, str, str, int, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +222,6 @@ def _unseen_error(terms: Floats, measured_ns: Floats, trust: Floats) -> float:
         result = _fit_coefficients(terms[others], measured_ns[others], trust[others])
         errors.append(abs(float(terms[left_out] @ result) / measured_ns[left_out] - 1))
     return float(np.median(errors))
-
-
-SIZES_BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-_OPERATIONS = ("p2p", "all_reduce")
-_PATIENCE_S = 300
-_LARGE_BYTES = 1 << 24
-# a link of the kernel lets the bytes of its first moments pass at once; these are spent before each message
-_BEFORE_S, _MIN_BEFORE_BYTES = 0.008, 1 << 16
-_Key = tuple[str, str, str, str, int, str, str]
 
 
 @dataclass(frozen=True, slots=True)

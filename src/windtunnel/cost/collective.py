@@ -49,6 +49,7 @@ SYNC_RATIOS = {"ring": 1.0, "pipedream": 2.0}
 PipeDream's (SOSP 2019), which Piper and PHAZE took over, counts sending and receiving one after the other."""
 
 Floats = NDArray[np.float64]
+_LIKE = {"gather": "all_gather", "scatter": "all_gather", "send": "p2p", "recv": "p2p", "barrier": "all_reduce"}
 
 
 def _check_arguments(size_bytes: float, num_ranks: int) -> None:
@@ -230,9 +231,6 @@ def collective_ns(op: str, size_bytes: float, num_ranks: int, link: Link) -> int
     if op not in COLLECTIVES:
         raise InputError(f"no collective is called {op!r}", fix=f"known: {', '.join(COLLECTIVES)}")
     return COLLECTIVES[op](size_bytes, num_ranks, link)
-
-
-_LIKE = {"gather": "all_gather", "scatter": "all_gather", "send": "p2p", "recv": "p2p", "barrier": "all_reduce"}
 
 
 def message_ns(op: str, size_bytes: float, num_ranks: int, link: Link) -> int:

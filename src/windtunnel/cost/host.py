@@ -41,6 +41,9 @@ __all__ = [
 _SIZES_BYTES = (96 * 2**10, 1536 * 2**10, 12 * 2**20)  # below L2, about L2, above it; memory comes last
 _VECTOR_BYTES = {"avx512": 64, "amx": 64, "avx2": 32, "avx_vnni": 32}
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+HOST = "this host"
+_DTYPES = ("float32", "bfloat16", "float64")
+_METHOD = 1
 
 
 @dataclass(frozen=True)
@@ -122,11 +125,6 @@ def lanes_of(peak: Peak) -> int:
     """
     width = next((size for prefix, size in _VECTOR_BYTES.items() if peak.isa.startswith(prefix)), 0)
     return max(1, width // _ITEM_BYTES.get(peak.dtype, 4))
-
-
-HOST = "this host"
-_DTYPES = ("float32", "bfloat16", "float64")
-_METHOD = 1
 
 
 def host_device(

@@ -31,6 +31,25 @@ Floats = NDArray[np.float64]
 HOST_TABLE = "host table"
 """Who priced tasks whose time comes from here, as ``cost_source`` says."""
 _FILE = "host_times.csv"
+COPY_NS, COPY_BYTES_PER_S = 60_000.0, 9.5e9
+"""A batch that a thread copies to the device from memory that is not pinned: calls, then its driver's own copy."""
+PINNED_COPY_NS = 45_000.0
+"""One from pinned memory, which the device copies."""
+HANDOVER_NS, HANDOVER_TENSOR_NS, FIRST_TOUCH_BYTES_PER_S = 850_000.0, 220_000.0, 8e9
+"""A batch that workers have ready: the queue, a file descriptor for each tensor, and pages read for the first time."""
+ON_HOST_NS = {"aten::index": 320_000.0, "aten::cat": 120_000.0, "aten::stack": 120_000.0}
+"""Operators that compute on the host between two steps, when no cache holds their code or data."""
+OTHER_ON_HOST_NS = 25_000.0
+START_BACKWARD_NS = 59_000.0
+"""To wake the thread of the backward pass, and to return: what ``torch.autograd.grad`` adds to one operator."""
+FIXED_NS = {"Optimizer.step": 100_000.0, "Optimizer.zero_grad": 30_000.0}
+"""Calls of an optimizer that has next to no parameters."""
+OTHER_NS = 12_000.0
+"""An operator that was not timed, in a row of the same calls."""
+STEP_NS = {False: 24_000.0, True: 60_000.0}
+"""What cuDNN launches for a time step of a recurrent layer, with the events of its streams; True: backward."""
+HIDDEN_NS = {"aten::_embedding_bag_backward": 40_000.0}
+"""Calls whose kernels a dry run does not show: sparse gradients are indices and values of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +87,6 @@ class HostCosts:
 
 
 COSTS = HostCosts()
-COPY_NS, COPY_BYTES_PER_S = 60_000.0, 9.5e9
-"""A batch that a thread copies to the device from memory that is not pinned: calls, then its driver's own copy."""
-PINNED_COPY_NS = 45_000.0
-"""One from pinned memory, which the device copies."""
-HANDOVER_NS, HANDOVER_TENSOR_NS, FIRST_TOUCH_BYTES_PER_S = 850_000.0, 220_000.0, 8e9
-"""A batch that workers have ready: the queue, a file descriptor for each tensor, and pages read for the first time."""
-ON_HOST_NS = {"aten::index": 320_000.0, "aten::cat": 120_000.0, "aten::stack": 120_000.0}
-"""Operators that compute on the host between two steps, when no cache holds their code or data."""
-OTHER_ON_HOST_NS = 25_000.0
-START_BACKWARD_NS = 59_000.0
-"""To wake the thread of the backward pass, and to return: what ``torch.autograd.grad`` adds to one operator."""
-FIXED_NS = {"Optimizer.step": 100_000.0, "Optimizer.zero_grad": 30_000.0}
-"""Calls of an optimizer that has next to no parameters."""
-OTHER_NS = 12_000.0
-"""An operator that was not timed, in a row of the same calls."""
-STEP_NS = {False: 24_000.0, True: 60_000.0}
-"""What cuDNN launches for a time step of a recurrent layer, with the events of its streams; True: backward."""
-HIDDEN_NS = {"aten::_embedding_bag_backward": 40_000.0}
-"""Calls whose kernels a dry run does not show: sparse gradients are indices and values of their own."""
 
 
 def host_times_ns(graph: Graph, costs: HostCosts = COSTS) -> Floats:

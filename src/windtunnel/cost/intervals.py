@@ -30,6 +30,8 @@ __all__ = ["STEP_ENDS", "ConformalIntervals", "draw_durations", "step_ends"]
 Floats = NDArray[np.float64]
 _FURTHEST = 3.0 * math.log(2)  # a draw is at most eight times off, however unsure a model is
 _UNKNOWN = (float("nan"), float("nan"))
+STEP_ENDS = (-0.149, 0.181)
+"""Least and largest log(measured / predicted) of 18 steps on an H100 and an H200 (``benchmarks.gpu_predict``)."""
 
 
 @dataclass(frozen=True)
@@ -160,10 +162,6 @@ def _groups(graph: Graph) -> tuple[NDArray[np.int64], int]:
             key = key * len(column.values) + column.codes
     _, group_T = np.unique(key, return_inverse=True)
     return group_T.astype(np.int64), int(group_T.max(initial=-1)) + 1
-
-
-STEP_ENDS = (-0.149, 0.181)
-"""Least and largest log(measured / predicted) of 18 steps on an H100 and an H200 (``benchmarks.gpu_predict``)."""
 
 
 def step_ends(device: Device) -> tuple[float, float]:

@@ -19,6 +19,14 @@ __all__ = ["CLASSES", "Sample", "draw"]
 
 _BYTES = 4
 _MAX_FLOPS, _MAX_BYTES = 4e9, 64e6
+_WINDOWS = ((1, 1), (1, 1), (1, 2), (3, 1), (3, 1), (3, 1), (3, 2), (4, 4), (4, 2), (5, 1), (7, 1), (7, 2))
+_ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
+    "add.Tensor": (2, ()), "mul.Tensor": (2, ()), "relu.default": (1, ()), "gelu.default": (1, ()),
+    "exp.default": (1, ()), "tanh.default": (1, ()), "sqrt.default": (1, ()), "gelu_backward.default": (2, ()),
+    "tanh_backward.default": (2, ()), "threshold_backward.default": (2, (0.0,)), "div.Scalar": (1, (2.0,)),
+    "add_.Tensor": (2, ()), "add_.Scalar": (1, (1e-8,)), "mul_.Scalar": (1, (0.9,)), "lerp_.Scalar": (2, (0.1,)),
+    "addcmul_.default": (3, ()), "addcdiv_.default": (3, ()),
+}  # fmt: skip
 
 
 class Sample(NamedTuple):
@@ -121,9 +129,6 @@ class _Conv(NamedTuple):
         return 2 * math.prod(self.outputs.shape) * math.prod(self.weight.shape[1:])
 
 
-_WINDOWS = ((1, 1), (1, 1), (1, 2), (3, 1), (3, 1), (3, 1), (3, 2), (4, 4), (4, 2), (5, 1), (7, 1), (7, 2))
-
-
 def _conv(rng: np.random.Generator) -> _Conv:
     batch, side = _size(rng, 1, 64), _size(rng, 4, 112)
     kernel, stride = _WINDOWS[int(rng.integers(len(_WINDOWS)))]
@@ -169,15 +174,6 @@ def _attention_backward(rng: np.random.Generator) -> Sample:
     name = "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default"
     arguments = [*[query] * 5, _Tensor(query.shape[:3]), 0.0, bool(rng.integers(2))]
     return _sample(name, arguments, query.shape, query.shape, query.shape)
-
-
-_ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
-    "add.Tensor": (2, ()), "mul.Tensor": (2, ()), "relu.default": (1, ()), "gelu.default": (1, ()),
-    "exp.default": (1, ()), "tanh.default": (1, ()), "sqrt.default": (1, ()), "gelu_backward.default": (2, ()),
-    "tanh_backward.default": (2, ()), "threshold_backward.default": (2, (0.0,)), "div.Scalar": (1, (2.0,)),
-    "add_.Tensor": (2, ()), "add_.Scalar": (1, (1e-8,)), "mul_.Scalar": (1, (0.9,)), "lerp_.Scalar": (2, (0.1,)),
-    "addcmul_.default": (3, ()), "addcdiv_.default": (3, ()),
-}  # fmt: skip
 
 
 def _elementwise(rng: np.random.Generator) -> Sample:

@@ -21,6 +21,7 @@ from windtunnel.hardware import Device
 __all__ = ["ComparingPricer", "Pricer", "Prices", "exact_prices"]
 
 Floats = NDArray[np.float64]
+_EFFICIENCIES = ("efficiency", "efficiency_low", "efficiency_high")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +90,6 @@ class Prices:
         given = [getattr(others, name) for name in _EFFICIENCIES]
         mean, low, high = (_replace_rows(local, rows, theirs) for local, theirs in zip(own, given, strict=True))
         return Prices(Bounds(**parts), mean, low, high, self.level)
-
-
-_EFFICIENCIES = ("efficiency", "efficiency_low", "efficiency_high")
 
 
 def _replace_rows(values: NDArray[Any], rows: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:

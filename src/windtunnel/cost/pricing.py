@@ -46,6 +46,14 @@ __all__ = [
 AT_BOUND = " under its bound"
 """Suffix of a model's name in ``cost_source``: the model predicted less than the bound, so the bound is used."""
 _ROUNDING_NS = 1.0
+# T tasks, P distinct pieces of work
+AUTO = "auto"
+_FIRST, _LAST = "measured", "roofline"
+_OTHER_CODE = ("ast",)  # prices what a compiler makes, not the kernels that torch calls: only where it is named
+_NAMED = 5
+_CONVOLUTIONS = ("convolution", "convolution backward")
+Tiers = Sequence[Sequence[Pricer]]
+Model = str | Sequence[Pricer] | Tiers
 
 
 def floor_of(work: Work, device: Device) -> Bounds:
@@ -96,17 +104,6 @@ def require_possible(graph: Graph, tasks: NDArray[np.int64], floor_ns: NDArray[n
             where=f"task {int(tasks[worst])}",
             fix="this is a defect of windtunnel: please report it; until then name another model with --model",
         )
-
-
-# T tasks, P distinct pieces of work
-AUTO = "auto"
-_FIRST, _LAST = "measured", "roofline"
-_OTHER_CODE = ("ast",)  # prices what a compiler makes, not the kernels that torch calls: only where it is named
-_NAMED = 5
-_CONVOLUTIONS = ("convolution", "convolution backward")
-
-Tiers = Sequence[Sequence[Pricer]]
-Model = str | Sequence[Pricer] | Tiers
 
 
 def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype: str = "") -> Graph:

@@ -53,6 +53,9 @@ ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "
 _TEXTS = {"shapes": "input_shapes", "dtypes": "input_dtypes", "strides": "input_strides", "arguments": "input_args"}
 _SUMS = ("addmm", "addmv", "addbmm", "baddbmm")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+NUM_EXTENTS = 4
+_DECODER = json.JSONDecoder()
+_SHAPE = re.compile(r"(?<!/)\[(\d[\d, ]*)\]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,12 +215,6 @@ def _distinct(columns: list[NDArray[np.int32] | Floats]) -> tuple[NDArray[np.int
     whole = np.rec.fromarrays(columns)  # two rows share 64 bits: sort them in full
     _, first, inverse, counts = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
     return first, inverse, counts.astype(np.int64)
-
-
-NUM_EXTENTS = 4
-
-_DECODER = json.JSONDecoder()
-_SHAPE = re.compile(r"(?<!/)\[(\d[\d, ]*)\]")
 
 
 def extents_of(operator: str, shapes: str) -> tuple[float, ...]:

@@ -43,6 +43,7 @@ __all__ = ["capture_baseline", "fly", "remaining_time", "require_flights", "requ
 
 CAPTURE_ITERATIONS = 20
 _AMPLE = 8.0  # times the baseline's peak: no change that keeps the batch needs more, its baseline included
+Flights = list[tuple[Any, dict[str, Any]]]
 
 
 def verify(
@@ -244,9 +245,6 @@ def require_flights(request: Request) -> None:
         One of its steps has no flight.
     """
     _flights_of(request)
-
-
-Flights = list[tuple[Any, dict[str, Any]]]
 
 
 def _flights_of(request: Request) -> Flights:

@@ -33,6 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Edit", "apply_edits", "as_one_edit", "prioritize", "record_edit", "scale", "set_duration", "undone"]
 
+P = ParamSpec("P")
+# what an edit of columns alone may keep from the graph before
+_ADJACENCY = ("_successors", "_predecessors", "_order")
+_WIDEST = 1 << 16  # bytes of one value
+_WRITTEN_OUT = 64  # longer arrays are stored compressed, not number by number
+_PRIMITIVES: dict[str, Callable[..., Graph]] = {}
+# what numpy, zlib and base64 say of a document that is no edit
+_DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, zlib.error)
+
 
 def scale(graph: Graph, mask: ArrayLike, factor: ArrayLike) -> Graph:
     """Multiply durations, their spread and their samples, rounding to whole nanoseconds.
@@ -139,14 +148,6 @@ def prioritize(graph: Graph, mask: ArrayLike, priority: ArrayLike) -> Graph:
     return replace(graph, tasks=graph.tasks.replace(priority=column))
 
 
-P = ParamSpec("P")
-# what an edit of columns alone may keep from the graph before
-_ADJACENCY = ("_successors", "_predecessors", "_order")
-_WIDEST = 1 << 16  # bytes of one value
-_WRITTEN_OUT = 64  # longer arrays are stored compressed, not number by number
-_PRIMITIVES: dict[str, Callable[..., Graph]] = {}
-
-
 @dataclass(frozen=True, slots=True)
 class Edit:
     """One recorded edit: a primitive with its arguments, or a change of another name made of several.
@@ -208,10 +209,6 @@ class Edit:
         if not isinstance(name, str) or (name not in _PRIMITIVES and not steps):
             raise InputError(f"no edit is called {format_value(name)}", fix=f"known: {', '.join(sorted(_PRIMITIVES))}")
         return cls(name, arguments, steps)
-
-
-# what numpy, zlib and base64 say of a document that is no edit
-_DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, zlib.error)
 
 
 def record_edit(method: Callable[Concatenate[Graph, P], Graph]) -> Callable[Concatenate[Graph, P], Graph]:

@@ -15,6 +15,8 @@ __all__ = ["CONTRACTIONS", "PRODUCT_OPERANDS", "contraction_flops", "operator_fl
 
 Shapes = Sequence[Any]
 Counter = Callable[[Shapes, Sequence[Any], Shapes], int]
+PRODUCT_OPERANDS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "linear": (0, 1)}
+"""Products of matrices, and which arguments are multiplied; ``linear`` has its weight the other way round."""
 
 
 def operator_flops(name: str, shapes: Shapes, values: Sequence[Any], outputs: Shapes) -> int:
@@ -145,9 +147,6 @@ def _recurrent_stack(factor: int) -> Counter:
 
     return count
 
-
-PRODUCT_OPERANDS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "linear": (0, 1)}
-"""Products of matrices, and which arguments are multiplied; ``linear`` has its weight the other way round."""
 
 CONTRACTIONS: dict[str, Counter] = {
     **{name: _matmul(*operands) for name, operands in PRODUCT_OPERANDS.items() if name != "linear"},

@@ -61,6 +61,26 @@ BACKENDS = ("nccl", "gloo", "mpi", "ucc")
 MATRIX_CLASSES = ("product", "convolution", "convolution backward", "attention", "attention backward")
 """Those that matrix units speed up."""
 
+_NONE = r"(?!)"  # matches nothing
+_GENERATED = re.compile(r"(triton|cpp)_[a-z]+_")
+_AROUND = re.compile(r"^void |std::enable_if<.*?>::type |\(anonymous namespace\)::")
+# Names in kernels, annotations and `Collective name`, without case and separators -> our name. "reduce", "gather" and
+# "scatter" are part of other names, and come after them.
+COLLECTIVES = {
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "sendrecv": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+}
+
 
 class _Row(NamedTuple):
     name: str
@@ -72,7 +92,6 @@ def _row(name: str, operators: str | None, kernels: str | None) -> _Row:
     return _Row(name, re.compile(operators or _NONE), re.compile(kernels or _NONE))
 
 
-_NONE = r"(?!)"  # matches nothing
 # What a device event says of itself, wherever in its name, in the order in which Holistic Trace Analysis asks
 _EVENTS = (
     _row("communication", None, r"(?i)nccl|rccl|oneccl|xccl|hccl|^(gloo|mpi|ucc):"),
@@ -107,8 +126,6 @@ _ROWS = (
     _row("product", r"^(linear|matmul)$|^(cudnn|miopen)_rnn", r"(?i)(?<!fb)gemm|xmma|cutlass|nvjet|^Cijk_|matmul"),
     _row("vector product", None, r"gemv|\bdot_kernel"),
 )  # fmt: skip
-_GENERATED = re.compile(r"(triton|cpp)_[a-z]+_")
-_AROUND = re.compile(r"^void |std::enable_if<.*?>::type |\(anonymous namespace\)::")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -174,24 +191,6 @@ def does_matrix_work(graph: Graph) -> NDArray[np.bool_]:
     is_matrix = [class_of(operators.values[op], names.values[name]) in MATRIX_CLASSES for op, name in pairs.T.tolist()]
     result: NDArray[np.bool_] = np.array(is_matrix, dtype=bool)[task_pair.reshape(-1)]
     return result
-
-
-# Names in kernels, annotations and `Collective name`, without case and separators -> our name. "reduce", "gather" and
-# "scatter" are part of other names, and come after them.
-COLLECTIVES = {
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "sendrecv": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-}
 
 
 def collective_of(name: str, *, is_collective: bool = False) -> str:

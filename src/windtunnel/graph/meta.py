@@ -22,6 +22,9 @@ from windtunnel.errors import InputError
 __all__ = ["Meta", "ProcessGroup", "read_meta"]
 
 Facts = Mapping[str, Any]
+_Number = Annotated[float, msgspec.Meta(ge=-(2.0**62), le=2.0**62)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Time = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +266,6 @@ def _group_to_dict(group: ProcessGroup) -> dict[str, Any]:
 
 def _group_from_dict(document: Mapping[str, Any]) -> ProcessGroup:
     return ProcessGroup(document["name"], tuple(document["ranks"]), document.get("told", ""))
-
-
-_Number = Annotated[float, msgspec.Meta(ge=-(2.0**62), le=2.0**62)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-_Time = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 
 class _Times(TypedDict, total=False):

@@ -34,6 +34,8 @@ _TABLES: dict[str, Mapping[str, Column]] = {
     "edges": EDGE_COLUMNS,
     "resources": RESOURCE_COLUMNS,
 }
+_AGAIN = "save or capture the graph again"
+_BYTES_PER_VALUE = 8
 
 
 def save(graph: Graph, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -171,10 +173,6 @@ def _read_edits(edits: Any, where: str, limit: ReadLimit) -> tuple[Edit, ...]:
         except InputError as error:
             raise InputError(error.message, where=f"{where}: edits[{number}]", fix=error.fix) from error
     return tuple(result)
-
-
-_AGAIN = "save or capture the graph again"
-_BYTES_PER_VALUE = 8
 
 
 def _read_table(path: Path, schema: Mapping[str, Column], limit: ReadLimit) -> Table:

@@ -14,6 +14,15 @@ from numpy.typing import NDArray
 
 # T tasks, E edges, R removed tasks
 Ints = NDArray[Any]
+# A path from the kept task ``origin`` over removed ones to ``target``, and the row of the next path to the same target.
+# Records, because numba compiles one array that grows many times faster than one for each column.
+PATH = np.dtype(
+    [
+        ("delay", np.int64), ("next", np.int64), ("origin", np.int32), ("target", np.int32),
+        ("from_start", np.bool_), ("kind", np.int8),
+    ],
+    align=True,
+)  # fmt: skip
 
 
 @njit(cache=True)
@@ -93,17 +102,6 @@ def shortest_cycle_through(start: int, indptr: Ints, edge_rows: Ints, dst: Ints,
                 queue[tail] = v
                 tail += 1
     return np.empty(0, dtype=np.int32)
-
-
-# A path from the kept task ``origin`` over removed ones to ``target``, and the row of the next path to the same target.
-# Records, because numba compiles one array that grows many times faster than one for each column.
-PATH = np.dtype(
-    [
-        ("delay", np.int64), ("next", np.int64), ("origin", np.int32), ("target", np.int32),
-        ("from_start", np.bool_), ("kind", np.int8),
-    ],
-    align=True,
-)  # fmt: skip
 
 
 @njit(cache=True)

@@ -36,6 +36,17 @@ __all__ = [
     "usable_cores",
 ]
 
+# what changes how fast deep learning runs on a CPU
+_FLAGS = re.compile(
+    r"sse4_2|avx|avx2|fma|f16c|avx512(f|bw|dq|vl|_bf16|_fp16|_vnni)|avx_vnni|amx_(bf16|int8|fp16|tile)"
+    r"|asimd|asimdhp|asimddp|bf16|i8mm|sve2?"
+)
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_DEFAULT_MEMORY_BYTES = 8 * 2**30
+_GPU_QUERY_TIMEOUT_S = 10
+_MIG_SLICE = re.compile(r"\bMIG (?:(\d+)c\.)?(\d+)g\.(\d+)gb", re.IGNORECASE)
+_MIG_PARTS = 7  # of the units of a GPU
+
 
 def usable_cores() -> tuple[int, ...]:
     """Numbers of the cores that this process may use, in order."""
@@ -72,18 +83,6 @@ def stay_on(cores: Iterable[int]) -> None:
     selected = set(cores)
     if selected and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, selected)
-
-
-# what changes how fast deep learning runs on a CPU
-_FLAGS = re.compile(
-    r"sse4_2|avx|avx2|fma|f16c|avx512(f|bw|dq|vl|_bf16|_fp16|_vnni)|avx_vnni|amx_(bf16|int8|fp16|tile)"
-    r"|asimd|asimdhp|asimddp|bf16|i8mm|sve2?"
-)
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-_DEFAULT_MEMORY_BYTES = 8 * 2**30
-_GPU_QUERY_TIMEOUT_S = 10
-_MIG_SLICE = re.compile(r"\bMIG (?:(\d+)c\.)?(\d+)g\.(\d+)gb", re.IGNORECASE)
-_MIG_PARTS = 7  # of the units of a GPU
 
 
 def this_host(known_devices: Mapping[str, Device], root: Path = Path("/")) -> Machine:

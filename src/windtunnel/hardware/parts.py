@@ -35,6 +35,11 @@ OPTIONAL_FIELDS = (
 )
 """What a data sheet may not say: None there, never 0."""
 
+CHUNK = 32  # a word of ``bitmaps``, which needs numba; hardware is looked up without it
+"""Operands that are stored together: one word of bits, then those that are not zero."""
+MEMORY_BLOCK_BITS = 36 * 1024
+"""Of a block of memory, as an FPGA has them."""
+
 
 def check_positive(owner: str, **values: float) -> None:
     """Refuse what is not a finite number above zero.
@@ -260,12 +265,6 @@ class Topology:
         """The link with the least bandwidth among the dimensions that have more than one member."""
         used = [link for size, link in zip(self.sizes, self.links, strict=True) if size > 1] or list(self.links)
         return min(used, key=lambda link: link.bandwidth_bytes_per_s)
-
-
-CHUNK = 32  # a word of ``bitmaps``, which needs numba; hardware is looked up without it
-"""Operands that are stored together: one word of bits, then those that are not zero."""
-MEMORY_BLOCK_BITS = 36 * 1024
-"""Of a block of memory, as an FPGA has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,15 @@ __all__ = [
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98}  # of the system call
 _WAIT, _WAKE, _PAUSE_S = 0, 1, 100e-6
+Array = NDArray[Any]
+Slots = Mapping[tuple[int, int], Sequence[tuple[int, int]]]
+"""Where each message from one rank to another lies, by (source, target): its first byte, a multiple of 64, and bytes.
+
+Messages that are under way at the same time lie apart.
+"""
+_LINE = 8  # words of 8 bytes: what two processors write does not share a cache line
+_SPIN, _FIRST_SLEEP_S, _MAX_SLEEP_S = 20, 10e-6, 200e-6
+_LEAD_NS, _SPIN_NS = 300_000, 60_000
 
 
 @functools.cache
@@ -73,18 +82,6 @@ def wake(address: int) -> None:
     call = _system_call()
     if call is not None:
         call(address, _WAKE, 1, None, None, None)
-
-
-Array = NDArray[Any]
-Slots = Mapping[tuple[int, int], Sequence[tuple[int, int]]]
-"""Where each message from one rank to another lies, by (source, target): its first byte, a multiple of 64, and bytes.
-
-Messages that are under way at the same time lie apart.
-"""
-
-_LINE = 8  # words of 8 bytes: what two processors write does not share a cache line
-_SPIN, _FIRST_SLEEP_S, _MAX_SLEEP_S = 20, 10e-6, 200e-6
-_LEAD_NS, _SPIN_NS = 300_000, 60_000
 
 
 class Channels(Protocol):

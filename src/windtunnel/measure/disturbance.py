@@ -39,6 +39,7 @@ MAX_NEIGHBORS = 0.05  # of all cores; a flight on a busier machine is no evidenc
 _REACH = 0.4  # as a logarithm, per share that others took; the bar ``noise`` judges it
 _MIN_TICKS = 20  # of all cores together: counters of the kernel that tick every 10 ms say nothing of less
 _MIN_NEIGHBORS = 0.02  # of all cores; what a host does besides, its own kernel included, stays below
+_CHUNK_BYTES = 4 << 20  # milliseconds of work for which a thread lets go of the interpreter
 
 
 @dataclass
@@ -206,9 +207,6 @@ def _own_ticks() -> int:
             known.add(process)
             result += ticks[process]
     return result
-
-
-_CHUNK_BYTES = 4 << 20  # milliseconds of work for which a thread lets go of the interpreter
 
 
 def free_share(duration_s: float = 0.3) -> float:

@@ -16,6 +16,9 @@ from typing import Any
 
 __all__ = ["CollectorClock", "hold_heap", "page_faults"]
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_NEVER, _LARGEST = 2**31 - 1, 32 * 1024 * 1024  # glibc refuses a larger threshold
+
 
 class CollectorClock:
     """Adds up the collector's pauses while it is watched.
@@ -51,10 +54,6 @@ class CollectorClock:
         elif self._begun_ns:
             self._total_ns += time.perf_counter_ns() - self._begun_ns
             self._begun_ns = 0
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_NEVER, _LARGEST = 2**31 - 1, 32 * 1024 * 1024  # glibc refuses a larger threshold
 
 
 def hold_heap() -> bool:

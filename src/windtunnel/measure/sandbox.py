@@ -39,6 +39,12 @@ _KILL, _ALLOW, _SIGNAL = 0x80000000, 0x7FFF0000, 234
 # open, socket, connect, sendto, clone, fork, vfork, execve, kill, rename, unlink, ptrace, openat, clone3, ...
 _DENIED = (2, 41, 42, 44, 56, 57, 58, 59, 62, 82, 83, 84, 85, 86, 87, 88, 90, 92, 101, 165, 200, 257, 263, 264,
            310, 311, 316, 322, 425, 435, 437)  # fmt: skip
+Lock = Callable[[float], None]
+"""Called by an action before what is not trusted begins, with the seconds of a core that it may take."""
+_ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+_BY_SIGNAL = 128
+_ALIGNMENT = 64
+_MARGIN = 0xA5
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,6 @@ class Ending:
     kind: str
     answer: bytes = b""
     detail: str = ""
-
-
-Lock = Callable[[float], None]
-"""Called by an action before what is not trusted begins, with the seconds of a core that it may take."""
 
 
 def run_in_fork(action: Callable[[Lock], bytes], limits: Limits | None = None) -> Ending:
@@ -204,10 +206,6 @@ def _lock(cpu_s: float) -> None:
     libc.prctl(_SET_SECCOMP, _FILTER, ctypes.c_char_p(header), 0, 0)
 
 
-_ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
-_BY_SIGNAL = 128
-
-
 def outlive(report_kill: Callable[[signal.Signals], int]) -> None:
     """Go on in a child; where an unexpected signal kills it, say so and end with what ``report_kill`` returns.
 
@@ -230,10 +228,6 @@ def outlive(report_kill: Callable[[signal.Signals], int]) -> None:
         os._exit(os.waitstatus_to_exitcode(status))
     killer = signal.Signals(os.WTERMSIG(status))
     os._exit(_BY_SIGNAL + killer if killer in _ASKED_TO_END else report_kill(killer))
-
-
-_ALIGNMENT = 64
-_MARGIN = 0xA5
 
 
 class GuardedArray:

@@ -49,6 +49,10 @@ _PREFIX = "windtunnel"
 _NUMBERS = itertools.count()
 _BURST_S, _MIN_BURST_BYTES = 0.002, 16_000
 _QUEUE_S, _MIN_QUEUE_BYTES = 0.5, 1 << 20
+SHAPED = "network namespaces with tc htb"
+WIRE_PORT = 47_114
+_MIN_RATE_BYTES_PER_S = 1.0
+_MIN_PACKET_BYTES, _MAX_PACKET_BYTES, _PACKET_S = 1_514, 65_536, 0.0005
 
 
 @contextlib.contextmanager
@@ -158,12 +162,6 @@ def _tbf(bandwidth_bytes_per_s: float) -> list[str]:
     queue = max(_MIN_QUEUE_BYTES, round(_QUEUE_S * bandwidth_bytes_per_s))
     burst = max(_MIN_BURST_BYTES, round(_BURST_S * bandwidth_bytes_per_s))
     return ["tbf", "rate", f"{round(8 * bandwidth_bytes_per_s)}bit", "burst", f"{burst}", "limit", f"{queue}"]
-
-
-SHAPED = "network namespaces with tc htb"
-WIRE_PORT = 47_114
-_MIN_RATE_BYTES_PER_S = 1.0
-_MIN_PACKET_BYTES, _MAX_PACKET_BYTES, _PACKET_S = 1_514, 65_536, 0.0005
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ __all__ = [
 _MIN_ROUNDS = 3
 _MAX_ITERATIONS_PER_TURN = 64
 _MIN_GIVE_UP_S = 120.0  # two programs must start, also on a busy machine
+_NUM_RESAMPLES = 64
 
 
 @dataclass(frozen=True)
@@ -299,9 +300,6 @@ def _check_losses(runners: tuple[Lane, Lane], losses: tuple[list[float], list[fl
             fix="this change does not train here; its time means nothing",
             log_tail=runners[1].log_tail(),
         )
-
-
-_NUM_RESAMPLES = 64
 
 
 def elapsed_ns(action: Callable[[], Any]) -> int:

@@ -35,6 +35,8 @@ __all__ = ["CAP", "ORDERS", "Closure", "Lattice", "TooManyDownsets", "chain", "d
 
 CAP = 60_000
 Closure = Literal["predecessors", "successors"]
+Ints = NDArray[np.int64]
+Order = Callable[[int, ArrayLike, ArrayLike, Groups], Ints]
 
 
 class TooManyDownsets(WindtunnelError):  # noqa: N818  an outcome to plan around, not a mistake of anybody's
@@ -194,10 +196,6 @@ def chain(order: Sequence[int] | NDArray[Any]) -> Lattice:
 
 
 # N nodes
-
-
-Ints = NDArray[np.int64]
-Order = Callable[[int, ArrayLike, ArrayLike, Groups], Ints]
 
 
 def depth_first(num_nodes: int, src: ArrayLike, dst: ArrayLike) -> Ints:

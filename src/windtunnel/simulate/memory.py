@@ -44,6 +44,16 @@ __all__ = [
     "round_size",
 ]
 
+ROUNDING_BYTES = 512
+_MIB = 2**20
+_SMALL_LIMIT_BYTES = _MIB  # at most this comes from the small pool
+_SMALL_SEGMENT_BYTES = 2 * _MIB
+_LARGE_SEGMENT_BYTES = 20 * _MIB
+_OWN_SEGMENT_BYTES = 10 * _MIB  # from here on a request gets a segment of its own size
+_SEGMENT_ROUNDING_BYTES = 2 * _MIB
+_WIDE_ARCHITECTURES = ("hopper", "blackwell")
+Int = NDArray[np.int64]
+
 
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
@@ -141,19 +151,6 @@ def _merge_instants(
     if not len(time_ns):
         return time_ns, change
     return time_ns[is_first], np.add.reduceat(change, np.flatnonzero(is_first))
-
-
-ROUNDING_BYTES = 512
-_MIB = 2**20
-_SMALL_LIMIT_BYTES = _MIB  # at most this comes from the small pool
-_SMALL_SEGMENT_BYTES = 2 * _MIB
-_LARGE_SEGMENT_BYTES = 20 * _MIB
-_OWN_SEGMENT_BYTES = 10 * _MIB  # from here on a request gets a segment of its own size
-_SEGMENT_ROUNDING_BYTES = 2 * _MIB
-
-_WIDE_ARCHITECTURES = ("hopper", "blackwell")
-
-Int = NDArray[np.int64]
 
 
 def cublas_bytes(architecture: str) -> int:

@@ -42,6 +42,7 @@ _SAVERS = {"save", "save_pretrained", "save_model", "save_file", "savez", "savet
 _WRITERS = {"write_text", "write_bytes"}
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _listeners: list[Callable[[str, tuple[Any, ...]], None]] = []
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def lines_that_save(script: Path) -> list[tuple[int, str]]:
@@ -295,9 +296,6 @@ def writes_below(folder: Path, script: Path) -> Iterator[ScratchFolder]:
     finally:
         for owner, name, original in reversed(patched):
             setattr(owner, name, original)
-
-
-Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _opening(scratch: ScratchFolder) -> Wrapper:

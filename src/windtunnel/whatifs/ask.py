@@ -32,6 +32,13 @@ from windtunnel.whatifs.request import Request, Step, parse_requests
 __all__ = ["Database", "apply", "apply_steps", "call_whatif", "needs_of", "pricer_of", "whatif"]
 
 Database = ProfileDatabase | str | None
+Changed = tuple[Request, tuple[Graph, ...]]  # the graphs after each step
+Outcome = tuple[Request, tuple[Graph, ...] | WindtunnelError]
+ALL = "all"
+_BATCH = 32  # changes replayed at once
+_KEPT_TASKS = 200_000  # larger graphs are made again when they are looked at
+# columns that no replay reads: changing them leaves a change a pure change of durations
+_UNPLAYED = ("cost_source", "duration_ns", "duration_std_ns", "samples_ns", "name", "op", "flops")
 
 
 def apply(
@@ -111,15 +118,6 @@ def pricer_of(database: Database = None, budget_s: float | None = None, progress
         return {need: known[need, is_run] for need in needs}
 
     return price
-
-
-Changed = tuple[Request, tuple[Graph, ...]]  # the graphs after each step
-Outcome = tuple[Request, tuple[Graph, ...] | WindtunnelError]
-ALL = "all"
-_BATCH = 32  # changes replayed at once
-_KEPT_TASKS = 200_000  # larger graphs are made again when they are looked at
-# columns that no replay reads: changing them leaves a change a pure change of durations
-_UNPLAYED = ("cost_source", "duration_ns", "duration_std_ns", "samples_ns", "name", "op", "flops")
 
 
 def whatif(

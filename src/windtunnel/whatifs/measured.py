@@ -62,6 +62,11 @@ Pricer = Callable[[Sequence[Need], bool], Mapping[Need, Any]]
 PRICES = ("auto", "measured", "paper")
 MEASURE, LOOK_UP, PUBLISHED = "measure", "look up", "published"
 _WAYS = {"measured": MEASURE, "paper": PUBLISHED}
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+SOURCE = "measured:partial"
+_COMPILED = r"cpp_fused_.*|## Call CompiledFxGraph.*"  # names of tasks of code that a compiler generated
+REPLACED = "measured:other layer"  # of calls that another layer runs
 
 
 @dataclass(frozen=True)
@@ -161,13 +166,6 @@ def _apply_paper_ratios(change: Unpriced) -> Graph:
     if change.published is None:
         raise NotApplicableError("there are no published ratios for this change", fix="measure it here: prices='auto'")
     return change.published()
-
-
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-SOURCE = "measured:partial"
-_COMPILED = r"cpp_fused_.*|## Call CompiledFxGraph.*"  # names of tasks of code that a compiler generated
-REPLACED = "measured:other layer"  # of calls that another layer runs
 
 
 def has_program(graph: Graph) -> bool:

@@ -31,6 +31,7 @@ _WORK = ("flops", "bytes_read", "bytes_written", "message_bytes", "param_bytes",
 _EXTRA = ("workspace_bytes",)
 
 Mask = NDArray[np.bool_]
+_ENDS = ("src", "dst")
 
 
 def place_on(graph: Graph, device: Device, launch_ns: int | None = None, host_costs: HostCosts = COSTS) -> Graph:
@@ -159,6 +160,3 @@ def _launches(graph: Graph, kernels: NDArray[np.int64], launches_ns: NDArray[np.
         duration_ns=launches_ns,
         cost_source=Strings.repeat(HOST_TABLE if is_timed else "assumed launch", count),
     )
-
-
-_ENDS = ("src", "dst")

@@ -28,6 +28,7 @@ _COUNTS_FROM_ZERO = ("num_workers", "rank", "seed")
 # the most by the end of a name: a day, an EiB, an EiB per second; sums over a graph then still fit into 64 bits
 _MOST = {"_ns": 86_400 * 10**9, "_bytes": 2**60, "_bytes_per_s": 2**60}
 _MAX_COUNT, _MAX_FACTOR, _MIN_FACTOR = 2**31 - 1, 1e6, 1e-6
+_JOIN = re.compile(r"(?<![0-9][eE])\+")  # not the sign of an exponent, as in 1e+3
 
 
 def format_value(value: Any) -> str:
@@ -104,9 +105,6 @@ def _in_range(key: str, parameter: inspect.Parameter, value: int | float) -> int
     if (value == 0 and may_be_zero) or least <= value <= most:
         return value
     raise ValueError(f"give {'0, or ' if may_be_zero else ''}{least:g} to {most:,.0f}")
-
-
-_JOIN = re.compile(r"(?<![0-9][eE])\+")  # not the sign of an exponent, as in 1e+3
 
 
 @dataclass(frozen=True, slots=True)

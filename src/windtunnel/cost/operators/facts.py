@@ -61,6 +61,62 @@ a head; a convolution is taken as the product of all windows and the filters of 
 ``columns`` elements. An alignment is the largest power of two, at most 128 bytes, that divides a row's length. Images
 have ``positions`` in a channel of one of them: results of a convolution or of pooling, elements of a batch norm."""
 
+_UPDATES: tuple[str, ...] = (
+    "fused_sgd", "fused_adam", "fused_adamw", "fused_adagrad", "foreach_add", "foreach_sub", "foreach_mul",
+    "foreach_div", "foreach_sqrt", "foreach_lerp", "foreach_addcmul", "foreach_addcdiv", "foreach_neg", "foreach_copy",
+    "foreach_norm", "foreach_zero", "foreach_clamp_min",
+)  # fmt: skip
+_LOSSES: tuple[str, ...] = (
+    "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward", "mse_loss",
+    "mse_loss_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "binary_cross_entropy",
+)  # fmt: skip
+_NORMS: tuple[str, ...] = (
+    "rms_norm", "fused_rms_norm", "rms_norm_backward", "fused_rms_norm_backward", "cudnn_batch_norm",
+    "cudnn_batch_norm_backward", "native_group_norm",
+)  # fmt: skip
+_BY_NAME: Mapping[str, Describe] = {
+    "mm": product_of(0),
+    "bmm": product_of(0),
+    "addmm": product_of(1, has_sum=True),
+    "baddbmm": product_of(1, has_sum=True),
+    "matmul": product_of(0),
+    "linear": describe_linear,
+    "scaled_dot_product_attention": attention_of(0, 5),
+    "scaled_dot_product_flash_attention": attention_of(0, 4),
+    "scaled_dot_product_flash_attention_for_cpu": attention_of(0, 4),
+    "scaled_dot_product_efficient_attention": attention_of(0, 6),
+    "scaled_dot_product_cudnn_attention": attention_of(0, 6),
+    "scaled_dot_product_fused_attention_overrideable": attention_of(0, 5),
+    "scaled_dot_product_flash_attention_backward": attention_of(1, 11, is_backward=True),
+    "scaled_dot_product_flash_attention_for_cpu_backward": attention_of(1, 7, is_backward=True),
+    "scaled_dot_product_efficient_attention_backward": attention_of(1, 11, is_backward=True),
+    "scaled_dot_product_cudnn_attention_backward": attention_of(1, 14, is_backward=True),
+    "convolution": describe_convolution,
+    "cudnn_convolution": describe_convolution,
+    "convolution_backward": describe_convolution_backward,
+    "topk": describe_sorting,
+    "cumsum": describe_reduction,
+    "select_backward": describe_copy,
+    "slice_backward": describe_copy,
+    "full": describe_copy,
+    "zeros": describe_copy,
+    "ones": describe_copy,
+    "zeros_like": describe_copy,
+    "ones_like": describe_copy,
+    "full_like": describe_copy,
+    "masked_fill": describe_pointwise,
+    "where": describe_pointwise,
+    "native_dropout": describe_pointwise,
+    "native_dropout_backward": describe_pointwise,
+    **dict.fromkeys(_UPDATES, describe_update),
+    **dict.fromkeys(_LOSSES, describe_loss),
+    **dict.fromkeys(_NORMS, describe_normalization),
+}
+# operators that the classes take for elementwise, of which some do other work than one value per element
+_OTHER_WORK = re.compile(
+    r"rnn|lstm|gru|linalg_(?!vector)|fft|cdist|ctc|solve|cholesky|histc|bincount|unique|sparse|quant|grid_sampl"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Facts:
@@ -148,66 +204,6 @@ def _describe(call: Call) -> tuple[str, dict[str, float]]:
     if kind in _BY_CLASS and not _OTHER_WORK.search(call.name):
         return _BY_CLASS[kind](call)
     return "", {}
-
-
-_BY_NAME: Mapping[str, Describe] = {
-    "mm": product_of(0),
-    "bmm": product_of(0),
-    "addmm": product_of(1, has_sum=True),
-    "baddbmm": product_of(1, has_sum=True),
-    "matmul": product_of(0),
-    "linear": describe_linear,
-    "scaled_dot_product_attention": attention_of(0, 5),
-    "scaled_dot_product_flash_attention": attention_of(0, 4),
-    "scaled_dot_product_flash_attention_for_cpu": attention_of(0, 4),
-    "scaled_dot_product_efficient_attention": attention_of(0, 6),
-    "scaled_dot_product_cudnn_attention": attention_of(0, 6),
-    "scaled_dot_product_fused_attention_overrideable": attention_of(0, 5),
-    "scaled_dot_product_flash_attention_backward": attention_of(1, 11, is_backward=True),
-    "scaled_dot_product_flash_attention_for_cpu_backward": attention_of(1, 7, is_backward=True),
-    "scaled_dot_product_efficient_attention_backward": attention_of(1, 11, is_backward=True),
-    "scaled_dot_product_cudnn_attention_backward": attention_of(1, 14, is_backward=True),
-    "convolution": describe_convolution,
-    "cudnn_convolution": describe_convolution,
-    "convolution_backward": describe_convolution_backward,
-    "topk": describe_sorting,
-    "cumsum": describe_reduction,
-    "select_backward": describe_copy,
-    "slice_backward": describe_copy,
-    "full": describe_copy,
-    "zeros": describe_copy,
-    "ones": describe_copy,
-    "zeros_like": describe_copy,
-    "ones_like": describe_copy,
-    "full_like": describe_copy,
-    "masked_fill": describe_pointwise,
-    "where": describe_pointwise,
-    "native_dropout": describe_pointwise,
-    "native_dropout_backward": describe_pointwise,
-}
-_UPDATES: tuple[str, ...] = (
-    "fused_sgd", "fused_adam", "fused_adamw", "fused_adagrad", "foreach_add", "foreach_sub", "foreach_mul",
-    "foreach_div", "foreach_sqrt", "foreach_lerp", "foreach_addcmul", "foreach_addcdiv", "foreach_neg", "foreach_copy",
-    "foreach_norm", "foreach_zero", "foreach_clamp_min",
-)  # fmt: skip
-_LOSSES: tuple[str, ...] = (
-    "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward", "mse_loss",
-    "mse_loss_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "binary_cross_entropy",
-)  # fmt: skip
-_NORMS: tuple[str, ...] = (
-    "rms_norm", "fused_rms_norm", "rms_norm_backward", "fused_rms_norm_backward", "cudnn_batch_norm",
-    "cudnn_batch_norm_backward", "native_group_norm",
-)  # fmt: skip
-_BY_NAME = {
-    **_BY_NAME,
-    **dict.fromkeys(_UPDATES, describe_update),
-    **dict.fromkeys(_LOSSES, describe_loss),
-    **dict.fromkeys(_NORMS, describe_normalization),
-}
-# operators that the classes take for elementwise, of which some do other work than one value per element
-_OTHER_WORK = re.compile(
-    r"rnn|lstm|gru|linalg_(?!vector)|fft|cdist|ctc|solve|cholesky|histc|bincount|unique|sparse|quant|grid_sampl"
-)
 
 
 def _norms_and_softmax(call: Call) -> tuple[str, dict[str, float]]:

@@ -48,6 +48,7 @@ _LIST_EFFICIENCY = 0.75  # of the bandwidth: what long lists of tensors reach
 _CHUNK_BYTES_PER_S = 7.5e10  # of one thread block of a kernel on lists
 _QUERIES = 128  # of one block of attention
 _SHORT_LOSS = 32_768  # elements of a loss that one block reduces
+_Kinds = dict[str, tuple[Mask, list[Floats]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +151,6 @@ def _peak(device: Device, dtype: str) -> float:
     """Peak of a type; that of fp32 where the sheet has none."""
     known = device.peak_flops_per_s
     return float(known.get(dtype, known.get("fp32", np.nan)))
-
-
-_Kinds = dict[str, tuple[Mask, list[Floats]]]
 
 
 def _product_kinds(scaled: _Scaled) -> _Kinds:

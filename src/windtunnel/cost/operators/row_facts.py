@@ -64,6 +64,16 @@ _VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "update": (("fused_sgd",), ("fused_adam", "fused_adamw")),
     "multi-tensor": (("foreach_norm",), ("foreach_zero",)),
 }
+_CHUNK = 65_536  # elements that one thread block of a multi-tensor kernel takes
+_TENSORS_PER_KERNEL = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}  # by the number of lists
+_UPDATE_PASSES = {
+    "fused_sgd": (3.0, 2.0),
+    "fused_adam": (4.0, 3.0),
+    "fused_adamw": (4.0, 3.0),
+    "foreach_zero": (0.0, 1.0),
+    "foreach_norm": (1.0, 0.0),
+}
+"""How often all elements are read and written."""
 
 
 def variant_of(family: str, name: str) -> float:
@@ -311,15 +321,3 @@ def describe_update(call: Call) -> tuple[str, Row]:
         "num_tensors": float(len(sizes)), "window": float(num_kernels),
         "alignment": min(alignment_of(size, call.item) for size in sizes),
     }  # fmt: skip
-
-
-_CHUNK = 65_536  # elements that one thread block of a multi-tensor kernel takes
-_TENSORS_PER_KERNEL = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}  # by the number of lists
-_UPDATE_PASSES = {
-    "fused_sgd": (3.0, 2.0),
-    "fused_adam": (4.0, 3.0),
-    "fused_adamw": (4.0, 3.0),
-    "foreach_zero": (0.0, 1.0),
-    "foreach_norm": (1.0, 0.0),
-}
-"""How often all elements are read and written."""

@@ -31,6 +31,7 @@ Row = tuple[str, tuple[float, ...]]
 
 _ELEMENTWISE = ("add", "div", "mul", "pow", "relu", "gelu", "tanh")
 _UNARY = ("relu", "gelu", "tanh")
+_ROWS = {"_softmax": "softmax", "softmax": "softmax", "native_layer_norm": "ln", "layer_norm": "ln"}
 
 
 def _product(left: Sequence[int], right: Sequence[int]) -> Row | None:
@@ -43,9 +44,6 @@ def _product(left: Sequence[int], right: Sequence[int]) -> Row | None:
 
 def _linear(images: Sequence[int], weight: Sequence[int]) -> Row:
     return "linear", (1, math.prod(images[:-1]), images[-1], weight[0])
-
-
-_ROWS = {"_softmax": "softmax", "softmax": "softmax", "native_layer_norm": "ln", "layer_norm": "ln"}
 
 
 def operator_of(name: str, shapes: Shapes) -> Row | None:

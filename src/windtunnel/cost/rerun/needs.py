@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 _MIB = 1 << 20
+_OPERATORS_S, _UPDATE_S = 6.0, 2.0
 
 
 class Need:
@@ -203,9 +204,6 @@ class UpdatePeakNeed(Need):
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=list).encode()).hexdigest()[:16]
-
-
-_OPERATORS_S, _UPDATE_S = 6.0, 2.0
 
 
 def price_needs(

@@ -38,6 +38,8 @@ OBJECTIVES = {
 }
 """Solvers of each objective: the busiest device; the busiest forward plus the busiest backward one; one sample."""
 
+_MAX_MOVES, _MAX_STARTS = 100, 3
+
 
 def place(
     problem: Problem,
@@ -169,9 +171,6 @@ def _quick_splits(problem: Problem) -> list[Plan]:
     if not result:
         raise refused or InfeasibleError("nothing fits")
     return result
-
-
-_MAX_MOVES, _MAX_STARTS = 100, 3
 
 
 def search_locally(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequence[Plan] = ()) -> Plan:

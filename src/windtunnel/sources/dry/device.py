@@ -30,6 +30,23 @@ from windtunnel.sources.torch.device_operators import as_on_device, device_funct
 __all__ = ["answer_reads", "device_stands_in", "on_device"]
 
 _LIBRARY = torch.library.Library("aten", "IMPL", "Meta")
+_GIB = 2**30
+_NAME = "NVIDIA H100 80GB HBM3"
+_HERE = torch.device("cpu")
+_STANDS_IN = torch.device("cpu", 0)  # what a program gets that asks for a device: the host, but another one
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_ACCELERATOR = torch.device("cuda")
+_PARSE_TO: Any = torch._C._nn._parse_to
+_TAKES_DEVICE: dict[Any, int] = {torch.Tensor.to: 1, _PARSE_TO: 0}
+_MOVES = (torch.Tensor.to, torch.Tensor.cuda)
+# most calls of a program: they take a tensor only, and give no tensor
+_FACTS = {torch.Tensor.untyped_storage, torch.Tensor.numel, torch.ops.prim.device.default} | {
+    getattr(torch.Tensor, name).__get__ for name in ("dtype", "grad_fn", "is_leaf", "layout", "requires_grad", "shape")
+}
+_DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
+_UPDATES = str(Path(torch.__file__).parent / "optim")
+_INDICES = ("index", "idx")
+_HOST_GENERATOR = torch.Generator
 
 
 def _per_channel(x: torch.Tensor) -> torch.Tensor:
@@ -79,23 +96,6 @@ def on_device(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
             return forward(*args)
 
     return call
-
-
-_GIB = 2**30
-_NAME = "NVIDIA H100 80GB HBM3"
-_HERE = torch.device("cpu")
-_STANDS_IN = torch.device("cpu", 0)  # what a program gets that asks for a device: the host, but another one
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_ACCELERATOR = torch.device("cuda")
-_PARSE_TO: Any = torch._C._nn._parse_to
-_TAKES_DEVICE: dict[Any, int] = {torch.Tensor.to: 1, _PARSE_TO: 0}
-_MOVES = (torch.Tensor.to, torch.Tensor.cuda)
-# most calls of a program: they take a tensor only, and give no tensor
-_FACTS = {torch.Tensor.untyped_storage, torch.Tensor.numel, torch.ops.prim.device.default} | {
-    getattr(torch.Tensor, name).__get__ for name in ("dtype", "grad_fn", "is_leaf", "layout", "requires_grad", "shape")
-}
-_DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
-_UPDATES = str(Path(torch.__file__).parent / "optim")
 
 
 class _Answers(TorchFunctionMode):
@@ -322,9 +322,6 @@ def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[A
     }
 
 
-_INDICES = ("index", "idx")
-
-
 def _queues(streams: Streams) -> dict[str, Any]:
     return {
         "Stream": streams.stream_class,
@@ -389,9 +386,6 @@ class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _HOST_GENERATOR)
-
-
-_HOST_GENERATOR = torch.Generator
 
 
 class _Generator(metaclass=_AnyGenerator):

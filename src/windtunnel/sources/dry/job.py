@@ -43,6 +43,9 @@ _BACKEND = "fake"
 _RANKS_TRACED = itertools.count()
 assert fake_pg  # which registers it
 
+_OF_MESHES = ("_unflatten", "_flatten", "_concatenate", "__getitem__", "_get_all_submeshes", "from_group", "mesh")
+_DEVICES = ("device_ids", "output_device")
+
 
 @dataclass
 class Mailbox:
@@ -249,9 +252,6 @@ def _mesh_methods() -> dict[str, Any]:
     return result
 
 
-_OF_MESHES = ("_unflatten", "_flatten", "_concatenate", "__getitem__", "_get_all_submeshes", "from_group", "mesh")
-
-
 def _without_devices(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def construct(model: Any, module: Any, *args: Any, **kwargs: Any) -> None:
@@ -259,9 +259,6 @@ def _without_devices(original: Callable[..., None]) -> Callable[..., None]:
         original(model, module, None, None, *args[2:], **{k: v for k, v in kwargs.items() if k not in _DEVICES})
 
     return construct
-
-
-_DEVICES = ("device_ids", "output_device")
 
 
 def _vote_static_shapes(stage: Any, *_: Any, **__: Any) -> Any:

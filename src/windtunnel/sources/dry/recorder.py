@@ -43,6 +43,8 @@ _TYPES = {
 
 
 _NO_OPERATORS = ("prim", "profiler")
+_NAMES = {bool: "Bool", int: "Int", float: "Double", str: "String"}
+_TEXTS: dict[Any, str] = {}
 
 
 @dataclass(slots=True)
@@ -225,9 +227,6 @@ class Recorder(DispatchTracer):
         return index, extended
 
 
-_NAMES = {bool: "Bool", int: "Int", float: "Double", str: "String"}
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, bool | str) or value is None:
         return value
@@ -240,9 +239,6 @@ def _values(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     """All arguments in the order of the schema."""
     rest = [kwargs.get(argument.name, argument.default_value) for argument in schema.arguments[len(args) :]]
     return [*args, *rest]
-
-
-_TEXTS: dict[Any, str] = {}
 
 
 def _collective_outputs(node: dict[str, Any], message: Message | None) -> list[int]:

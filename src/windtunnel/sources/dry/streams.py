@@ -26,6 +26,8 @@ __all__ = ["COMM", "Event", "Stream", "Streams", "patch_attributes", "replace_fu
 COMM = 1_000
 """Streams from this number on carry messages."""
 
+_ABSENT = object()
+
 
 class Streams:
     """What is queued where; one per traced rank."""
@@ -200,9 +202,6 @@ class Event:
     def elapsed_time(self, _other: Any) -> float:
         """Return 1 millisecond, as no work takes time here; not 0, by which a program would divide."""
         return 1.0
-
-
-_ABSENT = object()
 
 
 @contextmanager

@@ -51,6 +51,8 @@ _SIZED |= {
     "new_empty",
 }
 
+_TO_ARRAYS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
+
 
 def own_line() -> str:
     """The line that the program is at, with its file as Python names it; empty where none of its frames runs."""
@@ -294,7 +296,6 @@ _CONVERSIONS: dict[Any, Callable[[Any], Any]] = {
     torch.Tensor.__index__: int,
     torch.Tensor.__bool__: bool,
 }
-_TO_ARRAYS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
 READS: set[Any] = {torch.Tensor.item, torch.Tensor.tolist, *_TO_ARRAYS, *_CONVERSIONS}
 """What brings a value to Python."""
 

@@ -23,6 +23,7 @@ _LARGEST = 2**48  # elements, bytes; beyond that it is no size
 _BYTES_PER_JSON_BYTE = 5  # of a real trace; the limit has room for worse
 _DEEPEST = 32  # real inputs are tensors in lists of lists
 _ROOT = "[pytorch|profiler|execution_"
+_EXPORT = "stop the observer (unregister_callback) before the file is copied, and copy it whole"
 
 
 class Side(msgspec.Struct):
@@ -171,9 +172,6 @@ def _decode(path: Path, data: bytearray, kind: Any, nodes: msgspec.Raw | None = 
     except (RecursionError, UnicodeError) as error:
         parse_json(bytes(data), str(path), error=TraceError)
         raise TraceError(f"the trace is no JSON: {error}", where=str(path), fix=_EXPORT) from error
-
-
-_EXPORT = "stop the observer (unregister_callback) before the file is copied, and copy it whole"
 
 
 def _of_flat(node: _Flat) -> Node:

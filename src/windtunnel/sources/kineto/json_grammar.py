@@ -22,6 +22,9 @@ OFFSET = np.uint64(14695981039346656037)
 PRIME = np.uint64(1099511628211)
 MAX_TIME_NS = 2**61
 _FULL = 9 * 10**17  # a number below takes one more digit
+MAX_DEPTH = 1000
+# what may stand next inside a value
+_VALUE, _FIRST_VALUE, _KEY, _FIRST_KEY, _MORE = range(5)
 
 
 def fnv(text: bytes) -> int:
@@ -33,9 +36,6 @@ def fnv(text: bytes) -> int:
 
 
 _WORDS = np.array([fnv(word) for word in (b"true", b"false", b"null", b"NaN", b"Infinity")], np.uint64)
-MAX_DEPTH = 1000
-# what may stand next inside a value
-_VALUE, _FIRST_VALUE, _KEY, _FIRST_KEY, _MORE = range(5)
 
 
 @njit(cache=True, nogil=True)

@@ -39,6 +39,12 @@ _CATEGORIES = {
     ),
 }
 _HOST_COLLECTIVE = HOST_COLLECTIVE.removeprefix("^")  # an annotation may have words before it
+_MARK = "wt:line:"
+_FRAME = re.compile(r"^(?P<file>.+)\((?P<number>\d+)\): ")
+_LIBRARY = re.compile(
+    r"(^|/)(torch|torchvision|torchaudio|torch_xla|triton|numpy|tqdm)/|^<|/lib/python[\d.]+/(?!.*packages/)"
+    r"|(^|/)c[a-z2-7]{40,}\.py$"  # what torch.compile generated
+)
 
 
 def _category_of(text: str) -> int:
@@ -76,14 +82,6 @@ def find_categories(trace: Trace) -> NDArray[np.uint8]:
         host = np.where(trace.correlation[unknown] != MISSING, Category.CALL, Category.OPERATOR)
         category[unknown] = np.where(on_device, device, host)
     return category
-
-
-_MARK = "wt:line:"
-_FRAME = re.compile(r"^(?P<file>.+)\((?P<number>\d+)\): ")
-_LIBRARY = re.compile(
-    r"(^|/)(torch|torchvision|torchaudio|torch_xla|triton|numpy|tqdm)/|^<|/lib/python[\d.]+/(?!.*packages/)"
-    r"|(^|/)c[a-z2-7]{40,}\.py$"  # what torch.compile generated
-)
 
 
 def find_frames(trace: Trace) -> tuple[Sparse, tuple[str, ...]]:

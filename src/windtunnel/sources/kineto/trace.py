@@ -40,6 +40,20 @@ _WHY = {
 
 Ints = NDArray[Any]
 Owner = int | str
+_COLUMNS: dict[str, DTypeLike] = {
+    "letter": np.uint8,
+    "index": np.int32,
+    "ts": np.int64,
+    "dur": np.int64,
+    "name": np.int32,
+    "cat": np.int32,
+    "thread": np.int32,
+    "correlation": np.int64,
+    "external_id": np.int64,
+    "rare_row": np.int32,
+    "rare_slot": np.int8,
+    "rare_value": np.int64,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,22 +102,6 @@ class Trace:
     def text(self, value: int) -> str:
         """What an argument's value says: a string as it is, a number in digits."""
         return self.strings[value - scan.STRING] if is_string(value) else str(value)
-
-
-_COLUMNS: dict[str, DTypeLike] = {
-    "letter": np.uint8,
-    "index": np.int32,
-    "ts": np.int64,
-    "dur": np.int64,
-    "name": np.int32,
-    "cat": np.int32,
-    "thread": np.int32,
-    "correlation": np.int64,
-    "external_id": np.int64,
-    "rare_row": np.int32,
-    "rare_slot": np.int8,
-    "rare_value": np.int64,
-}
 
 
 class _Column:

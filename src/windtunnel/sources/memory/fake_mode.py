@@ -34,6 +34,22 @@ __all__ = ["PACK", "PAD", "KnownValues", "fake_tensors", "forget_value", "pack",
 
 PACK = torch.ops.aten._pack_padded_sequence.default
 PAD = torch._C._VariableFunctions._pad_packed_sequence
+MAX_ELEMENTS = 2**20
+"""Of a tensor whose value is computed."""
+_ATTRIBUTE = "_windtunnel_value"
+_READ = torch.ops.aten._local_scalar_dense.default
+_CPU = torch.device("cpu")
+# flags that a healthy run never sets: no gradient is infinite
+_NEVER_SETS = (torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default,)
+_REDUCED_IN_PLACE = (
+    torch.ops.aten.binary_cross_entropy.default,
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.soft_margin_loss.default,
+)
+"""Losses whose kernel keeps the values of all elements behind the number that it returns."""
+_FEW_STEPS = 16
+_MAX_RUN_ELEMENTS = 2**24
 
 
 def pack(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,15 +82,6 @@ def pad(
     order: Any = (samples, times) if batch_first else (times, samples)
     shape = (sizes[0], num_steps) if batch_first else (num_steps, sizes[0])
     return data.new_full((*shape, *data.shape[1:]), padding_value).index_put(order, data), lengths
-
-
-MAX_ELEMENTS = 2**20
-"""Of a tensor whose value is computed."""
-_ATTRIBUTE = "_windtunnel_value"
-_READ = torch.ops.aten._local_scalar_dense.default
-_CPU = torch.device("cpu")
-# flags that a healthy run never sets: no gradient is infinite
-_NEVER_SETS = (torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default,)
 
 
 class _Validity:
@@ -213,17 +220,6 @@ def _forget_written_values(func: Any, args: Any, named: dict[str, Any]) -> None:
         if argument.alias_info is not None and argument.alias_info.is_write:
             for tensor in tensors_in((value,)):
                 forget_value(tensor)
-
-
-_REDUCED_IN_PLACE = (
-    torch.ops.aten.binary_cross_entropy.default,
-    torch.ops.aten.mse_loss.default,
-    torch.ops.aten.smooth_l1_loss.default,
-    torch.ops.aten.soft_margin_loss.default,
-)
-"""Losses whose kernel keeps the values of all elements behind the number that it returns."""
-_FEW_STEPS = 16
-_MAX_RUN_ELEMENTS = 2**24
 
 
 class _FakeOperators(KnownValues):

@@ -49,6 +49,7 @@ __all__ = ["Learned", "Mark", "Outside", "Sightings"]
 
 LEFT = -1
 _LINES = Lines()  # what was looked up once is known to the next
+Birth = tuple[int, str, int]  # phase, operator, size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +294,6 @@ class Sightings:
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
-
-
-Birth = tuple[int, str, int]  # phase, operator, size_bytes
 
 
 @dataclass

@@ -63,6 +63,9 @@ BIRTH, DEATH, RESIZE, CATEGORY = range(len(EVENTS))
 WEIGHT, GRADIENT, STATE, INPUT, FEATURE_MAP, WORKSPACE, TEMPORARY = range(len(CATEGORIES))  # by precedence
 
 Entry = tuple[int, int, int, int, int, int]  # time_ns, event, storage, category, size_bytes, iteration
+PHASES = ("before", "data", "forward", "backward", "update")
+BEFORE, DATA, FORWARD, BACKWARD, UPDATE = range(len(PHASES))
+_LIBRARIES = tuple(str(Path(str(library.__file__)).parent) for library in (torch, np))
 
 
 @dataclass
@@ -120,10 +123,6 @@ def buffers_of(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, t
             yield module, own, buffer
 
 
-PHASES = ("before", "data", "forward", "backward", "update")
-BEFORE, DATA, FORWARD, BACKWARD, UPDATE = range(len(PHASES))
-
-_LIBRARIES = tuple(str(Path(str(library.__file__)).parent) for library in (torch, np))
 _OWN = str(Path(__file__).parents[2])
 _MODELS = str(Path(_OWN) / "workloads")
 

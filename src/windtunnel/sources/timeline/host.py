@@ -24,6 +24,12 @@ __all__ = ["Host", "Labels", "cut_threads", "label_events"]
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+_ACCUMULATES = r"^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+_PATH = "wt:module:"  # the mark of a capture of ours, with the module's whole path
+_NO_LAYER = re.compile(
+    rf"^(ProfilerStep|Optimizer\.|({'|'.join(BACKENDS)}):|enumerate\(|DistributedDataParallel\.|wt:|Torch-Compiled)|"
+    r"^[#\s]*(forward|backward|optimi[sz]er|zero_grad)[#\s]*$|^PyTorch Profiler"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,14 +189,6 @@ def _pair_by_arrows(events: Events, host: Host, forward_of: Int32s) -> None:
     for pair in ends.values():
         if len(pair) == 2:
             forward_of[pair[True]] = pair[False]
-
-
-_ACCUMULATES = r"^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-_PATH = "wt:module:"  # the mark of a capture of ours, with the module's whole path
-_NO_LAYER = re.compile(
-    rf"^(ProfilerStep|Optimizer\.|({'|'.join(BACKENDS)}):|enumerate\(|DistributedDataParallel\.|wt:|Torch-Compiled)|"
-    r"^[#\s]*(forward|backward|optimi[sz]er|zero_grad)[#\s]*$|^PyTorch Profiler"
-)
 
 
 def _layers(events: Events, host: Host) -> tuple[Int32s, list[str]]:

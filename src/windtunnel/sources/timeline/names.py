@@ -27,13 +27,6 @@ INNER = r"^aten::_(flash|efficient|cudnn)_attention_(forward|backward)$"
 HOST_COLLECTIVE = f"^({'|'.join(backend for backend in BACKENDS if backend != 'nccl')}):"
 """Collectives that run on threads of the host."""
 
-
-def matching(names: Sequence[str], pattern: str) -> NDArray[np.bool_]:
-    """Which of the names hold the regular expression."""
-    search = re.compile(pattern).search
-    return np.array([search(name) is not None for name in names], bool)
-
-
 # Innermost wins. Optimizers first: "Optimizer.step" inside "## backward ##" is an update.
 _PHASES = (
     (Phase.UPDATE, re.compile(r"^Optimizer\.|\boptimi[sz]er\b|\bzero_grad\b")),
@@ -41,14 +34,18 @@ _PHASES = (
     (Phase.FORWARD, re.compile(r"\bforward\b")),
     (Phase.DATA, re.compile(r"DataLoader|\b(load_batch|data_load|wait_for_batch|copy_batch_to_gpu)\b", re.IGNORECASE)),
 )
+_NODE = r"^autograd::engine::evaluate_function"
+
+
+def matching(names: Sequence[str], pattern: str) -> NDArray[np.bool_]:
+    """Which of the names hold the regular expression."""
+    search = re.compile(pattern).search
+    return np.array([search(name) is not None for name in names], bool)
 
 
 def phase_of(name: str) -> int:
     """The phase that an event's name announces, or -1."""
     return next((int(phase) for phase, pattern in _PHASES if pattern.search(name)), -1)
-
-
-_NODE = r"^autograd::engine::evaluate_function"
 
 
 def name_threads(events: Events) -> list[str]:

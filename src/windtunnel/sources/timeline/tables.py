@@ -26,6 +26,12 @@ __all__ = ["TABLES", "TableRules", "TraceTables", "make_tables"]
 Int64s = NDArray[np.int64]
 Row = dict[str, Any]
 HOST_WAIT, KERNEL_WAIT, OTHER = "host wait", "kernel wait", "other"
+_TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
+_SPREAD = {"mean": _FLOAT, "std": _FLOAT, **dict.fromkeys(QUARTILES, _FLOAT)}
+_IN_NS = {f"{name}_ns": kind for name, kind in _SPREAD.items()}
+_RANK = {"rank": _INT}
+_STREAM = {"rank": _INT, "stream": _TEXT}
+_PARTS = ("idle", "compute", "non_compute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +262,6 @@ def _kinds(ranks: Sequence[Recorded], _: TableRules) -> Iterator[Row]:
 
 
 Makes = Callable[[Sequence[Recorded], TableRules], Iterator[Row]]
-_TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
-_SPREAD = {"mean": _FLOAT, "std": _FLOAT, **dict.fromkeys(QUARTILES, _FLOAT)}
-_IN_NS = {f"{name}_ns": kind for name, kind in _SPREAD.items()}
-_RANK = {"rank": _INT}
-_STREAM = {"rank": _INT, "stream": _TEXT}
-_PARTS = ("idle", "compute", "non_compute")
 TABLES: Mapping[str, tuple[dict[str, pa.DataType], Makes]] = {
     "temporal": (
         {**_RANK, **{f"{p}_ns": _INT for p in _PARTS}, "kernel_ns": _INT, **{f"{p}_ratio": _FLOAT for p in _PARTS}},

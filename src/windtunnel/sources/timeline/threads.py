@@ -18,6 +18,7 @@ __all__ = ["HandOffs", "find_hand_offs", "follow_progress"]
 
 Int64s = NDArray[np.int64]
 _MAX_THREADS = 64
+Edges = dict[tuple[int, int], tuple[int, bool]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +83,6 @@ def find_hand_offs(
     lags = np.array([lag for lag, _ in edges.values()], np.int64)
     starts = np.array([from_start for _, from_start in edges.values()], bool)
     return HandOffs(pairs[:, 0], pairs[:, 1], lags, starts, np.array(sorted(explained), np.int64))
-
-
-Edges = dict[tuple[int, int], tuple[int, bool]]
 
 
 def _blocks_inside_gaps(waiter: _Thread, other: _Thread, cover: float, edges: Edges, explained: set[int]) -> None:

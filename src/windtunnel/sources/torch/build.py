@@ -41,6 +41,7 @@ Int = NDArray[np.int64]
 PYTHON = "python"
 LOADER = "enumerate(DataLoader)"
 MARKS = (MODULE, REGION, UPDATE_REGION)
+_NOTHING = Operator(Role.NONE)
 
 
 @dataclass(frozen=True)
@@ -274,9 +275,6 @@ def _columns(
         "input_strides": [detail.strides for detail in details],
         "input_args": [detail.arguments for detail in details],
     }
-
-
-_NOTHING = Operator(Role.NONE)
 
 
 def _find_labeling_event(points: Points, index: int) -> int:

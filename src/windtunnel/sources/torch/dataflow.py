@@ -23,6 +23,7 @@ from windtunnel.sources.torch.timeline_points import Points
 __all__ = ["Flow", "MemoryUse", "account", "follow", "trace_flow"]
 
 Access = tuple[int, int, int]  # low, high, slice
+Int = NDArray[np.int64]
 
 
 @dataclass
@@ -137,9 +138,6 @@ def _leave(tracker: _Tracker, operator: Operator, task: int, entered: int) -> No
             tracker.write(span, task, entered=entered, in_place=False)
         written = {span: span.num_bytes for span in (*operator.mutates, *operator.writes)}
         tracker.flow.bytes_written[task] = sum(written.values())
-
-
-Int = NDArray[np.int64]
 
 
 @dataclass

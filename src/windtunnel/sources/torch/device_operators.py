@@ -31,6 +31,17 @@ RECURRENT_MODES = {torch.rnn_relu: 0, torch.rnn_tanh: 1, torch.gru: 3}
 """cuDNN's number of each kind."""
 BACKWARD: Any = torch.ops.aten._cudnn_rnn_backward.default
 _NUM_ARGUMENTS = 9  # of a call on padded sequences
+_HALVES = (torch.float16, torch.bfloat16)
+_MAX_WIDTH = 256
+_ALIGNED = 8
+# torch's own, which context parallelism replaces by name
+_ATTENTION, _DROPOUT = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.dropout
+# by function, arguments that have other names than those of ``dropout`` below
+_DROPOUTS: dict[Any, dict[str, str]] = {
+    _DROPOUT: {"input": "x"},
+    torch.dropout: {"input": "x", "train": "training"},
+}
+_RMS_NORMS = (torch.rms_norm, torch.nn.functional.rms_norm)
 
 
 def recurrent(func: Any, args: tuple[Any, ...]) -> Any:
@@ -75,20 +86,6 @@ def recurrent_gradients(args: tuple[Any, ...]) -> Any:
     values, weights, hidden = args[0], args[1], args[4]
     nothing = values.new_empty(0)
     return torch.empty_like(values), torch.empty_like(hidden), nothing, [torch.empty_like(item) for item in weights]
-
-
-# torch's own, which context parallelism replaces by name
-_ATTENTION: Any = torch._C._nn.scaled_dot_product_attention
-_HALVES = (torch.float16, torch.bfloat16)
-_MAX_WIDTH = 256
-_ALIGNED = 8
-# whose arguments have which other names
-_ATTENTION, _DROPOUT = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.dropout
-_DROPOUTS: dict[Any, dict[str, str]] = {
-    _DROPOUT: {"input": "x"},
-    torch.dropout: {"input": "x", "train": "training"},
-}
-_RMS_NORMS = (torch.rms_norm, torch.nn.functional.rms_norm)
 
 
 def as_on_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FlopCount", "conv_flops", "conv_output_size", "count"]
 
+_FORM_ONLY = frozenset(
+    {"detach", "alias", "lift_fresh", "_unsafe_view", "new_empty", "new_empty_strided", "set_", "resize_"}
+)
+
 
 @dataclass(frozen=True)
 class FlopCount:
@@ -202,11 +206,6 @@ def _computes(packet: Any) -> bool:
     if schema is None or getattr(schema, "is_view", False) or name in _FORM_ONLY or name.startswith("empty"):
         return False
     return str(packet).startswith("aten")
-
-
-_FORM_ONLY = frozenset(
-    {"detach", "alias", "lift_fresh", "_unsafe_view", "new_empty", "new_empty_strided", "set_", "resize_"}
-)
 
 
 # --- on paper ---------------------------------------------------------------------------------------------

@@ -32,6 +32,16 @@ __all__ = ["StepHooks", "loop_loaders", "steps_per_epoch"]
 
 OnBoundary = Callable[["StepHooks", bool], None]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+_LOADER_ARGUMENTS = (
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "drop_last",
+)
 
 
 class StepHooks:
@@ -343,18 +353,6 @@ class StepHooks:
 def _subclasses(cls: type) -> list[type]:
     children: list[type] = list(cls.__subclasses__())
     return children + [subclass for child in children for subclass in _subclasses(child)]
-
-
-_LOADER_ARGUMENTS = (
-    "batch_size",
-    "shuffle",
-    "sampler",
-    "batch_sampler",
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "drop_last",
-)
 
 
 def _name_loader_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,21 @@ __all__ = [
     "text_of",
 ]
 
+_READERS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
+# running statistics change although the schema does not say so
+_UNSTATED_MUTATIONS = {
+    "aten::native_batch_norm": frozenset({3, 4}),
+    "aten::cudnn_batch_norm": frozenset({3, 4}),
+    "aten::miopen_batch_norm": frozenset({3, 4}),
+}
+# the first is filled, whatever it held
+_OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
+# beta times the first, which is not read where beta is 0
+_ADDS_SCALED = ("aten::addmm", "aten::addmv", "aten::addbmm", "aten::baddbmm")
+_UNSTATED_VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias")
+_CHANGES_ONLY_FORM = re.compile(r"aten::(detach|requires_grad|t|transpose|squeeze|unsqueeze|as_strided|swapaxes)_$")
+_ALLOCATORS = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|resize_|set_)\w*$")
+
 
 class Role(Enum):
     """What running an operator means for the tensors."""
@@ -77,20 +92,6 @@ class _Schema(NamedTuple):
 
 
 _NOT_AN_OPERATOR = Operator(Role.NONE)
-_READERS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
-# running statistics change although the schema does not say so
-_UNSTATED_MUTATIONS = {
-    "aten::native_batch_norm": frozenset({3, 4}),
-    "aten::cudnn_batch_norm": frozenset({3, 4}),
-    "aten::miopen_batch_norm": frozenset({3, 4}),
-}
-# the first is filled, whatever it held
-_OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
-# beta times the first, which is not read where beta is 0
-_ADDS_SCALED = ("aten::addmm", "aten::addmv", "aten::addbmm", "aten::baddbmm")
-_UNSTATED_VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias")
-_CHANGES_ONLY_FORM = re.compile(r"aten::(detach|requires_grad|t|transpose|squeeze|unsqueeze|as_strided|swapaxes)_$")
-_ALLOCATORS = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|resize_|set_)\w*$")
 
 
 def describe(node: dict[str, Any] | None) -> Operator:

@@ -27,6 +27,10 @@ from windtunnel.units import format_ratio
 __all__ = ["Correction", "calibrate", "central", "correct", "precision", "select_validation_iterations"]
 
 Int = NDArray[np.int64]
+TARGET_ERROR_RATIO, MAX_ERROR_RATIO = 0.02, 0.03
+_FEWEST = 6  # durations that say something about their own spread
+_NUM_RESAMPLES = 1000
+_MAX_TIMES = 20  # as many iterations as were measured, to advise
 
 
 @dataclass(frozen=True)
@@ -196,12 +200,6 @@ def _enter_share(slices_IP: Int, before_enter: NDArray[np.bool_], after_leave: N
     typical = np.median(slices_IP, axis=0)
     enter, leave = np.percentile(typical[only_enter], 10), np.percentile(typical[only_leave], 10)
     return float(enter / (enter + leave)) if enter + leave > 0 else 0.5
-
-
-TARGET_ERROR_RATIO, MAX_ERROR_RATIO = 0.02, 0.03
-_FEWEST = 6  # durations that say something about their own spread
-_NUM_RESAMPLES = 1000
-_MAX_TIMES = 20  # as many iterations as were measured, to advise
 
 
 def precision(bare_ns: Sequence[int]) -> dict[str, Any]:

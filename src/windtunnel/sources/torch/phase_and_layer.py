@@ -31,6 +31,8 @@ _ZERO_GRADIENTS = "Optimizer.zero_grad#"
 _UPDATES = (_STEP, _ZERO_GRADIENTS, UPDATE_REGION)
 _LOADER = "enumerate(DataLoader)"
 _REDUCER = "torch.distributed.ddp.reducer::"  # what a backward pass ends with where gradients are averaged
+NO_CALL = -1
+_MAX_SKIPPED = 8  # calls of a range that a second run may leave out, or runs outside of autograd
 
 
 def phases_of(events: Events, points: Points) -> list[Phase]:
@@ -230,10 +232,6 @@ def _storages_of(events: Events, kinds: tuple[str, ...]) -> dict[int, str]:
         for value in node["inputs"]["values"] if node else []:
             named[value[1]] = name
     return named
-
-
-NO_CALL = -1
-_MAX_SKIPPED = 8  # calls of a range that a second run may leave out, or runs outside of autograd
 
 
 class Repeats:

@@ -46,6 +46,12 @@ __all__ = [
 
 _OF_TORCH = ("Optimizer.", "enumerate(DataLoader)", "Torch-Compiled", "## Call Compiled", "DistributedDataParallel.")
 _UNSAFE = re.compile(r'["\\\x00-\x1f\x7f%]')
+ITERATION = "wt:iteration"
+Int = NDArray[np.int64]
+# the profiler's own announcements; everything else that a step writes to stderr is passed on
+_NATIVE_LOG = re.compile(
+    rb"^(\[rank\d+\]:)?(USDT:|STAGE:|\[W\S* \S+ (CPUAllocator|execution_trace_observer|collection|kineto_shim)\.cpp:)"
+)
 
 
 def escape_label(name: str) -> str:
@@ -87,15 +93,6 @@ def escape_labels(*, keeps_all: bool = True) -> Iterator[None]:
         yield
     finally:
         record_function.__enter__, record_function.__exit__ = enter, leave  # type: ignore[method-assign]
-
-
-ITERATION = "wt:iteration"
-Int = NDArray[np.int64]
-
-# the profiler's own announcements; everything else that a step writes to stderr is passed on
-_NATIVE_LOG = re.compile(
-    rb"^(\[rank\d+\]:)?(USDT:|STAGE:|\[W\S* \S+ (CPUAllocator|execution_trace_observer|collection|kineto_shim)\.cpp:)"
-)
 
 
 @dataclass(frozen=True)

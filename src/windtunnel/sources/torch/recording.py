@@ -51,6 +51,17 @@ __all__ = [
 ]
 
 _FEWEST = 4  # quiet iterations that stand for all
+_AS_IS = 4  # iterations before the heap is held
+_BLOCK = 2  # measured iterations between two changes of instrument
+_MAX_TRACED = 8  # iterations of a step on a device
+# A short step takes longer after a change of instrument, or after anything else that runs between two iterations:
+# caches and threads need several iterations until they are as a training loop has them.
+_SHORT_NS, _IN_A_ROW_NS = 20e6, 200e6
+_SETTLING_IN_A_ROW, _MIN_IN_A_ROW, _MAX_IN_A_ROW = 10, 16, 400
+_PER_ITERATION = (
+    *("bare_ns", "bare_faults", "bare_marks", "bare_pauses_ns", "bare_waits_ns", "bare_lost"),
+    *("light_ns", "light_marks", "light_waits_ns", "light_lost"),
+)
 
 
 class QuietWatch:
@@ -113,15 +124,6 @@ def disturbance_facts(bare: Sequence[float], light: Sequence[float], num_repeate
     median = max((float(np.median(missing)) for missing in (bare, light) if len(missing)), default=0.0)
     result: dict[str, Any] = {"lost_ratio": median} if median > MAX_WAITED_RATIO else {}
     return result | ({"num_repeated": num_repeated} if num_repeated else {})
-
-
-_AS_IS = 4  # iterations before the heap is held
-_BLOCK = 2  # measured iterations between two changes of instrument
-_MAX_TRACED = 8  # iterations of a step on a device
-# A short step takes longer after a change of instrument, or after anything else that runs between two iterations:
-# caches and threads need several iterations until they are as a training loop has them.
-_SHORT_NS, _IN_A_ROW_NS = 20e6, 200e6
-_SETTLING_IN_A_ROW, _MIN_IN_A_ROW, _MAX_IN_A_ROW = 10, 16, 400
 
 
 class Slot(Enum):
@@ -224,10 +226,6 @@ class Recording:
         return replace(self, light=profiles, **columns)
 
 
-_PER_ITERATION = (
-    *("bare_ns", "bare_faults", "bare_marks", "bare_pauses_ns", "bare_waits_ns", "bare_lost"),
-    *("light_ns", "light_marks", "light_waits_ns", "light_lost"),
-)
 TIMED = (Slot.BARE, Slot.LIGHT)
 PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
 OF_ONE_FORM = (Slot.RICH, Slot.OPERATORS, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.LIGHT)

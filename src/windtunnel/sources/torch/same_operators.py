@@ -36,6 +36,7 @@ __all__ = ["add_program", "find_parameters", "profile_events", "share_operators"
 Int = NDArray[np.int64]
 _APART = 2**50  # between the addresses of blocks of two iterations
 _GRAPH_LAUNCH = r"^(cuda|hip|cu)GraphLaunch"  # belongs to no operator
+_STEP, _BACKWARD = "Optimizer.step#", "autograd::engine::evaluate_function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +206,6 @@ def _blocks_of_previous_iteration(memory: MemoryRecords) -> Int:
         if blocks := left[-int(memory.change_bytes[record])]:
             result[record] = blocks.pop(0)
     return result
-
-
-_STEP, _BACKWARD = "Optimizer.step#", "autograd::engine::evaluate_function"
 
 
 def add_program(

@@ -33,6 +33,10 @@ __all__ = ["Marks", "PhaseClock", "Points", "Stretches", "align", "by_kind", "ma
 Int = NDArray[np.int64]
 # beyond this many differing points a comparison takes longer than it tells
 _MAX_DIFFERENCE = 6000
+Marks = tuple[tuple[str, int], ...]  # (what begins here, ns since the iteration began)
+# how far a stretch may believably lie from the others; what is measured less surely is drawn to them
+_BELIEVABLE_RATIO = 0.05
+_SEAM_NS = 5_000  # a seam lies that near to where the profile has it
 
 
 @dataclass(frozen=True)
@@ -161,11 +165,7 @@ def match_in_order(names: list[str], other_names: list[str]) -> Int | None:
     return matched
 
 
-Marks = tuple[tuple[str, int], ...]  # (what begins here, ns since the iteration began)
 _autograd: Any = torch.autograd
-# how far a stretch may believably lie from the others; what is measured less surely is drawn to them
-_BELIEVABLE_RATIO = 0.05
-_SEAM_NS = 5_000  # a seam lies that near to where the profile has it
 
 
 class PhaseClock:

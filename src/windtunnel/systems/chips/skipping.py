@@ -36,6 +36,14 @@ from windtunnel.whatifs.forecast import forecast
 __all__ = ["MODE_WORDS", "GridAnswer", "find_miscounted_layers", "on_grid", "zeros_of"]
 
 _COST_SOURCE = "sparse grid, simulated"
+MODE_WORDS = {
+    "dc": "dense",
+    "in": "zero operands skipped",
+    "out": "masked gradients skipped",
+    "in+out": "both skipped",
+    "in+out+wr": "both, work shared",
+}
+"""Labels of the modes that skip zeros."""
 
 
 def zeros_of(record: LayerRecord) -> LayerZeros:
@@ -45,16 +53,6 @@ def zeros_of(record: LayerRecord) -> LayerZeros:
     return LayerZeros(
         record.layer, shape, record.X_bits, record.dY_bits, is_masked=record.is_masked, is_first=record.is_first
     )
-
-
-MODE_WORDS = {
-    "dc": "dense",
-    "in": "zero operands skipped",
-    "out": "masked gradients skipped",
-    "in+out": "both skipped",
-    "in+out+wr": "both, work shared",
-}
-"""Labels of the modes that skip zeros."""
 
 
 @dataclass(frozen=True)

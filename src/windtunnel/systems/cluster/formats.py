@@ -29,6 +29,7 @@ __all__ = ["Trace", "read_jobs", "write_jobs"]
 
 Row = dict[str, str]
 Values = dict[str, object]
+_PLACED = "a run time of this trace holds what its placement cost then; it is taken as time without communication"
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,6 @@ class _Reader:
     note: str = ""
 
 
-_PLACED = "a run time of this trace holds what its placement cost then; it is taken as time without communication"
 _READERS: Sequence[_Reader] = (
     _Reader("windtunnel", {"job_id", "arrival_s", "gpus", "model", "iterations", "s_per_iteration"}, _own),
     _Reader("dally", {"job_id", "model", "batch_size", "gpus", "total_iterations", "time_per_iteration_s"}, _dally),

@@ -35,6 +35,7 @@ from windtunnel.systems.cluster.timers import AUTO, MARGINAL, retune, timer_of
 
 FIRST, BEST, FRAGMENTS = 0, 1, 2
 DELAYED, SPREAD, AFFINE = 0, 1, 2
+_NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 class Rules(NamedTuple):
@@ -64,7 +65,6 @@ class Rules(NamedTuple):
     seed: int
 
 
-_NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 RULES = np.dtype([(name, _NUMBERS[kind]) for name, kind in get_type_hints(Rules).items()])
 """As a record, which is one argument of a compiled function where a tuple is 22."""
 

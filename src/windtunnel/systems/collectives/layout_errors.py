@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "LayoutError"]
 
+_NAMES = {
+    "all_gather": "AllGather",
+    "all_reduce": "AllReduce",
+    "broadcast": "Broadcast",
+    "cast": "Cast",
+    "reduce": "Reduce",
+    "reduce_scatter": "ReduceScatter",
+    "send": "Send",
+    "slice": "Slice",
+}
+
 
 class LayoutError(InputError):
     """Operands of an operator do not fit together.
@@ -29,18 +40,6 @@ class LayoutError(InputError):
     """
 
     repair: tuple[str, str, dict[str, Any]] = ("", "", {})
-
-
-_NAMES = {
-    "all_gather": "AllGather",
-    "all_reduce": "AllReduce",
-    "broadcast": "Broadcast",
-    "cast": "Cast",
-    "reduce": "Reduce",
-    "reduce_scatter": "ReduceScatter",
-    "send": "Send",
-    "slice": "Slice",
-}
 
 
 class Call:

@@ -33,6 +33,9 @@ _RANKS, _TOLERANCE = (2, 3, 4), 1e-12
 MAX_SCHEDULES = 5_000
 """Schedules after which the closure stops and says that there are more."""
 
+_LETTERS = {"matmul": "MM", "all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "RD",
+            "broadcast": "BC", "send": "P2P"}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -81,10 +84,6 @@ class Schedule:
             if text and (text != "C" or parts[-1:] != ["C"]):
                 parts.append(text)
         return " - ".join(parts)
-
-
-_LETTERS = {"matmul": "MM", "all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "RD",
-            "broadcast": "BC", "send": "P2P"}  # fmt: skip
 
 
 def _unit_label(program: Program, unit: str) -> str:

@@ -40,6 +40,13 @@ FORMATS = (
     "tfrecord", "hdf5", "csv", "npz", "npy", "jpeg", "png", "indexed_binary", "mmap_indexed_binary", "hdf5_opt",
     "parquet", "webdataset", "synthetic",
 )  # fmt: skip
+TIME_KEYS = {
+    "normal": ("mean", "stdev"),
+    "uniform": ("min", "max"),
+    "gamma": ("shape", "scale"),
+    "exponential": ("scale",),
+    "poisson": ("lam",),
+}
 
 
 def _text(default: str, *choices: str) -> Any:
@@ -100,15 +107,6 @@ class TimeDraw:
             case _:
                 seconds = np.full(count, self.first)
         return np.abs(seconds)
-
-
-TIME_KEYS = {
-    "normal": ("mean", "stdev"),
-    "uniform": ("min", "max"),
-    "gamma": ("shape", "scale"),
-    "exponential": ("scale",),
-    "poisson": ("lam",),
-}
 
 
 @dataclass(frozen=True)

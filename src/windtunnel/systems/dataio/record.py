@@ -37,6 +37,8 @@ _FORMATS = {
 _OTHER = "npy"  # of unknown files: one read of the whole file
 _MIN_STEPS, _MAX_READS = 3, 64
 _CODE = (".py", ".pyc", ".so", ".pth", ".json", ".yaml", ".yml", ".txt", ".cfg", ".toml", "")
+_OPENED: list[str] = []
+_WATCHED: list[int] = []  # processes whose opened files are noted: an audit hook cannot be taken away
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,6 @@ class RecordedSamples:
         with (self._folder / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(note) + "\n")
         return item[0]
-
-
-_OPENED: list[str] = []
-_WATCHED: list[int] = []  # processes whose opened files are noted: an audit hook cannot be taken away
 
 
 def _watch_opens() -> None:

@@ -20,6 +20,7 @@ __all__ = ["add_hint", "add_promise", "hints_for", "promises_for"]
 _WIDTHS = (4, 8, 16, 32)
 _FLOAT_OPS = {"fadd", "fsub", "fmul", "fdiv", "fneg", "fcmp", "call", "phi", "select"}
 _FAST = ("contract", "reassoc", "nsz", "arcp", "nnan ninf", "afn", "fast")
+_NARROWED = {"fadd", "fsub", "fmul", "fdiv", "call"}
 
 
 def hints_for(function: Function) -> Iterator[str]:
@@ -54,9 +55,6 @@ def promises_for(function: Function) -> Iterator[str]:
     yield from (f"{float_.uid},narrow" for float_ in floats if float_.type == "double" and float_.opcode in _NARROWED)
     if any(float_.type == "double" and float_.opcode in _NARROWED for float_ in floats):
         yield "F,narrow"
-
-
-_NARROWED = {"fadd", "fsub", "fmul", "fdiv", "call"}
 
 
 def _is_float(instruction: Instruction) -> bool:

@@ -99,6 +99,7 @@ MATH = {
     "fmin",
     "fmax",
 }
+ParsedInstruction = tuple[str, list[Piece], tuple[str, ...]]
 
 
 class UnknownTextError(ValueError):
@@ -235,9 +236,6 @@ def _same_type(opcode: str, head: str, rest: str, flags: tuple[str, ...]) -> Par
     if opcode in ("icmp", "fcmp"):
         result = re.sub(r"x .*>$", "x i1>", kind) if kind.startswith("<") else "i1"
     return opcode, result, [f"{head}{kind} ", (kind, first, False), ", ", (kind, second, False)], (), flags
-
-
-ParsedInstruction = tuple[str, list[Piece], tuple[str, ...]]
 
 
 def _select(rest: str) -> ParsedInstruction:

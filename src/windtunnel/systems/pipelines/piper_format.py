@@ -27,6 +27,7 @@ __all__ = ["PiperProblem", "is_piper", "read_piper"]
 
 Floats = NDArray[np.float64]
 _COLUMNS = ("timePerSample", "parameterSize", "memoryUsageA", "memoryUsageB")
+_Cells = dict[tuple[int, str], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +133,6 @@ def read_piper(
         value,
         _count("mbsInBatch", whole_of(document, "mbsInBatch", where), where),
     )  # fmt: skip
-
-
-_Cells = dict[tuple[int, str], Mapping[str, Any]]
 
 
 def _cells(node: Mapping[str, Any], where: str) -> _Cells:

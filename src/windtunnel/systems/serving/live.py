@@ -33,6 +33,7 @@ __all__ = ["LiveServer"]
 
 _TRIES = 2  # a request that two instances died of is not given to a third
 _KEPT = 100_000
+_Active = list[tuple[Instance, Running]]
 
 
 @dataclass(eq=False)
@@ -41,9 +42,6 @@ class _Request:
     arrived_ns: int
     future: Future[Reply]
     tries: int = 0
-
-
-_Active = list[tuple[Instance, Running]]
 
 
 class LiveServer:

@@ -25,6 +25,7 @@ _MOST = 10_000_000
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+_USUAL = {"rate": 10.0, "seconds": 30.0}
 
 
 def requests_of(text: str) -> Ints:
@@ -106,7 +107,6 @@ def _draw_arrivals(mean: float, values: dict[str, float]) -> Floats:
     return indices
 
 
-_USUAL = {"rate": 10.0, "seconds": 30.0}
 _PATTERNS: dict[str, tuple[Callable[[dict[str, float]], Floats], dict[str, float]]] = {
     "constant": (_constant, _USUAL),
     "poisson": (_poisson, {**_USUAL, "seed": 0.0}),

@@ -31,6 +31,7 @@ _SAME_MACHINE_NOTE = (
     "the intervals hold what varies within one process; another start of the same program may differ by more: "
     "compare with --interleave before believing a small difference"
 )
+Pair = tuple[str, Result, Result]
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,6 @@ def compare(first: SuiteRun | str | Path, second: SuiteRun | str | Path, *, seed
         alone[1],
         tuple(_notes(runs, pairs)),
     )
-
-
-Pair = tuple[str, Result, Result]
 
 
 def _match_cells(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pair], list[tuple[str, ...]]]:

@@ -37,6 +37,12 @@ __all__ = [
 Answer = TypeVar("Answer")
 _OPTIONS = ("size", "batch_size")
 _CACHE = Path(".windtunnel") / "suite.json"
+_ADVICE = {
+    "feature map": "a smaller batch, or activation-checkpointing",
+    "temporary": "a smaller batch",
+    "input": "a smaller batch",
+    "optimizer state": "an optimizer that keeps less, or a smaller --size",
+}
 
 
 def suite_plugins() -> dict[str, registry.Plugin]:
@@ -227,14 +233,6 @@ class NeededMemory:
     def advice(self) -> str:
         """Advice on how to reduce it."""
         return _ADVICE.get(self.largest, "choose a smaller --size")
-
-
-_ADVICE = {
-    "feature map": "a smaller batch, or activation-checkpointing",
-    "temporary": "a smaller batch",
-    "input": "a smaller batch",
-    "optimizer state": "an optimizer that keeps less, or a smaller --size",
-}
 
 
 def predict_step_memory(name: str, parameters: Mapping[str, Any]) -> NeededMemory:

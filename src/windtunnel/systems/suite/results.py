@@ -31,6 +31,18 @@ __all__ = ["Cell", "Result", "SuiteRun", "load_run", "profile_table", "write_mac
 SCHEMA = "windtunnel.suite/1"
 DISTURBED = 0.05
 _RESULTS, _MACHINE, _PROFILE = "results", "machine.json", "profile.parquet"
+_PROFILE_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("model", "domain", "size", "machine_id", "mode", "unit", "allocator")),
+        *((name, pa.int64()) for name in ("num_threads", "num_ranks", "cores", "batch_size", "num_runs")),
+        *((name, pa.int64()) for name in ("warm_up_runs", "num_parameters", "flops", "peak_resident_bytes")),
+        *((f"latency_{name}_ns", pa.int64()) for name in ("min", "mean", "max", "p50", "p99")),
+        *((f"throughput{end}_per_s", pa.float64()) for end in ("", "_low", "_high")),
+        *((f"{name}_utilization", pa.float64()) for name in ("compute", "arithmetic", "cpu")),
+        ("energy_j", pa.float64()),
+        ("is_unstable", pa.bool_()),
+    ]
+)
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -220,20 +232,6 @@ def profile_table(results: Sequence[Result]) -> pa.Table:
     """Return one row per measured cell; times in ns."""
     rows = [_profile_row(result) for result in results if result.is_measured]
     return pa.Table.from_pylist(rows, schema=_PROFILE_SCHEMA)
-
-
-_PROFILE_SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("model", "domain", "size", "machine_id", "mode", "unit", "allocator")),
-        *((name, pa.int64()) for name in ("num_threads", "num_ranks", "cores", "batch_size", "num_runs")),
-        *((name, pa.int64()) for name in ("warm_up_runs", "num_parameters", "flops", "peak_resident_bytes")),
-        *((f"latency_{name}_ns", pa.int64()) for name in ("min", "mean", "max", "p50", "p99")),
-        *((f"throughput{end}_per_s", pa.float64()) for end in ("", "_low", "_high")),
-        *((f"{name}_utilization", pa.float64()) for name in ("compute", "arithmetic", "cpu")),
-        ("energy_j", pa.float64()),
-        ("is_unstable", pa.bool_()),
-    ]
-)
 
 
 def _profile_row(result: Result) -> dict[str, Any]:

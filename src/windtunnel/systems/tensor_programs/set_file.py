@@ -23,6 +23,11 @@ from windtunnel.errors import InputError
 __all__ = ["read_set"]
 
 _FIX = "windtunnel models sample makes one"
+# what zipfile and numpy say of a file that is none of theirs
+_DAMAGE = (
+    OSError, ValueError, LookupError, EOFError, TypeError, SyntaxError, NotImplementedError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 def read_set(path: Path, limit: ReadLimit) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -41,13 +46,6 @@ def read_set(path: Path, limit: ReadLimit) -> tuple[dict[str, NDArray[Any]], dic
     if not isinstance(header, dict):
         raise InputError(f"the header is {format_value(header)} instead of a mapping", where=str(path), fix=_FIX)
     return arrays, header
-
-
-# what zipfile and numpy say of a file that is none of theirs
-_DAMAGE = (
-    OSError, ValueError, LookupError, EOFError, TypeError, SyntaxError, NotImplementedError, RuntimeError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 
 
 def _array(data: bytes) -> NDArray[Any]:

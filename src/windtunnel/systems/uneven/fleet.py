@@ -21,6 +21,12 @@ from windtunnel.units import parse_duration, parse_rate
 __all__ = ["Fleet", "FleetWorker", "Wire", "read_fleet"]
 
 _RATE_COLUMN, _SPEED_COLUMN = "bytes_per_s", "speed"
+_KNOWN = {
+    "": {"name", "step_time", "overhead_time", "partition", "workers", "server", "links"},
+    "workers": {"name", "speed", "count", "lost_at", "up", "down", "latency"},
+    "server": {"up", "down", "latency"},
+    "links": {"from", "to", "rate", "latency", "one_way"},
+}
 
 
 @dataclass(frozen=True)
@@ -159,14 +165,6 @@ def read_fleet(path: Path) -> Fleet:
         return _fleet(document, path)
     except InputError as error:
         raise InputError(error.message, where=f"{path}: {error.where}".rstrip(": "), fix=error.fix) from error
-
-
-_KNOWN = {
-    "": {"name", "step_time", "overhead_time", "partition", "workers", "server", "links"},
-    "workers": {"name", "speed", "count", "lost_at", "up", "down", "latency"},
-    "server": {"up", "down", "latency"},
-    "links": {"from", "to", "rate", "latency", "one_way"},
-}
 
 
 def _fleet(document: Mapping[str, Any], path: Path) -> Fleet:

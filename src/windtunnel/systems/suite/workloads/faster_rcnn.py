@@ -20,6 +20,22 @@ if TYPE_CHECKING:
 __all__ = ["faster_rcnn"]
 
 MAX_OBJECTS = 8
+TINY_RULES = {
+    "anchor_sides": (24.0, 40.0, 64.0),
+    "num_anchors_trained": 64,
+    "num_regions_trained": 32,
+    "num_before_suppression": 200,
+    "num_after_suppression": 64,
+    "min_side": 4.0,
+    "pooled": 6,
+}
+SMALL_RULES = {
+    "anchor_sides": (48.0, 96.0, 160.0),
+    "num_regions_trained": 64,
+    "num_before_suppression": 2000,
+    "num_after_suppression": 300,
+    "min_side": 8.0,
+}
 
 
 @dataclass(frozen=True)
@@ -37,22 +53,6 @@ class Preset:
     rules: dict[str, Any]
 
 
-TINY_RULES = {
-    "anchor_sides": (24.0, 40.0, 64.0),
-    "num_anchors_trained": 64,
-    "num_regions_trained": 32,
-    "num_before_suppression": 200,
-    "num_after_suppression": 64,
-    "min_side": 4.0,
-    "pooled": 6,
-}
-SMALL_RULES = {
-    "anchor_sides": (48.0, 96.0, 160.0),
-    "num_regions_trained": 64,
-    "num_before_suppression": 2000,
-    "num_after_suppression": 300,
-    "min_side": 8.0,
-}
 PRESETS = {
     "tiny": Preset((1, 1, 1, 1), 256, 64, 96, 128, 2, 4, 0.01, TINY_RULES),
     "small": Preset((3, 4, 6, 3), 1024, 256, 224, 304, 1, 20, 0.005, SMALL_RULES),

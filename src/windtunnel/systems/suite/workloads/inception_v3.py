@@ -14,6 +14,9 @@ from windtunnel.workloads.workload import Training, Workload
 
 __all__ = ["inception_v3"]
 
+ALL = ((256, 288, 288), (768, 768, 768, 768, 768), (1280, 2048, 2048))
+ONE = ((288,), (768, 768), (1280, 2048))
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -27,8 +30,6 @@ class Preset:
     learning_rate: float
 
 
-ALL = ((256, 288, 288), (768, 768, 768, 768, 768), (1280, 2048, 2048))
-ONE = ((288,), (768, 768), (1280, 2048))
 PRESETS = {
     "tiny": Preset(ONE, (128,), 107, 8, 10, 0.07),
     "small": Preset(ALL, (128, 160, 160, 192), 155, 8, 10, 0.045),

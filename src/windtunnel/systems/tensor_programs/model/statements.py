@@ -37,6 +37,15 @@ _POINTS = np.random.default_rng(7).random((NUM_POINTS, 64))  # places in the loo
 _ROOTS = ("sqrt", "rsqrt")
 _CHEAP = ("fabs", "abs", "floor", "ceil", "round", "trunc")
 _DIVISIONS = ("floordiv", "floormod")
+_COMPUTE: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "floordiv": np.floor_divide,
+    "floormod": np.mod,
+    "min": np.minimum,
+    "max": np.maximum,
+}
 
 
 class Pattern(IntEnum):
@@ -372,14 +381,3 @@ def _evaluate(value: Expression, scope: dict[str, Any]) -> Any:
     compute = _COMPUTE.get(operation)
     parts = [_evaluate(operand, scope) for operand in operands] if compute else [None]
     return None if compute is None or any(part is None for part in parts) else compute(*parts)
-
-
-_COMPUTE: dict[str, Any] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "floordiv": np.floor_divide,
-    "floormod": np.mod,
-    "min": np.minimum,
-    "max": np.maximum,
-}

@@ -66,6 +66,7 @@ NETWORKS: tuple[str, ...] = (
 """Images: inference of one picture of each size. ``workload:size``: one whole training step without its optimizer."""
 _SAME_VALUES = ("view", "_unsafe_view", "reshape", "detach", "alias", "unsqueeze", "squeeze", "flatten")
 _CLOSED = ("softmax", "layer_norm", "transpose", "max_pool2d", "avg_pool2d", "global_avg_pool", "reduce_sum")
+_ONE_SIZE = ("gan", "transformer", "lstm", "mlp", "recommender")
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,6 @@ def record(name: str, pixels: int = PIXELS[0]) -> tuple[list[Task], Counter[str]
             with torch.no_grad(), recorder:
                 model(torch.randn(1, 3, pixels, pixels))
     return [result.task() for result in recorder.found], recorder.uncovered
-
-
-_ONE_SIZE = ("gan", "transformer", "lstm", "mlp", "recommender")
 
 
 def _is_of_images(name: str) -> bool:

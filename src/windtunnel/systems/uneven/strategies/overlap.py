@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["bmuf", "cocod", "diloco", "easgd", "overlap_local_sgd", "slowmo", "streaming_diloco"]
 
+_AT_ONE = {
+    "alpha": ("every worker would go back to the anchor", "0.6 is usual"),
+    "beta": ("the anchor would never slow down", "0.7 is usual"),
+    "momentum": ("the anchor would never slow down", "0.9 is usual"),
+    "blend": ("no worker would ever take the anchor", "0.5 is usual"),
+}
+
 
 @dataclass
 class Fragment:
@@ -233,14 +240,6 @@ def _policy(setting: Setting) -> Policy:
     waits = setting.delay == 0 and setting.num_fragments == 1
     shape = Shape(every=setting.period) if waits else None
     return Policy(lambda node: _Overlap(node, setting), shape=shape, goes_on="over-server")
-
-
-_AT_ONE = {
-    "alpha": ("every worker would go back to the anchor", "0.6 is usual"),
-    "beta": ("the anchor would never slow down", "0.7 is usual"),
-    "momentum": ("the anchor would never slow down", "0.9 is usual"),
-    "blend": ("no worker would ever take the anchor", "0.5 is usual"),
-}
 
 
 def _check_share(name: str, value: float) -> None:
