@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import GraphError, InputError
 from windtunnel.graph import GraphBuilder, Meta, ProcessGroup, load, save
+from windtunnel.graph.meta import read_meta
 
 texts = st.text(max_size=8)
 facts = st.dictionaries(texts, st.integers() | texts | st.booleans() | st.lists(st.integers(), max_size=3), max_size=3)
@@ -33,6 +34,19 @@ def small():
     builder = GraphBuilder()
     builder.task("a", duration_ns=1)
     return builder.build()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"hardware": {"devices": [7]}},
+        {"iteration_ns": {"median": -1.0}},
+        {"allocator": {"iteration_before_ns": {"low": 1.0}}},
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_field(document):
+    with pytest.raises(InputError, match=f"meta: {next(iter(document))} is wrong"):
+        read_meta(document, "meta.json")
 
 
 @given(metas)

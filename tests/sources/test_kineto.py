@@ -613,6 +613,16 @@ def test_a_loaded_graph_survives_json_of_its_meta(load):
     assert "chip" in json.dumps(graph.meta.to_dict())
 
 
+@pytest.mark.parametrize(
+    "devices", [[7, {"name": "chip"}], {"name": "chip"}, [{"name": 7}], [{"totalGlobalMem": "big"}]]
+)
+def test_devices_that_a_trace_does_not_describe_are_no_devices(load, devices):
+    graph = load([*launch("k", 0, 1, 10, 5)], {"deviceProperties": devices})
+
+    assert ([{"name": "chip"}] if 7 in devices else []) == graph.meta.hardware["devices"]
+    assert "k" in str(explain(graph))
+
+
 def test_how_much_is_unexplained_is_said_in_percent_of_the_time_that_streams_were_in_use(load):
     graph = load([*launch("gemm", 0, 1, 10, 100), *launch("relu", 2, 2, 110, 90)])
     found = explain_device_tasks(graph)

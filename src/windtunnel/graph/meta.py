@@ -22,7 +22,7 @@ from windtunnel.errors import InputError
 __all__ = ["Meta", "ProcessGroup", "read_meta"]
 
 Facts = Mapping[str, Any]
-_Number = Annotated[float, msgspec.Meta(ge=-(2.0**62), le=2.0**62)]
+_Duration = Annotated[float, msgspec.Meta(ge=0.0, le=2.0**62)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Time = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
@@ -269,15 +269,21 @@ def _group_from_dict(document: Mapping[str, Any]) -> ProcessGroup:
 
 
 class _Times(TypedDict, total=False):
-    median: Required[_Number]
-    low: _Number
-    high: _Number
-    samples: list[_Number]
+    median: Required[_Duration]
+    low: _Duration
+    high: _Duration
+    samples: list[_Duration]
 
 
 class _Window(TypedDict, total=False):
     name: str
     duration_ns: _Count
+
+
+class _NamedDevice(TypedDict, total=False):
+    name: str
+    totalGlobalMem: _Count
+    memory_bytes: _Count
 
 
 class _Hardware(TypedDict, total=False):
@@ -286,7 +292,12 @@ class _Hardware(TypedDict, total=False):
     num_cores: _Count
     num_threads: _Count
     torch: str
-    devices: list[Any]
+    devices: list[_NamedDevice]
+
+
+class _Allocator(TypedDict, total=False):
+    is_held: bool
+    iteration_before_ns: _Times | None
 
 
 class _Group(TypedDict):
@@ -296,7 +307,7 @@ class _Group(TypedDict):
 
 class _Loader(TypedDict, total=False):
     num_workers: _Count
-    fetch_ns: _Number
+    fetch_ns: _Duration
 
 
 class _Event(TypedDict, total=False):
@@ -323,6 +334,7 @@ _TYPES: dict[str, Any] = {
     "hardware": _Hardware,
     "iteration_ns": _Times,
     "profiled_iteration_ns": _Times,
+    "allocator": _Allocator,
     "gc_pause_ns": _Count | None,
     "loader": _Loader,
     "irregular": _Irregular,

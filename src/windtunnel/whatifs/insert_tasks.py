@@ -161,10 +161,12 @@ def _add_launch_calls(graph: Graph, new: Rows, beside: Rows) -> Graph:
 
 
 def chip_of(graph: Graph) -> Device | None:
-    """The first GPU that a trace names and the catalog knows."""
-    named = graph.meta.hardware.get("devices", ())
-    result = (recognize(str(item.get("name", "")), int(item.get("totalGlobalMem", 0))) for item in named)
-    return next(filter(None, result), None)
+    """The first GPU that a trace or a capture names and the catalog knows."""
+    for named in graph.meta.hardware.get("devices", ()):
+        chip = recognize(named.get("name", ""), named.get("totalGlobalMem", named.get("memory_bytes", 0)))
+        if chip is not None:
+            return chip
+    return None
 
 
 def chip_in_use(graph: Graph) -> Device | None:

@@ -19,12 +19,13 @@ from windtunnel.cost.work import work_of
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.flops import sums_products
-from windtunnel.hardware import Device, recognize
+from windtunnel.hardware import Device
 from windtunnel.units import format_per_s, format_rate, format_ratio
 from windtunnel.whatifs.another_batch import batch_of, passes_per_update
+from windtunnel.whatifs.insert_tasks import chip_of
 from windtunnel.whatifs.samples_per_iteration import batch_size_of, batch_size_of_operators
 
-__all__ = ["Speed", "device_of_graph", "model_flops_of", "samples_of", "speed_of", "speed_of_measurement", "tokens_of"]
+__all__ = ["Speed", "model_flops_of", "samples_of", "speed_of", "speed_of_measurement", "tokens_of"]
 
 _MIN_SHOWN = 0.001
 _BACKWARD_PER_FORWARD = 2.0  # gradients of both factors of a product
@@ -146,7 +147,7 @@ def speed_of(
         tokens = tokens_of(graph) if num_tokens is None else tokens
         # Tokens per sample stay at another batch size.
         tokens = tokens * samples // captured if captured else 0
-    chip = device_of_graph(graph) if device is None else device
+    chip = chip_of(graph) if device is None else device
     flops, used = model_flops_of(graph, chip, dtype)
     peak = chip.peak_flops_per_s.get(used, 0.0) if chip is not None else 0.0
     name = chip.name if chip is not None else ""
@@ -210,16 +211,6 @@ def _count_lookups_of_operators(graph: Graph) -> dict[str, int]:
             layer = layers.decode(row)
             result[layer] = result.get(layer, 0) + indices[0] * indices[1]
     return result
-
-
-def device_of_graph(graph: Graph) -> Device | None:
-    """The GPU that a graph was captured on, as the catalog knows it; None where that is not known."""
-    for result in graph.meta.hardware.get("devices", ()) if isinstance(graph.meta.hardware, dict) else ():
-        name, size = result.get("name", ""), result.get("totalGlobalMem", result.get("memory_bytes", 0))
-        chip = recognize(str(name), int(size or 0)) if name else None
-        if chip is not None:
-            return chip
-    return None
 
 
 def model_flops_of(graph: Graph, device: Device | None = None, dtype: str = "") -> tuple[float, str]:

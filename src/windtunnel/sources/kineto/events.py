@@ -97,10 +97,20 @@ def to_events(trace: Trace) -> Events:
         counts=trace.counts,
         rank=_rank(info),
         base_ns=base if isinstance(base, int) and abs(base) < 2**62 else 0,
-        devices=trace.meta.get("deviceProperties") or [],
+        devices=_devices(trace.meta.get("deviceProperties")),
         distributed=named_host | info if isinstance(info, dict) else None,
         is_partial=bool(trace.meta.get("partial")),
     )
+
+
+def _devices(entries: Any) -> list[Any]:
+    """What a trace says about its devices; entries that name none, or have no number for a size, are left out."""
+    known = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return [
+        entry
+        for entry in known
+        if isinstance(entry.get("name", ""), str) and isinstance(entry.get("totalGlobalMem", 0), int)
+    ]
 
 
 def _values(trace: Trace, key: str, rows: NDArray[np.integer]) -> Int64s:

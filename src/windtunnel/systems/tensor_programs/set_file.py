@@ -36,6 +36,8 @@ def read_set(path: Path, limit: ReadLimit) -> tuple[dict[str, NDArray[Any]], dic
         raise InputError(f"{path} is not there", fix=_FIX)
     try:
         with zipfile.ZipFile(path) as file:
+            if any(member.compress_size > path.stat().st_size for member in file.infolist()):
+                raise zipfile.BadZipFile("a part is longer than the file")
             limit.check(2 * sum(member.file_size for member in file.infolist()))
             arrays = {member.filename.removesuffix(".npy"): _array(file.read(member)) for member in file.infolist()}
     except _DAMAGE as error:

@@ -168,6 +168,17 @@ def test_what_is_no_program_set_is_refused(tmp_path):
         ProgramSet.load(tmp_path / "missing.npz")
 
 
+def test_a_part_that_claims_to_be_longer_than_the_file_is_not_read(tmp_path):
+    path = make_set().save(tmp_path / "set.npz")
+    data = bytearray(path.read_bytes())
+    directory = data.index(b"PK\x01\x02")
+    data[directory + 20 : directory + 24] = (1 << 31).to_bytes(4, "little")  # of its compressed bytes
+    path.write_bytes(data)
+
+    with pytest.raises(InputError, match="longer than the file"):
+        ProgramSet.load(path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
