@@ -176,6 +176,7 @@ def changed_document(**entries):
         (changed_document(predicted_ns=float("nan")), "predicted_ns of a receipt is nan"),
         (changed_document(speedup={"value": -1.0, "low": 1.0, "high": 1.0}), "speedup.value of a receipt is -1"),
         (changed_document(notes=7), "notes"),
+        (changed_document(parameters={"factor": float("inf")}), "a number of this receipt is not finite"),
     ],
 )
 def test_a_damaged_receipt_names_its_row(tmp_path, document, says):
@@ -184,7 +185,7 @@ def test_a_damaged_receipt_names_its_row(tmp_path, document, says):
     with pytest.raises(InputError, match=says) as caught:
         ledger.receipts()
     assert f"{ledger.path}: row 2, column document" == caught.value.where
-    assert "--drop NUMBER removes this row" in caught.value.fix
+    assert "db forget --receipts NUMBER removes this row" in caught.value.fix
 
 
 @pytest.mark.parametrize(

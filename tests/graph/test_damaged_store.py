@@ -43,6 +43,12 @@ def refused(folder):
     return f"{caught.value.message} @ {caught.value.where}"
 
 
+def test_samples_that_are_one_per_task_are_refused(stored):
+    change_column(stored, "tasks", "samples_ns", pa.array([1, 2], pa.int64()))
+
+    assert "'samples_ns' holds one value per row" in refused(stored)
+
+
 @pytest.mark.parametrize(
     ("entries", "says"),
     [

@@ -30,7 +30,7 @@ __all__ = ["Ledger", "Residual", "default_ledger", "family_of", "read_shipped_re
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x77746C67  # "wtlg": tells our files from every other SQLite file
 _BUSY_TIMEOUT_S = 30.0
-_DROP_ROW = "windtunnel db receipts --drop NUMBER removes this row; or pass another path to --ledger"
+_DROP_ROW = "windtunnel db forget --receipts NUMBER removes this row; or pass another path to --ledger"
 _TABLES = """
 CREATE TABLE receipts (
     id INTEGER PRIMARY KEY,

@@ -193,6 +193,10 @@ class Receipt:
         except (msgspec.ValidationError, RecursionError, UnicodeError) as error:
             raise InputError(f"this is no receipt: {error}", fix=_MADE_BY) from error
         receipt._check()
+        try:
+            encode(receipt.to_dict())
+        except ValueError as error:
+            raise InputError("a number of this receipt is not finite", fix=_MADE_BY) from error
         return receipt
 
     def _check(self) -> None:

@@ -74,8 +74,10 @@ def _check_column(title: str, name: str, values: Array | Strings, column: Column
     if column.dtype is None or values.dtype != np.dtype(column.dtype):
         expected = "text" if column.dtype is None else np.dtype(column.dtype)
         raise GraphError(f"{title} column {name!r} is {values.dtype}, not {expected}")
-    if values.ndim > (2 if name in _TWO_DIMENSIONAL else 1):
+    if values.ndim > 1 and name not in _TWO_DIMENSIONAL:
         raise GraphError(f"{title} column {name!r} holds {values.shape[1]} values per row", fix="give it one per row")
+    if values.ndim == 1 and name in _TWO_DIMENSIONAL:
+        raise GraphError(f"{title} column {name!r} holds one value per row", fix="give it a list per row")
     if column.enum is not None:
         known = [int(member) for member in column.enum]
         _refuse(title, name, values, ~np.isin(values, known), f"is no {column.enum.__name__}", graph)
@@ -112,8 +114,8 @@ def _check_range(title: str, name: str, values: Array, low: int, high: int, targ
 
 def _check_resources(graph: Graph) -> None:
     slowdown = graph.resources.get("slowdown")
-    if slowdown is not None and (slowdown.ndim != 2 or (slowdown <= 0).any()):
-        raise GraphError("resources column 'slowdown' must be [resources, users] of positive factors")
+    if slowdown is not None and (slowdown <= 0).any():
+        raise GraphError("resources column 'slowdown' must hold positive factors")
     shared = graph.resources["discipline"] == Discipline.SHARED
     rate = graph.resources.get("rate")
     if rate is not None and (rate[shared] <= 0).any():

@@ -8,7 +8,7 @@ from windtunnel.systems.pipelines import verb_plan, verb_run, verb_show  # noqa:
 
 @registry.verb("pipeline", source="PipeDream-2BW")
 def _group() -> None:
-    """Example: windtunnel pipeline plan layers.json --devices 8
+    """Example: windtunnel pipeline plan layers.json --on 8
 
     Plan and run pipeline-parallel training, and show schedules.
     """
