@@ -38,7 +38,7 @@ def threads(graph: Graph, threads: int = 1) -> Unpriced:
         raise NotApplicableError(
             "other programs used the cores during the capture, and how they share them with more or fewer threads is "
             "not known",
-            fix="capture the step again while the machine is quiet, or fly it: windtunnel verify",
+            fix="capture the step again while the machine is quiet",
         )
     program = require_program(graph)
     if threads == program.threads:
