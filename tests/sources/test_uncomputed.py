@@ -113,6 +113,30 @@ def test_values_follow_from_numbers_draws_and_arrays():
         assert value_of(torch.zeros(2**21)) is None
 
 
+def test_a_known_mask_selects_as_many_of_unknown_values_as_in_a_real_run():
+    """The page promises it: what is masked by values of the script itself is as large as in a real run."""
+    with fake_tensors():
+        rows, cells = torch.arange(10) % 3 == 0, torch.arange(30).reshape(10, 3) % 4 == 0
+        output = torch.nn.Linear(8, 3)(torch.randn(10, 8))
+        selected = [output[rows], output[cells], torch.masked_select(output, cells), output[:, cells[0]]]
+        sum(item.sum() for item in selected).backward()  # writes gradients through the masks
+        output.detach()[rows] = selected[0].detach()
+
+        assert [(4, 3), (8,), (8,), (10, 1)] == [tuple(item.shape) for item in selected]
+
+
+def test_an_unknown_mask_is_refused_with_the_line_that_uses_it():
+    def select_positive():
+        with fake_tensors():
+            output = torch.nn.Linear(8, 3)(torch.randn(10, 8))
+            return output[output > 0]
+
+    with pytest.raises(InputError, match="cannot be predicted without its values") as refused:
+        select_positive()
+
+    assert refused.value.where.rpartition(":")[0] == __file__
+
+
 def test_a_value_is_lost_for_all_views_once_something_unknown_is_written():
     with fake_tensors():
         buffer = torch.zeros(4)

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from tests.whatifs.steps import Layer, cpu_step, gpu_step
@@ -16,6 +17,7 @@ from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs import apply, parse_request, parse_requests, whatif
 from windtunnel.whatifs.answer import Answer, table_of
+from windtunnel.whatifs.peak_memory import change_peak, peak_of_replay
 
 LAYERS = [Layer("a", 1000, 2000, 300, param_bytes=4000), Layer("b", 1000, 2000, 300, param_bytes=4000)]
 
@@ -178,6 +180,22 @@ def test_prices_carry_their_spread_before_any_receipt():
         math.hypot(math.log(sure.span[1] / sure.speedup), disturbance_log_error(0.5))
     )
     assert disturbed.span[0] * disturbed.span[1] == pytest.approx(disturbed.speedup**2)
+
+
+def test_a_change_saves_no_more_than_the_real_step_held():
+    """A replay holds outputs longer than a real step: half of it was once taken from a smaller real peak."""
+    graph = cpu_step(LAYERS)
+    bytes_T = np.full(graph.num_tasks, 1000, dtype=np.int64)
+    base = graph.set_columns({"output_bytes": bytes_T, "freed_bytes": 0 * bytes_T}).note({"memory_base_bytes": 500})
+    half = base.set_columns({"output_bytes": bytes_T // 2})
+    before, after = replay(base), replay(half)
+    transient_bytes = peak_of_replay(before) - 500
+
+    assert 500 + transient_bytes // 4 == change_peak(500 + transient_bytes // 2, before, after)
+    assert 500 + transient_bytes // 2 == change_peak(500 + transient_bytes, before, after)
+    assert 500 + transient_bytes == change_peak(500 + transient_bytes // 2, after, before)  # what is added is added
+    fewer = replay(base.note({"memory_base_bytes": 100}))
+    assert 100 + transient_bytes // 2 == change_peak(500 + transient_bytes // 2, before, fewer)  # and so is state
 
 
 def test_an_answer_that_the_device_cannot_hold_says_so():

@@ -98,6 +98,22 @@ X, Y = torch.randn(160, 4), torch.randn(160, 16)
 """
 
 
+FULL_BATCH = """
+torch.manual_seed(0)
+class Messages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own, self.other = nn.Linear(16, 7), nn.Linear(16, 7)
+    def forward(self, x, src, dst):
+        degree = torch.zeros(len(x)).index_add_(0, dst, torch.ones(len(dst))).clamp_(min=1)
+        return self.own(x) + self.other(torch.zeros_like(x).index_add_(0, dst, x[src]) / degree[:, None])
+model = Messages()
+nodes, src, dst = torch.randn(90, 16), torch.randint(0, 90, (500,)), torch.randint(0, 90, (500,))
+classes, is_trained = torch.randint(0, 7, (90,)), torch.arange(90) % 9 < 5
+is_trained[0] = False
+"""
+
+
 def loop(data, loss):
     return LOOP.replace("DATA", data).replace("LOSS", loss)
 
@@ -136,6 +152,10 @@ SCRIPTS = {
     ),
     "relative positions computed in each layer": (6, TRANSLATOR.replace("DISTANCES", COMPUTED) + loop(*PAIRS)),
     "relative positions of a buffer": (6, TRANSLATOR.replace("DISTANCES", OF_A_BUFFER) + loop(*PAIRS)),
+    "all nodes of a graph, a loss over some": (
+        0,  # 90 nodes, 500 edges, 49 classes to learn: a degree of each node is no sample of its own
+        FULL_BATCH + loop("x = nodes.clone()", "F.cross_entropy(model(x, src, dst)[is_trained], classes[is_trained])"),
+    ),
     "flattened tokens": (
         512,
         TOKENS
@@ -213,6 +233,18 @@ def test_all_passes_that_a_step_accumulates_count_for_its_throughput(tmp_path, m
     assert [12, 12] == [batch_of(captured), batch_of(traced)]
     assert [48, 48, 48] == [samples_of(captured), samples_of(traced), speed.samples_per_s]
     assert [num_tokens, 96, 2 * num_tokens] == [speed.num_tokens, other.num_samples, other.num_tokens]
+
+
+def test_passes_are_counted_whatever_the_script_does_with_their_losses(tmp_path):
+    """A trainer adds up detached losses: its first pass was once taken for one of another loss."""
+    text = ACCUMULATED.replace("MODEL", "nn.Linear(8, 4)").replace("DATA", "torch.randn(12, 8)")
+    loss = "loss = model(x).float().mean() / 4; loss.backward(); total = total + loss.detach()"
+    text = text.replace("(model(x).float().mean() / 4).backward()", loss).replace(
+        "    for", "    total = 0.0\n    for", 1
+    )
+    path = script(tmp_path, text)
+
+    assert [48, 48] == [samples_of(fake_capture_script(path)), samples_of(dry_run(path, num_ranks=1))]
 
 
 def test_passes_that_do_not_add_into_one_gradient_count_once(tmp_path):

@@ -23,7 +23,13 @@ from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import iteration_ns, sample_iterations_ns
 from windtunnel.simulate.limits import Limits, find_peak_violation
 from windtunnel.units import format_duration, format_size
-from windtunnel.whatifs.peak_memory import capacity_of, peak_of_capture, peak_of_replay, predict_peak_bytes
+from windtunnel.whatifs.peak_memory import (
+    capacity_of,
+    change_peak,
+    peak_of_capture,
+    peak_of_replay,
+    predict_peak_bytes,
+)
 from windtunnel.whatifs.request import Request
 
 __all__ = ["SCHEMA", "Answer", "Interval", "Status", "table_of"]
@@ -302,10 +308,7 @@ class Answer:
         reformed = predict_peak_bytes(self.graph) if self.is_applicable else None
         if reformed is not None:
             return reformed
-        before, after = peak_of_replay(self.baseline), peak_of_replay(self.timeline)
-        if before is None or after is None:
-            return self.baseline_peak_bytes
-        return max(0, self.baseline_peak_bytes + after - before)
+        return change_peak(self.baseline_peak_bytes, self.baseline, self.timeline)
 
     @cached_property
     def cost_shares(self) -> dict[str, float]:

@@ -17,10 +17,10 @@ from windtunnel.cost.rerun import Form, PeakNeed, ProgramPeak, UpdateForm, Updat
 from windtunnel.errors import InputError, PriceError, WindtunnelError
 from windtunnel.graph import Graph
 from windtunnel.hardware import device
-from windtunnel.simulate import Timeline
+from windtunnel.simulate import MemoryCurve, Timeline
 from windtunnel.whatifs.measured import require_program
 
-__all__ = ["capacity_of", "note_form", "peak_of_capture", "peak_of_replay", "predict_peak_bytes"]
+__all__ = ["capacity_of", "change_peak", "note_form", "peak_of_capture", "peak_of_replay", "predict_peak_bytes"]
 
 
 def note_form(graph: Graph, form: Form | None = None, update: UpdateForm | None = None) -> Graph:
@@ -42,13 +42,36 @@ def peak_of_capture(graph: Graph) -> int | None:
 
 def peak_of_replay(timeline: Timeline) -> int | None:
     """Largest memory in use by any one worker, or None where the graph has no memory columns."""
+    curve = _fullest(timeline)
+    return None if curve is None else curve.peak_bytes
+
+
+def change_peak(seen_bytes: int, before: Timeline, after: Timeline) -> int:
+    """The peak of a real step, changed as replays change; without memory columns, as it was.
+
+    A replay frees what a task returns when its last reader ends, and so holds more than the real step did. What the
+    step did not hold cannot be saved: savings are as large a fraction of the real peak as of the replayed one.
+    """
+    curves = _fullest(before), _fullest(after)
+    if curves[0] is None or curves[1] is None:
+        return seen_bytes
+    base_bytes = curves[1].base_bytes - curves[0].base_bytes
+    transient_bytes = curves[1].peak_bytes - curves[0].peak_bytes - base_bytes
+    if transient_bytes < 0 and curves[0].peak_bytes > seen_bytes:
+        held = [max(0, peak_bytes - curves[0].base_bytes) for peak_bytes in (seen_bytes, curves[0].peak_bytes)]
+        transient_bytes = round(transient_bytes * held[0] / held[1])
+    return max(0, seen_bytes + base_bytes + transient_bytes)
+
+
+def _fullest(timeline: Timeline) -> MemoryCurve | None:
+    """Memory of the worker that holds most, or None where the graph has no memory columns."""
     graph = timeline.graph
     if "output_bytes" not in graph.tasks:
         return None
     if graph.num_ranks == 1:
-        return timeline.memory().peak_bytes
+        return timeline.memory()
     ranks = np.unique(graph.tasks["rank"]).tolist()
-    return max(timeline.memory(graph.select(rank=rank)).peak_bytes for rank in ranks)
+    return max((timeline.memory(graph.select(rank=rank)) for rank in ranks), key=lambda curve: curve.peak_bytes)
 
 
 def capacity_of(graph: Graph) -> int:

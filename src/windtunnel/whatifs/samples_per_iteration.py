@@ -62,15 +62,16 @@ def batch_size_of_operators(graph: Graph) -> int:
 def passes_of(program: Program) -> int:
     """How many backward passes add into the gradients of one update: those that begin with the same first operator."""
     passes, most, is_open = 0, 1, False
-    # A backward pass starts with the gradient of the loss; passes that start with another operator belong to
-    # another loss, and are not accumulated.
+    # Passes whose models begin with another operator belong to another loss, and are not accumulated. What the script
+    # does before, with its data and the last loss, says nothing.
+    has_layers = any(call.layer for call in program.calls)
     begins: list[str] = []
     for call in program.calls:
         if call.mark == "update":
             most, passes, begins = max(most, passes), 0, []
         elif call.mark == "backward":
             passes, is_open = passes + is_open, False
-        elif call.grad and not is_open:
+        elif call.grad and not is_open and (call.layer or not has_layers):
             is_open = True
             begins.append(call.schema + call.signature)
             if begins[0] != begins[-1]:
@@ -151,6 +152,7 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
     entering: dict[int, tuple[int, ...]] = {}
     sources: dict[int, frozenset[int]] = {}  # of what models compute: those of ``entering`` that it depends on
     repeated: set[int] = set()
+    targets: dict[int, tuple[int, ...]] = {}  # enter losses alone: a step may learn of some of its data only
     outputs: list[tuple[int, ...]] = []
     for call in program.calls:
         if call.mark:
@@ -166,17 +168,22 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
         if created or any(spec.identity in program.parameters for spec in specs):
             # what is repeated over a model's first dimensions, as positions are, says nothing of the batch
             result = {spec.identity: spec.shape for spec in data if len(spec.shape) >= max(dims, 1)}
-            entering = result | entering
+            is_loss = bool(results) and all(spec.num_elements == 1 for spec in results)
+            if is_loss:
+                targets |= result
+            else:
+                entering = result | entering
             aligned = [(len(spec.shape), sources.get(spec.identity, frozenset())) for spec in created]
             repeated |= _find_repeats(aligned) if is_aligned else frozenset()
             depends = frozenset(result).union(*(of_tensor for _, of_tensor in aligned))
             sources |= {spec.identity: depends for spec in results}
-            if results and all(spec.num_elements == 1 for spec in results):
+            if is_loss:
                 outputs += [spec.shape for spec in created if spec.num_elements > 1]
             kind = "model"
         else:
             kind = "data" if data or random_inputs(call) or call.phase is Phase.DATA else "own"
         origin |= {spec.identity: kind for spec in results}
+    entering = entering or targets
     voting = [shape for identity, shape in entering.items() if identity not in repeated]
     return voting or list(entering.values()), _without_means(outputs)
 
@@ -204,7 +211,8 @@ def _parting(shape: Shape, outputs: list[Shape], sample_sizes: frozenset[int]) -
     first = {output[0] for output in outputs}
     if len(first) == 1 and shape[0] and not shape[0] % min(first):
         return min(first)
-    return next(iter(parting), 0)
+    # any tensor can be parted by 1: that is a batch only if the samples come first
+    return next((size for size in parting if size > 1 or shape[0] == 1), 0)
 
 
 def _parts(size: int, shape: tuple[int, ...]) -> bool:

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 from windtunnel.errors import InputError
 from windtunnel.sources.memory.dispatch import DispatchTracer, is_device_query, tensors_in
 from windtunnel.sources.memory.in_place import as_in_place
+from windtunnel.sources.memory.storages import failing_line
 from windtunnel.sources.torch.device_operators import BACKWARD, recurrent_gradients
 
 __all__ = ["PACK", "PAD", "KnownValues", "fake_tensors", "forget_value", "pack", "pad", "value_of"]
@@ -39,6 +40,13 @@ MAX_ELEMENTS = 2**20
 _ATTRIBUTE = "_windtunnel_value"
 _READ = torch.ops.aten._local_scalar_dense.default
 _CPU = torch.device("cpu")
+_INDEXED = (
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten.index_put_.default,
+    torch.ops.aten._index_put_impl_.default,
+)
+_SELECT = torch.ops.aten.masked_select.default
 # flags that a healthy run never sets: no gradient is infinite
 _NEVER_SETS = (torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default,)
 _REDUCED_IN_PLACE = (
@@ -137,9 +145,16 @@ class KnownValues(DispatchTracer):
         if is_device_query(func, args):
             return args[0].device
         named = kwargs or {}
+        args = self._without_masks(func, args)
         tensors = list(tensors_in((args, tuple(named.values()))))
         if func is PACK and (lengths := value_of(tensors[1])) is not None:
             return pack(args[0], lengths, args[2])
+        args = self._without_masks(func, args)
+        if func is _SELECT and (mask := value_of(args[1])) is not None and value_of(args[0]) is None:
+            shape = torch.broadcast_shapes(args[0].shape, mask.shape)
+            with _disable_current_modes():
+                num_elements = int(mask.expand(shape).sum())
+            return args[0].new_empty(num_elements)
         # one value that is not known makes the result unknown
         known: dict[int, torch.Tensor] = {}
         for tensor in tensors:
@@ -168,16 +183,34 @@ class KnownValues(DispatchTracer):
         _attach(result, computed, tensors)
         return result
 
+    def _without_masks(self, func: Any, args: Any) -> Any:
+        """Arguments whose known masks are the positions that they select, so that a result's size follows."""
+        #      index(data, [mask])           ->  index(data, [rows])           a mask of M dimensions becomes
+        #      index_put(data, [mask], new)  ->  index_put(data, [rows], new)  M tensors of positions
+        if func not in _INDEXED:
+            return args
+        positions: list[torch.Tensor | None] = []
+        for index in args[1]:
+            mask = value_of(index) if index is not None and index.dtype in (torch.bool, torch.uint8) else None
+            if mask is None:
+                positions.append(index)
+                continue
+            with _disable_current_modes():
+                rows = mask.nonzero().unbind(1)
+            positions += self._of_real(rows, [index])
+        return (args[0], positions, *args[2:])
+
     def fake_result(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         """What the operator returns as to its shape."""
         return func(*args, **named)
 
     def _of_real(self, computed: Any, tensors: list[torch.Tensor]) -> Any:
         """Fake tensors of the sizes that values have decided."""
+        device = tensors[0].device
 
         def fake(value: torch.Tensor) -> torch.Tensor:
             with self._fake_mode:
-                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
         result = tree_map_only(torch.Tensor, fake, computed)
         _attach(result, computed, tensors)
@@ -330,9 +363,9 @@ def fake_tensors(*, has_device: bool = False) -> Iterator[None]:
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         operator = next((str(value) for value in error.args if value), type(error).__name__)
         raise InputError(
-            f"this job cannot be predicted without its values: {operator} gives a result whose form hangs on them",
-            where="fake tensors",
-            fix="let it really run, or give that operator an input of fixed form",
+            f"this job cannot be predicted without its values: what {operator} returns depends on them",
+            where=failing_line(error) or "fake tensors",
+            fix="run it as it is (windtunnel capture or memory without --fake), or give the result a fixed size",
         ) from error
     finally:
         torch.nn.Module._apply = apply  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ __all__ = [
     "Places",
     "all_storages",
     "buffers_of",
+    "failing_line",
     "program_frame",
     "storages_of",
 ]
@@ -169,6 +171,12 @@ def program_frame() -> FrameType | None:
     while frame is not None and _is_foreign(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def failing_line(error: BaseException) -> str:
+    """The program's innermost line that an error went through; empty where there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_foreign(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 class NodeLayers:
