@@ -268,15 +268,18 @@ def _group_from_dict(document: Mapping[str, Any]) -> ProcessGroup:
     return ProcessGroup(document["name"], tuple(document["ranks"]), document.get("told", ""))
 
 
-class _PossiblyNoTimes(TypedDict, total=False):
-    median: _Duration
+class _Times(TypedDict, total=False):
+    median: Required[_Duration]
     low: _Duration
     high: _Duration
     samples: list[_Duration]
 
 
-class _Times(_PossiblyNoTimes, total=False):
-    median: Required[_Duration]
+class _TimesIfRun(TypedDict, total=False):
+    median: _Duration
+    low: _Duration
+    high: _Duration
+    samples: list[_Duration]
 
 
 class _Window(TypedDict, total=False):
@@ -301,7 +304,7 @@ class _Hardware(TypedDict, total=False):
 
 class _Allocator(TypedDict, total=False):
     is_held: bool
-    iteration_before_ns: _PossiblyNoTimes | None  # empty in what was never run
+    iteration_before_ns: _TimesIfRun | None
 
 
 class _Group(TypedDict):
