@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import windtunnel
@@ -170,6 +171,26 @@ def test_a_step_that_raises_is_named(one_thread):
 
 
 @pytest.mark.slow
+def test_passes_that_the_program_accumulates_are_part_of_those_that_are_asked_for(tmp_path, one_thread):
+    """Eight passes of a program that accumulates four are twice as many; 32 were once flown."""
+    model = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    num_passes, seen = 0, []
+
+    def step():
+        nonlocal num_passes
+        for _ in range(4):
+            num_passes += 1
+            model(torch.randn(4, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    optimizer.register_step_post_hook(lambda *_: seen.append(num_passes))
+    verify(step, "gradient-accumulation:passes=8", rule=BRIEF, ledger=tmp_path / "r.db", prices="measured")
+
+    assert {4, 8} == set(np.diff(seen).tolist())
+
+
 def test_answers_show_the_receipts_behind_them(tmp_path, one_thread):
     step = small_step()
     graph = windtunnel.capture(step, iterations=6)

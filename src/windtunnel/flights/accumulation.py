@@ -6,20 +6,29 @@ iterations of the program are then one of the changed program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.flights.proof import proven_by, scales
-from windtunnel.sources.torch.live import LiveProgram, SuspendedCall, Undo, swap
+from windtunnel.graph import Graph
+from windtunnel.sources.torch.live import LiveProgram, SuspendedCall, Undo, adapted_by, swap
+from windtunnel.whatifs.measured import require_program
+from windtunnel.whatifs.samples_per_iteration import passes_of
 
 if TYPE_CHECKING:
     import torch
 
 
+def _per_own_update(graph: Graph, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The what-if counts all passes of an update; the flight, how many of the program's own updates become one."""
+    return {**given, "passes": given["passes"] // passes_of(require_program(graph))}
+
+
 @registry.flight("gradient-accumulation", source="Ott et al., WMT 2018")
+@adapted_by(_per_own_update)
 @proven_by(scales("updates", lambda given: 1 / given["passes"]))
 @contextmanager
 def gradient_accumulation(program: LiveProgram, *, passes: int = 4) -> Iterator[None]:

@@ -8,17 +8,18 @@ script (changed for good). Not here: timing, processes, what the changes are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from windtunnel.graph import Graph
 from windtunnel.sources.torch.compile_boundaries import SuspendedCall, aside, exclude_from_compilation
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LiveProgram", "SuspendedCall", "Undo", "apart", "at_start", "on_ranks", "swap", "together"]
+__all__ = ["LiveProgram", "SuspendedCall", "Undo", "adapted_by", "apart", "at_start", "on_ranks", "swap", "together"]
 
 Undo = Callable[[], None]
 StepChange = Callable[["torch.optim.Optimizer", SuspendedCall], Any]
@@ -212,5 +213,15 @@ def on_ranks(parameter: str) -> Callable[[Flight], Flight]:
     def decorate(flight: Flight) -> Flight:
         flight.ranks_parameter = parameter  # type: ignore[attr-defined]
         return apart(flight)
+
+    return decorate
+
+
+def adapted_by(adapt: Callable[[Graph, Mapping[str, Any]], Mapping[str, Any]]) -> Callable[[Flight], Flight]:
+    """Mark a flight whose parameters follow from those of its what-if and from the captured program."""
+
+    def decorate(flight: Flight) -> Flight:
+        flight.adapt = adapt  # type: ignore[attr-defined]
+        return flight
 
     return decorate
