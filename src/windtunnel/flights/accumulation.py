@@ -14,9 +14,8 @@ from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.flights.proof import proven_by, scales
 from windtunnel.graph import Graph
-from windtunnel.sources.torch.live import LiveProgram, SuspendedCall, Undo, adapted_by, swap
-from windtunnel.whatifs.measured import require_program
-from windtunnel.whatifs.samples_per_iteration import passes_of
+from windtunnel.sources.torch.live import LiveProgram, SuspendedCall, Undo, adapt_by, swap
+from windtunnel.whatifs.another_batch import passes_per_update
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 def _per_own_update(graph: Graph, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The what-if counts all passes of an update; the flight, how many of the program's own updates become one."""
-    return {**given, "passes": given["passes"] // passes_of(require_program(graph))}
+    return {**given, "passes": given["passes"] // passes_per_update(graph)}
 
 
 @registry.flight("gradient-accumulation", source="Ott et al., WMT 2018")
-@adapted_by(_per_own_update)
+@adapt_by(_per_own_update)
 @proven_by(scales("updates", lambda given: 1 / given["passes"]))
 @contextmanager
 def gradient_accumulation(program: LiveProgram, *, passes: int = 4) -> Iterator[None]:

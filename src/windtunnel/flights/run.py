@@ -38,7 +38,6 @@ from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.units import format_size
 from windtunnel.whatifs import Answer, Request, parse_request, whatif
 from windtunnel.whatifs.device_tasks import lies_on_device
-from windtunnel.whatifs.request import Step
 
 __all__ = ["capture_baseline", "fly", "remaining_time", "require_flights", "require_memory", "verify"]
 
@@ -121,7 +120,7 @@ def verify(
     rule = rule or (StopRule() if time_limit_s is None else StopRule(time_limit_s=time_limit_s))
     measured = fly(
         subject,
-        _adapted(request, graph),
+        _adapt(request, graph),
         rule=replace(rule, rounds=rounds or rule.rounds),
         time_limit_s=None if time_limit_s is None else left_s(),
         progress=progress,
@@ -131,7 +130,7 @@ def verify(
     return receipt
 
 
-def _adapted(request: Request, graph: Graph) -> Request:
+def _adapt(request: Request, graph: Graph) -> Request:
     """The request with the parameters that its flights take for the program of a graph."""
     changes = [getattr(registry.get("flight", step.name).function, "adapt", None) for step in request.steps]
     steps = zip(request.steps, changes, strict=True)

@@ -19,7 +19,7 @@ from windtunnel.sources.torch.compile_boundaries import SuspendedCall, aside, ex
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LiveProgram", "SuspendedCall", "Undo", "adapted_by", "apart", "at_start", "on_ranks", "swap", "together"]
+__all__ = ["LiveProgram", "SuspendedCall", "Undo", "adapt_by", "apart", "at_start", "on_ranks", "swap", "together"]
 
 Undo = Callable[[], None]
 StepChange = Callable[["torch.optim.Optimizer", SuspendedCall], Any]
@@ -217,7 +217,7 @@ def on_ranks(parameter: str) -> Callable[[Flight], Flight]:
     return decorate
 
 
-def adapted_by(adapt: Callable[[Graph, Mapping[str, Any]], Mapping[str, Any]]) -> Callable[[Flight], Flight]:
+def adapt_by(adapt: Callable[[Graph, Mapping[str, Any]], Mapping[str, Any]]) -> Callable[[Flight], Flight]:
     """Mark a flight whose parameters follow from those of its what-if and from the captured program."""
 
     def decorate(flight: Flight) -> Flight:
