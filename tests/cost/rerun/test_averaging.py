@@ -31,6 +31,15 @@ def test_between_measured_sizes_lies_a_line_and_below_them_the_latency_stays(tmp
     assert _SIZES_BYTES[0] / 2 == averaging_ns(0, 2, database=database)
 
 
+def test_only_the_sizes_that_enclose_what_is_averaged_are_measured(tmp_path):
+    """The largest takes longer than all others together, and says nothing of a small model."""
+    jobs = [_job([[size // 4 // 8]] * 8) for size in _SIZES_BYTES[1:3]]
+    database = known(tmp_path, jobs, 2, [size / 2 for size in _SIZES_BYTES[1:3]])
+
+    assert 3 << 17 == averaging_ns(3 << 18, 2, database=database)
+    assert 2 == len(database)
+
+
 def test_what_is_added_says_how_far_it_varied(tmp_path):
     """A tenth of the whole pass, as a share of what is added to it."""
     job = _job([[64]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,6 +74,19 @@ def test_a_frozen_layer_gets_no_gradient():
 
 def test_several_passes_accumulate():
     assert 3 == len(rehearsed(perceptron(), Form(num_passes=3)).run().passes_ns)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of what Inductor imports
+def test_a_range_is_compiled_once_for_all_that_run_it_in_one_setting():
+    """Tracing it again for the old form of each change, and for its memory, took most of the time."""
+    form = Form(compiled=((0, 3),))
+    first, again, passes, half, wide = (
+        Interpreter(perceptron(), replace(form, **changed))._segments[0].function
+        for changed in ({}, {}, {"num_passes": 2}, {"autocast": "bfloat16"}, {"threads": 2})
+    )
+
+    assert first is again is passes
+    assert 3 == len({id(first), id(half), id(wide)})
 
 
 @pytest.mark.slow

@@ -47,8 +47,8 @@ class Added(int):
 def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase | None = None) -> Added:
     """Duration of averaging gradients between ``num_ranks`` processes of this host, in ns.
 
-    Measured once per host and number of processes at six sizes, a line between them, and kept in the database. The
-    smallest of them is the price of any averaging at all.
+    Measured once per host and number of processes at the two of six sizes that it lies between, a line between them,
+    and kept in the database. The smallest of the six is the price of any averaging at all.
 
     Parameters
     ----------
@@ -62,12 +62,26 @@ def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase |
     PriceError
         The processes could not be run.
     """
-    jobs = [_job([[size // 4 // _NUM_PARAMETERS]] * _NUM_PARAMETERS) for size in _SIZES_BYTES]
+    sizes = _enclosing_sizes(size_bytes)
+    jobs = [_job([[size // 4 // _NUM_PARAMETERS]] * _NUM_PARAMETERS) for size in sizes]
     measured = _measure_jobs(jobs, num_ranks, database)
     added = [max(0.0, item.new_ns - item.old_ns) for item in measured]
     ranges = [item.spread_ratio * item.new_ns for item in measured]  # the ratio's, of the time with averaging
     more = max(1.0, size_bytes / _SIZES_BYTES[-1])
-    return Added.of(*(more * float(np.interp(size_bytes, _SIZES_BYTES, item)) for item in (added, ranges)))
+    return Added.of(*(more * float(np.interp(size_bytes, sizes, item)) for item in (added, ranges)))
+
+
+def _enclosing_sizes(size_bytes: int) -> tuple[int, ...]:
+    """Those of the measured sizes that a line for this one needs: its neighbors, or the first or last one.
+
+    Examples
+    --------
+    >>> [size >> 10 for size in _enclosing_sizes(500_000)], _enclosing_sizes(0), _enclosing_sizes(1 << 20)
+    ([256, 1024], (4096,), (1048576,))
+    """
+    below = [size for size in _SIZES_BYTES if size <= size_bytes][-1:]
+    above = [size for size in _SIZES_BYTES if size >= size_bytes][:1]
+    return tuple(dict.fromkeys([*below, *above]))
 
 
 def reducing_ns(

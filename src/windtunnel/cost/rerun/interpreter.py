@@ -152,7 +152,10 @@ class Interpreter:
             for index in self.opaque
             if any(first <= index < last for first, last in ranges)
         }
-        self._segments = build_segments(self._prepared, recomputed, compiled, form.chunked, stand_ins)
+        # what generated code depends on beyond its calls, or is generated anew for, up to a limit
+        how = (form.threads or self.program.threads, form.autocast, form.batch, form.memory_format, form.frozen)
+        setting = (self.program.fingerprint, *how)
+        self._segments = build_segments(self._prepared, recomputed, compiled, form.chunked, stand_ins, setting)
         self._inside = {
             index for segment in self._segments.values() for index in range(segment.first + 1, segment.last)
         }

@@ -7,7 +7,7 @@ leave. Not here: when it runs (``interpreter``).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,9 @@ from windtunnel.cost.rerun.chunked_loss import cross_entropy_in_chunks
 from windtunnel.errors import PriceError
 
 __all__ = ["Segment", "build_segments"]
+
+_COMPILED: dict[Hashable, Callable[..., Any]] = {}  # by setting and calls
+_MAX_COMPILED = 64
 
 
 @dataclass
@@ -43,8 +46,11 @@ def build_segments(
     compiled: tuple[tuple[int, int], ...],
     chunked: tuple[tuple[int, int, int], ...],
     stand_ins: Mapping[int, Sequence[torch.Tensor]],
+    setting: Hashable = None,
 ) -> dict[int, Segment]:
     """Segments by the call that they begin with; ``stand_ins`` are results of calls that are not to be run.
+
+    What is compiled is shared between all that run the same calls in the same ``setting``: threads, types, sizes.
 
     Raises
     ------
@@ -55,7 +61,7 @@ def build_segments(
     for first, last in checkpointed:
         result[first] = _segment(rows, first, last, _wrap_in_checkpoint, stand_ins)
     for first, last in compiled:
-        result[first] = _segment(rows, first, last, _compile_function, stand_ins)
+        result[first] = _segment(rows, first, last, _compile_once(setting), stand_ins)
     for first, last, num_chunks in chunked:
         changed = _in_chunks(rows[first:last], num_chunks)
         if any(first <= index < last for index in stand_ins):
@@ -110,7 +116,28 @@ def _wrap_in_checkpoint(function: Callable[..., Any], num_held: int) -> Callable
     return rerun
 
 
-def _compile_function(function: Callable[..., Any], _num_held: int) -> Callable[..., Any]:
+def _compile_once(setting: Hashable) -> Callable[[Callable[..., Any], int], Callable[..., Any]]:
+    """A wrapper that compiles a function once for all that run it in the same setting.
+
+    All interpreters of a program compile the same ranges: the old form of each change, and each form once more for its
+    memory. Tracing alone takes about a second each time.
+    """
+
+    def wrap(function: Any, _num_held: int) -> Callable[..., Any]:
+        nodes = function.graph.nodes
+        if any(node.op == "get_attr" for node in nodes):  # stand-ins have values of their own
+            return _compile(function)
+        recipe = (setting, *((node.op, node.target, f"{node.args} {node.kwargs}") for node in nodes))
+        compiled = _COMPILED.pop(recipe) if recipe in _COMPILED else _compile(function)
+        _COMPILED[recipe] = compiled  # the latest is last
+        while len(_COMPILED) > _MAX_COMPILED:
+            del _COMPILED[next(iter(_COMPILED))]
+        return compiled
+
+    return wrap
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
     return compiled
 
