@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache, partial
 
@@ -10,14 +11,18 @@ import pytest
 
 from tests.whatifs.steps import Layer, cpu_step, gpu_step
 from windtunnel import registry
+from windtunnel.cost.host_times import HOST_TABLE
+from windtunnel.cost.intervals import STEP_ENDS
 from windtunnel.cost.rerun import AveragingNeed, Ratios, ReducingNeed
+from windtunnel.cost.rerun.averaging import Added
 from windtunnel.errors import WindtunnelError
-from windtunnel.graph import Graph, Phase
+from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate import replay
 from windtunnel.whatifs import Answer, apply, parse_request, whatif
 from windtunnel.whatifs.ask import pricer_of
 from windtunnel.whatifs.data_parallel import data_parallel
-from windtunnel.whatifs.measured import MEASURE, Unpriced, price_change
+from windtunnel.whatifs.measured import MEASURE, SOURCE, Unpriced, price_change
+from windtunnel.whatifs.reach import Z90
 
 NAMES = sorted(registry.all("whatif"))
 NUM_SAMPLES = 5
@@ -144,3 +149,73 @@ def test_every_price_is_noted_with_how_sure_it_is(name):
             continue
         assert after.meta.price_spread_ratio >= 0.25
         assert after.meta.price_waited_ratio >= 0.5
+
+
+def captured_step() -> Graph:
+    """A step of which every task was measured, as captures say."""
+    step = cpu_step(LAYERS, data_ns=400_000)
+    return step.set_duration(step.all_tasks, step.duration_ns, cost_source="measured")
+
+
+def test_a_message_that_varies_says_nothing_of_the_operators_around_it(monkeypatch):
+    """Two small processes on a busy host: what is added to a pass varies by ten times itself, the pass does not."""
+    added = Added.of(100_000, 1_000_000)
+    monkeypatch.setattr("windtunnel.whatifs.ask.pricer_of", lambda *_: lambda needs, _: dict.fromkeys(needs, added))
+    (answer,) = whatif(captured_step(), "data-parallel", prices="measured")
+
+    assert 10.0 == answer.price_spread_ratio
+    assert 0.0 < answer.reach <= math.log1p(Z90 * 1_000_000 / answer.predicted_ns) + 1e-9
+
+
+def test_what_may_be_nothing_or_much_is_not_known_to_be_nothing():
+    """A difference of long times can be below zero; how far it varied still counts."""
+    nothing = Added.of(-30_000, 1_000_000)
+
+    assert 1_000_000 == pytest.approx(nothing * nothing.spread_ratio, rel=0.01)
+
+
+def test_each_price_of_a_combination_varies_for_itself(monkeypatch):
+    """In both orders, and operators that ran again vary as their own rounds did."""
+    added, steady = Added.of(100_000, 1_000_000), Added.of(100_000, 1_000)
+    step = captured_step()
+
+    def priced(name: str, before: Graph, price: Added) -> Graph:
+        change = registry.get("whatif", name).function(before)
+        return price_change(change, "measured", lambda needs, _: dict.fromkeys(needs, price), before)
+
+    worker = priced("data-parallel", step, added)
+    again = price_change(
+        Unpriced((AveragingNeed(1, 2),), lambda _: worker.set_duration(forward(worker), 7_000, SOURCE)),
+        "measured",
+        lambda needs, _: dict.fromkeys(needs, steady),
+        worker,
+    )
+
+    messages = worker.select(op="all_reduce")
+    assert {10.0} == set(again.tasks["price_spread_ratio"][messages].tolist())
+    assert {0.01} == set(again.tasks["price_spread_ratio"][forward(again)].tolist())
+
+
+def forward(graph: Graph) -> np.ndarray:
+    return graph.select(phase=Phase.FORWARD)
+
+
+def test_a_step_that_was_never_run_is_known_as_well_as_such_steps_were():
+    """Neither the host's times nor those of messages have intervals there: theirs must not be one without width."""
+    step = gpu_step(LAYERS)
+    host = step.select(kind=Kind.HOST)
+    never_run = step.set_duration(host, step.duration_ns[host], HOST_TABLE).note({"priced_for": "h100"})
+    (answer,) = whatif(never_run, "data-parallel:num_ranks=8+amp", prices="paper")
+
+    assert answer.span is not None
+    assert max(STEP_ENDS) - 1e-9 <= math.log(answer.span[1] / answer.speedup)
+
+
+def test_where_nothing_says_how_sure_a_number_is_there_is_no_interval():
+    """Not one without width: kernels that vary by a nanosecond do not tell that the host does not vary."""
+    step = gpu_step(LAYERS)
+    kernels = step.select(kind=Kind.COMPUTE)
+    certain = step.with_columns(duration_std_ns=kernels.astype(np.int64)).note({"priced_for": "h100"})
+    (answer,) = whatif(certain, "data-parallel:num_ranks=8", prices="paper")
+
+    assert answer.span is None

@@ -21,10 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.cost.operators.learned_model import WIDTH_PER_OCTAVE, read_shipped_model
 from windtunnel.cost.pricer import Prices
 from windtunnel.errors import InputError
-from windtunnel.graph import Graph
+from windtunnel.graph import Graph, Strings
 from windtunnel.hardware import Device
 
-__all__ = ["STEP_ENDS", "ConformalIntervals", "draw_durations", "step_ends"]
+__all__ = ["STEP_ENDS", "ConformalIntervals", "draw_alike", "draw_durations", "step_ends"]
 
 # N calibration samples, P rows to price, T tasks, K draws
 Floats = NDArray[np.float64]
@@ -142,26 +142,41 @@ def draw_durations(graph: Graph, num_draws: int = 64, *, seed: int = 0) -> NDArr
     One error is drawn per cost model and operator, since errors of one class go together; taken as independent they
     would cancel out over a graph, and its interval would be far too narrow.
     """
+    return draw_alike([graph], num_draws, seed=seed)[0]
+
+
+def draw_alike(graphs: Sequence[Graph], num_draws: int = 64, *, seed: int = 0) -> list[NDArray[np.int64]]:
+    """The same of several graphs, int64 [K, T] each: where a model is wrong in one, it is as wrong in the others."""
+    groups, num_groups = _groups(graphs)
+    noise_KG = np.random.default_rng(seed).standard_normal((num_draws, num_groups))
+    return [_draw(graph, noise_KG[:, group_T]) for graph, group_T in zip(graphs, groups, strict=True)]
+
+
+def _draw(graph: Graph, noise_KT: Floats) -> NDArray[np.int64]:
     duration = graph.duration_ns.astype(np.float64)
     spread = graph.tasks.get("duration_std_ns")
     if spread is None:
-        return np.repeat(graph.duration_ns[None], num_draws, axis=0)
+        return np.repeat(graph.duration_ns[None], len(noise_KT), axis=0)
     relative = np.divide(spread, duration, out=np.zeros(graph.num_tasks), where=duration > 0)
-    group_T, num_groups = _groups(graph)
-    noise_KG = np.random.default_rng(seed).standard_normal((num_draws, num_groups))
-    factors = np.exp(np.clip(noise_KG[:, group_T] * relative, -_FURTHEST, _FURTHEST))
+    factors = np.exp(np.clip(noise_KT * relative, -_FURTHEST, _FURTHEST))
     sampled: NDArray[np.int64] = np.rint(duration * factors).astype(np.int64)
     return sampled
 
 
-def _groups(graph: Graph) -> tuple[NDArray[np.int64], int]:
-    key = np.zeros(graph.num_tasks, dtype=np.int64)
+def _groups(graphs: Sequence[Graph]) -> tuple[list[NDArray[np.int64]], int]:
+    """Number of each task's cost model and operator, by graph, and how many there are."""
+    keys = [np.zeros(graph.num_tasks, dtype=np.int64) for graph in graphs]
     for name in ("cost_source", "op"):
-        if name in graph.tasks:
-            column = graph.tasks.strings(name)
-            key = key * len(column.values) + column.codes
-    _, group_T = np.unique(key, return_inverse=True)
-    return group_T.astype(np.int64), int(group_T.max(initial=-1)) + 1
+        columns = [graph.tasks.get(name, Strings.repeat("", graph.num_tasks)) for graph in graphs]
+        values = list(dict.fromkeys(value for column in columns for value in column.values))
+        index = {value: code for code, value in enumerate(values)}
+        codes = [np.array([index[value] for value in column.values], dtype=np.int64) for column in columns]
+        for key, column, code in zip(keys, columns, codes, strict=True):
+            key *= max(len(values), 1)
+            key += code[column.codes] if len(code) else 0
+    _, group_T = np.unique(np.concatenate(keys), return_inverse=True)
+    ends = np.cumsum([len(key) for key in keys])[:-1]
+    return [part.astype(np.int64) for part in np.split(group_T, ends)], int(group_T.max(initial=-1)) + 1
 
 
 def step_ends(device: Device) -> tuple[float, float]:

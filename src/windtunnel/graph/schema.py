@@ -164,6 +164,8 @@ TASK_COLUMNS: dict[str, Column] = {
     "efficiency": _EFFICIENCY,
     "efficiency_low": _EFFICIENCY,
     "efficiency_high": _EFFICIENCY,
+    # of a price that was measured for a what-if: interquartile range over the price; 0: none, or it did not vary
+    "price_spread_ratio": Column(np.float64, merge="max", default=0.0),
 }
 
 EDGE_COLUMNS: dict[str, Column] = {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate import Timeline, draw_durations, replay_many
 
-__all__ = ["iteration_ns", "sample_iterations_ns", "takes_part"]
+__all__ = ["iteration_ns", "iterations_ns", "sample_iterations_ns", "takes_part"]
 
 
 def iteration_ns(timeline: Timeline, num_iterations_before: int) -> float:
@@ -26,7 +26,14 @@ def iteration_ns(timeline: Timeline, num_iterations_before: int) -> float:
 
 def sample_iterations_ns(graph: Graph, num_iterations_before: int, like: Timeline) -> NDArray[np.float64]:
     """Times of an iteration by the durations that each captured one had, or that could have been, float64 [K]."""
-    replays = replay_many(graph, draw_durations(graph), finishes=True, like=like)
+    return iterations_ns(graph, draw_durations(graph), num_iterations_before, like)
+
+
+def iterations_ns(
+    graph: Graph, durations_KT: NDArray[np.int64], num_iterations_before: int, like: Timeline
+) -> NDArray[np.float64]:
+    """Times of an iteration with other durations of its tasks, float64 [K]."""
+    replays = replay_many(graph, durations_KT, finishes=True, like=like)
     assert replays.finish_ns is not None
     return np.array([_iteration_ns(graph, finish_ns, num_iterations_before) for finish_ns in replays.finish_ns])
 

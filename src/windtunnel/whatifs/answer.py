@@ -20,7 +20,7 @@ from windtunnel.base.documents import json_text
 from windtunnel.graph import Graph, Strings
 from windtunnel.measure.disturbance import disturbance_log_error
 from windtunnel.simulate import Timeline, replay
-from windtunnel.simulate.iterations import iteration_ns, sample_iterations_ns
+from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.simulate.limits import Limits, find_peak_violation
 from windtunnel.units import format_duration, format_size
 from windtunnel.whatifs.peak_memory import (
@@ -30,6 +30,7 @@ from windtunnel.whatifs.peak_memory import (
     peak_of_replay,
     predict_peak_bytes,
 )
+from windtunnel.whatifs.reach import Z90, price_log_error, step_log_error, variation_of
 from windtunnel.whatifs.request import Request
 
 __all__ = ["SCHEMA", "Answer", "Interval", "Status", "table_of"]
@@ -48,7 +49,7 @@ _DERIVED = (
     "reach",
 )
 WAITS = "waits"
-_Z90 = 1.645 / 1.349  # an interquartile range is 1.349 standard deviations
+_MIN_REACH = 0.005  # an interval of less would be printed without width
 _OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in standard deviations over the root of the count
 
 
@@ -182,15 +183,18 @@ class Answer:
     def reach(self) -> float:
         """How far iterations and prices alone let the speed-up be off, as a logarithm, at 90 %.
 
-        From how well the captured iterations, which vary, tell the usual one, and how far prices varied between rounds,
-        over the share of the iteration that rests on them; where other programs ran meanwhile, also what these may have
-        done to one side of the comparison. The two have different causes, so they add up as independent errors do.
+        From how well the captured iterations, which vary, tell the usual one, and what becomes of the iteration if all
+        that was priced for this change takes as much longer, or shorter, as prices varied between rounds; where other
+        programs ran meanwhile, also what these may have done to one side of the comparison; of a step that was never
+        run, how far predictions of such steps were off. These have different causes, so they add up as independent
+        errors do.
         """
-        varied = self.variation * min(1.0, _OF_MEDIAN / math.sqrt(max(1, self.baseline.graph.num_iterations)))
-        if self.price_spread_ratio or self.price_waited_ratio:  # else a large graph need not be made again
-            share = sum(part for source, part in self.cost_shares.items() if source.startswith("measured"))
-            varied = math.hypot(varied, self.price_spread_ratio * share)
-        return math.hypot(_Z90 * varied, disturbance_log_error(self.lost_ratio))
+        before = self.baseline.graph
+        varied = self.variation * min(1.0, _OF_MEDIAN / math.sqrt(max(1, before.num_iterations)))
+        # only where prices varied: a large graph has to be made again
+        prices = price_log_error(self.baseline, self.graph) if self.price_spread_ratio and self.is_applicable else 0.0
+        others = disturbance_log_error(self.lost_ratio)
+        return math.hypot(Z90 * varied, prices, others, step_log_error(before))
 
     @property
     def lost_ratio(self) -> float:
@@ -199,23 +203,8 @@ class Answer:
 
     @cached_property
     def variation(self) -> float:
-        """How far the speed-up varies from one captured iteration to the next: interquartile range of its logarithm.
-
-        Both sides are replayed with the durations of the same iteration, so that what slows both alike is in neither.
-        """
-        if not (self.is_applicable and {"samples_ns", "duration_std_ns"} & set(self.baseline.graph.tasks)):
-            return 0.0
-        count = self.baseline.graph.num_iterations
-        before, after = (
-            sample_iterations_ns(graph, count, self.baseline) for graph in (self.baseline.graph, self.graph)
-        )
-        most = max(len(before), len(after))
-        before, after = (np.resize(item, most) for item in (before, after))
-        takes_time = (before > 0) & (after > 0)
-        if not takes_time.any():
-            return 0.0
-        low, high = np.percentile(np.log(before[takes_time] / after[takes_time]), [25, 75])
-        return float(high - low)
+        """How far the speed-up varies from one captured iteration to the next: interquartile range of its logarithm."""
+        return variation_of(self.baseline, lambda: self.graph) if self.is_applicable else 0.0
 
     @property
     def span(self) -> tuple[float, float] | None:
@@ -228,7 +217,9 @@ class Answer:
             return None
         interval, reach = self.interval, self.reach
         if interval is None or not interval.num_receipts:
-            return (self.speedup * math.exp(-reach), self.speedup * math.exp(reach)) if reach else None
+            # Of a step that was not captured, what hardly moves with the prices that have intervals rests on others.
+            is_known = reach >= _MIN_REACH if self.baseline.graph.meta.priced_for else reach > 0
+            return (self.speedup * math.exp(-reach), self.speedup * math.exp(reach)) if is_known else None
         if self.is_flown:
             return interval.low, interval.high
         low, high = self.speedup * math.exp(-reach), self.speedup * math.exp(reach)

@@ -38,7 +38,9 @@ ALL = "all"
 _BATCH = 32  # changes replayed at once
 _KEPT_TASKS = 200_000  # larger graphs are made again when they are looked at
 # columns that no replay reads: changing them leaves a change a pure change of durations
-_UNPLAYED = ("cost_source", "duration_ns", "duration_std_ns", "samples_ns", "name", "op", "flops")
+_UNPLAYED = (
+    "cost_source", "duration_ns", "duration_std_ns", "price_spread_ratio", "samples_ns", "name", "op", "flops"
+)  # fmt: skip
 
 
 def apply(
@@ -80,7 +82,7 @@ def apply_steps(graph: Graph, request: Request, prices: str, pricer: Pricer) -> 
     graphs = [graph]
     for step in request.steps:
         change = call_whatif(graphs[-1], step)
-        changed = price_change(change, prices, pricer) if isinstance(change, Unpriced) else change
+        changed = price_change(change, prices, pricer, graphs[-1]) if isinstance(change, Unpriced) else change
         graphs.append(changed.as_one_edit(graphs[-1], step.name, step.parameters))
     return tuple(graphs[1:])
 

@@ -64,9 +64,10 @@ MEASURE, LOOK_UP, PUBLISHED = "measure", "look up", "published"
 _WAYS = {"measured": MEASURE, "paper": PUBLISHED}
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-SOURCE = "measured:partial"
+_MEASURED = "measured:"  # of what was priced for a what-if; what was captured is "measured"
+SOURCE = f"{_MEASURED}partial"
 _COMPILED = r"cpp_fused_.*|## Call CompiledFxGraph.*"  # names of tasks of code that a compiler generated
-REPLACED = "measured:other layer"  # of calls that another layer runs
+REPLACED = f"{_MEASURED}other layer"  # of calls that another layer runs
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,17 @@ def check_prices(prices: str) -> str:
     return prices
 
 
-def price_change(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
+def price_change(change: Unpriced, prices: str, pricer: Pricer, before: Graph | None = None) -> Graph:
     """The changed graph, with measured or published prices.
+
+    Parameters
+    ----------
+    change : Unpriced
+    prices : str
+        ``auto``, ``measured`` or ``paper``.
+    pricer : callable
+    before : Graph, optional
+        The graph that is changed: what it was priced with before varied as it did then.
 
     Raises
     ------
@@ -152,14 +162,31 @@ def price_change(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
             raise price
     if any(price is None for price in given):
         return _apply_paper_ratios(change)
-    return _as_sure_as(change.finish(*given), given)
+    return _as_sure_as(change.finish(*given), given, before)
 
 
-def _as_sure_as(graph: Graph, prices: Sequence[Any]) -> Graph:
-    """Note how sure the prices are, whatever was made of them; of several, the least sure counts."""
+def _as_sure_as(graph: Graph, prices: Sequence[Any], before: Graph | None) -> Graph:
+    """Note how sure the prices are, whatever was made of them, and of which tasks; of several, the least sure counts.
+
+    A message that varies by its own length says nothing of the operators around it, so each task has its own spread.
+    """
+    spread_ratio = max((getattr(price, "spread_ratio", 0.0) for price in prices), default=0.0)
+    if spread_ratio:
+        known = graph.tasks.get("price_spread_ratio", np.zeros(graph.num_tasks))
+        new = _price_newly(graph, known, before)
+        graph = graph.with_columns(price_spread_ratio=np.where(new, np.hypot(known, spread_ratio), known))
     known = {name: getattr(graph.meta, f"price_{name}") for name in ("spread_ratio", "waited_ratio")}
     result = {name: max([value, *(getattr(price, name, 0.0) for price in prices)]) for name, value in known.items()}
     return graph if result == known else graph.note({f"price_{name}": value for name, value in result.items()})
+
+
+def _price_newly(graph: Graph, spread_T: Floats, before: Graph | None) -> Mask:
+    """Tasks that the latest measured prices are of, bool [T]."""
+    sources: Strings = graph.tasks.strings("cost_source")
+    measured: Mask = sources.where({value: value.startswith(_MEASURED) for value in sources.values})
+    if before is not None and before.num_tasks == graph.num_tasks:
+        return measured & (before.duration_ns != graph.duration_ns)
+    return measured & (spread_T == 0)
 
 
 def _apply_paper_ratios(change: Unpriced) -> Graph:

@@ -38,9 +38,9 @@ class Added(int):
 
     @classmethod
     def of(cls, added_ns: float, range_ns: float) -> Added:
-        """So much, with such an interquartile range."""
-        added = cls(max(0, round(added_ns)))
-        added.spread_ratio = range_ns / added if added else 0.0
+        """So much, with such an interquartile range; at least 1 ns, as the ratio of nothing says nothing."""
+        added = cls(max(1, round(added_ns)))
+        added.spread_ratio = range_ns / added
         return added
 
 
