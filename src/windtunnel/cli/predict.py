@@ -314,6 +314,8 @@ def _as_dict(found: Forecast, facts: Mapping[str, dict[str, Any]] = MappingProxy
 
 
 def _lines(answer: Predicted, others: list[Forecast], chips: Iterable[str | Table]) -> Iterator[str | Table]:
+    from windtunnel.whatifs.speed import why_no_samples
+
     result = answer.found
     batch = f", batch {result.batch_size}" if result.batch_size else ""
     part = f" (1 of {answer.target.count} of {answer.target.name})" if answer.is_one_of_several else ""
@@ -327,6 +329,8 @@ def _lines(answer: Predicted, others: list[Forecast], chips: Iterable[str | Tabl
     yield f"  step    {format_duration(result.makespan_ns)}{_between(result.low_ns, result.high_ns)}"
     if str(answer.speed):
         yield f"  speed   {answer.speed}"
+    if why := why_no_samples(result.graph):
+        yield f"  samples {why}"
     yield from lines_of_whole(answer)
     yield f"  {_limit(result)}"
     yield from _how_sure(result)

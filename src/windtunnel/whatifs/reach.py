@@ -41,8 +41,8 @@ def variation_of(baseline: Timeline, make_graph: Callable[[], Graph]) -> float:
         return 0.0
     count, graphs = graph.num_iterations, (graph, make_graph())
     if graph.meta.priced_for:
-        drawn = zip(graphs, draw_alike(graphs), strict=True)
-        before, after = (iterations_ns(item, drawn_KT, count, baseline) for item, drawn_KT in drawn)
+        sampled = zip(graphs, draw_alike(graphs), strict=True)
+        before, after = (iterations_ns(item, durations_KT, count, baseline) for item, durations_KT in sampled)
     else:
         before, after = (sample_iterations_ns(item, count, baseline) for item in graphs)
     size = max(len(before), len(after))

@@ -7,7 +7,7 @@ known is left out, never guessed. Not here: the time itself (``simulate``, ``for
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +19,22 @@ from windtunnel.cost.work import work_of
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.flops import sums_products
-from windtunnel.hardware import Device
+from windtunnel.graph.structure import keep_rows
+from windtunnel.hardware import Device, recognize
 from windtunnel.units import format_per_s, format_rate, format_ratio
 from windtunnel.whatifs.another_batch import batch_of, passes_per_update
 from windtunnel.whatifs.insert_tasks import chip_of
 from windtunnel.whatifs.samples_per_iteration import batch_size_of, batch_size_of_operators
 
-__all__ = ["Speed", "model_flops_of", "samples_of", "speed_of", "speed_of_measurement", "tokens_of"]
+__all__ = [
+    "Speed",
+    "model_flops_of",
+    "samples_of",
+    "speed_of",
+    "speed_of_measurement",
+    "tokens_of",
+    "why_no_samples",
+]
 
 _MIN_SHOWN = 0.001
 _BACKWARD_PER_FORWARD = 2.0  # gradients of both factors of a product
@@ -138,10 +147,12 @@ def speed_of(
     batch_dim : int, optional
         Dimension of the inputs that holds the samples.
     num_samples, num_tokens : int, optional
-        Of all ranks, where the caller knows them; by default those that the graph of one rank shows.
+        Of all ranks, where the caller knows them; by default those that the graph shows.
     """
     samples, tokens = num_samples or 0, num_tokens or 0
-    if num_samples is None and graph.num_ranks <= 1:
+    if num_samples is None and _is_traced(graph):
+        samples, tokens = samples_of(graph, batch_dim), tokens_of(graph)  # which are of its own batch alone
+    elif num_samples is None and graph.num_ranks <= 1:
         captured = samples_of(graph, batch_dim)
         samples = batch_size * passes_per_update(graph) or captured
         tokens = tokens_of(graph) if num_tokens is None else tokens
@@ -151,7 +162,7 @@ def speed_of(
     flops, used = model_flops_of(graph, chip, dtype)
     peak = chip.peak_flops_per_s.get(used, 0.0) if chip is not None else 0.0
     name = chip.name if chip is not None else ""
-    return Speed(step_ns, samples, tokens, flops, max(graph.num_ranks, 1), used, peak, name)
+    return Speed(step_ns, samples, tokens, flops, sum(_devices_of_ranks(graph).values()), used, peak, name)
 
 
 def speed_of_measurement(graph: Graph, step_ns: float) -> Speed:
@@ -161,17 +172,41 @@ def speed_of_measurement(graph: Graph, step_ns: float) -> Speed:
 
 
 def samples_of(graph: Graph, batch_dim: int | None = None) -> int:
-    """Samples of one step of one rank, of all passes that it accumulates; 0 where the graph does not show them."""
-    return batch_of(graph, batch_dim) * passes_per_update(graph)
+    """Samples of one step, of all passes that it accumulates; 0 where the graph does not show them.
+
+    Of one rank; of a job that was traced without being run, of all of its ranks.
+    """
+    if not _is_traced(graph):
+        return batch_of(graph, batch_dim) * passes_per_update(graph)
+    batches = _batches_of(graph)
+    if not batches:
+        return 0
+    rank = _first_rank(graph)
+    return batches["num_replicas"] * (batches["num_samples"] or batch_of(rank, batch_dim) * passes_per_update(rank))
+
+
+def why_no_samples(graph: Graph) -> str:
+    """Why a traced job does not show how many samples a step has; empty where it does, and of all other graphs."""
+    if not _is_traced(graph) or _batches_of(graph):
+        return ""
+    return "not known: neither models (DDP, FSDP) nor messages of this job say which ranks share a batch"
 
 
 def tokens_of(graph: Graph) -> int:
-    """Tokens of one step of one rank: integers of two dimensions that a table is looked into with; 0 if there are none.
+    """Tokens of one step: integers of two dimensions that a table is looked into with; 0 if there are none.
+
+    Of one rank; of a job that was traced without being run, of all of its ranks.
 
     Where tables are looked into with different numbers of tokens (two languages), which of them counts is not clear.
     Lookups without the batch among their sizes, as those of relative positions, are of no tokens.
     """
     counts: Collection[int]
+    if _is_traced(graph):
+        batches = _batches_of(graph)
+        counts = _count_lookups_of_operators(_first_rank(graph)).values() if batches else ()
+        num_parts = batches["num_replicas"] * batches["num_sequence_parts"] if batches else 1
+        distinct = {count for count in counts if count}
+        return num_parts * distinct.pop() if len(distinct) == 1 else 0
     try:
         program = program_of(graph)
         counts = _count_lookups(program, batch_size_of(program)).values()
@@ -179,6 +214,34 @@ def tokens_of(graph: Graph) -> int:
         counts = _count_lookups_of_operators(graph).values()
     distinct = {count for count in counts if count}
     return distinct.pop() if len(distinct) == 1 else 0
+
+
+def _is_traced(graph: Graph) -> bool:
+    """Whether a graph is of a whole job that was traced without being run, some ranks for all."""
+    return "stands_for" in graph.meta.distributed
+
+
+def _batches_of(graph: Graph) -> Mapping[str, int]:
+    """How a traced job's samples are spread over its ranks; empty where its ranks do not say it."""
+    result: Mapping[str, int] = graph.meta.distributed.get("batches", {})
+    return result
+
+
+def _devices_of_ranks(graph: Graph) -> dict[int, int]:
+    """How many devices each rank of the graph stands for."""
+    if _is_traced(graph):
+        return {int(rank): count for rank, count in graph.meta.distributed["stands_for"].items()}
+    return dict.fromkeys(range(max(graph.num_ranks, 1)), 1)
+
+
+def _first_rank(graph: Graph) -> Graph:
+    """The tasks of the first traced rank, which has the first stage of a pipeline."""
+    if graph.num_ranks <= 1:
+        return graph
+    first = graph.tasks["rank"] == graph.tasks["rank"].min()
+    across = first[graph.edges["src"]] != first[graph.edges["dst"]]
+    gone = ~first[graph.edges["src"]] | across
+    return keep_rows(graph.disconnect(gone), first)
 
 
 def _count_lookups(program: Program, batch_size: int) -> dict[int, int]:
@@ -230,6 +293,9 @@ def model_flops_of(graph: Graph, device: Device | None = None, dtype: str = "") 
     if not len(tasks):
         return 0.0, ""
     flops_T = graph.tasks["flops"][tasks].astype(np.float64)
+    if _is_traced(graph) and "rank" in graph.tasks:
+        alike = _devices_of_ranks(graph)
+        flops_T *= [alike.get(rank, 1) for rank in graph.tasks["rank"][tasks].tolist()]
     is_backward = (
         graph.tasks["phase"][tasks] == Phase.BACKWARD if "phase" in graph.tasks else np.zeros(len(tasks), bool)
     )

@@ -137,8 +137,9 @@ def _compile_once(setting: Hashable) -> Callable[[Callable[..., Any], int], Call
     return wrap
 
 
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+def _compile(function: Any) -> Callable[..., Any]:
+    # the method, not the module: calling a module runs global hooks, and what is traced with them is traced anew
+    compiled: Callable[..., Any] = torch.compile(function.forward, dynamic=False)
     return compiled
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.graph.ranks import join
+from windtunnel.sources.dry.batches import Batches
 from windtunnel.sources.dry.build import graph_of
 from windtunnel.sources.dry.trace import Trace
 
@@ -51,6 +52,7 @@ def join_traces(traces: Sequence[Trace], num_ranks: int, devices_per_host: int) 
             "distributed": {
                 "world_size": num_ranks,
                 "devices_per_host": devices_per_host,
+                **_batches(traces, num_ranks),
                 "stands_for": {
                     str(trace.rank): count + share + (index < rest) for index, (trace, count) in enumerate(kept)
                 },
@@ -63,6 +65,15 @@ def join_traces(traces: Sequence[Trace], num_ranks: int, devices_per_host: int) 
     return _synchronize_messages(
         replace(graphs[0], tasks=tasks, edges=edges, resources=resources, meta=meta)
     ).validate()
+
+
+def _batches(traces: Sequence[Trace], num_ranks: int) -> dict[str, Any]:
+    """How samples are spread over the job, where all of its traced ranks say the same."""
+    found = {trace.batches for trace in traces}
+    batches = found.pop() if len(found) == 1 else None
+    if batches is None:
+        return {"batches": Batches(1).to_dict()} if num_ranks == 1 else {}
+    return {"batches": batches.to_dict()}
 
 
 def _pipelines(traces: Sequence[Trace]) -> list[list[Trace]]:

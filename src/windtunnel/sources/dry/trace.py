@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.graph.meta import ProcessGroup
+from windtunnel.sources.dry.batches import Batches, batches_of, pipeline_samples
 from windtunnel.sources.dry.groups import Groups
 from windtunnel.sources.dry.host_side import HostSide
 from windtunnel.sources.dry.recorder import Call, Recorder
@@ -57,6 +58,7 @@ class Trace:
     thread: list[ThreadCall]
     num_workers: int  # of its loaders
     inputs: list[tuple[int, ...]] = field(default_factory=list)  # shapes of what its models were called with
+    batches: Batches | None = None
 
     @property
     def peers(self) -> set[int]:
@@ -81,6 +83,7 @@ class Tracing:
     _seen: int = 0
     _parameters: frozenset[int] = frozenset()
     _inputs: list[tuple[int, ...]] = field(default_factory=list)
+    _model_calls: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     _hooks: list[Any] = field(default_factory=list)
 
     @contextmanager
@@ -123,7 +126,7 @@ class Tracing:
         watch = Watch(is_fake=True, host_data=HostData(self.host, imagines_device=False))
         watch.discovery.add(hooks.models, hooks.optimizers)
         self._watch = watch.__enter__()
-        self._inputs = []
+        self._inputs, self._model_calls = [], []
         self._hooks = [
             model.register_forward_pre_hook(self._note_inputs, with_kwargs=True) for model in watch.discovery.models
         ]
@@ -139,8 +142,10 @@ class Tracing:
         self._profile = ThreadProfile()
         self._profile.start()
 
-    def _note_inputs(self, _module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._inputs.extend(shapes_of((positional, named)))
+    def _note_inputs(self, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        shapes = list(shapes_of((positional, named)))
+        self._inputs.extend(shapes)
+        self._model_calls.append((id(module), next(iter(shapes), ())))
 
     def _stop(self) -> None:
         assert self._watch is not None
@@ -174,7 +179,13 @@ class Tracing:
             self._profile.calls([call.node["name"] for call in recorder.calls]),
             self.host.num_workers,
             list(self._inputs),
+            batches_of(discovery.models, recorder.calls, self.groups.known, self.rank, dist.get_world_size())
+            if dist.is_initialized()
+            else None,
         )
+        if self.trace.batches is not None and self.trace.peers:
+            num_samples = pipeline_samples(self._model_calls)
+            self.trace.batches = replace(self.trace.batches, num_samples=num_samples)
 
     def close(self) -> None:
         """Take everything away, in the middle of an iteration too."""
