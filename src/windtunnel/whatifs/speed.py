@@ -20,7 +20,7 @@ from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.flops import sums_products
 from windtunnel.graph.structure import keep_rows
-from windtunnel.hardware import Device, recognize
+from windtunnel.hardware import Device
 from windtunnel.units import format_per_s, format_rate, format_ratio
 from windtunnel.whatifs.another_batch import batch_of, passes_per_update
 from windtunnel.whatifs.insert_tasks import chip_of
