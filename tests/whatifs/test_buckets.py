@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.averaging_job import BACKWARD_NS, FORWARD_NS, ISSUE_NS, LAYERS, SIZES, UPDATE_NS, averaging_job
-from windtunnel.cost.rerun import MessageCost
+from windtunnel.cost.rerun import AllReduceNeed, AllReduceTimes, MessageCost
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Kind
 from windtunnel.simulate import replay
 from windtunnel.whatifs import parse_request
 from windtunnel.whatifs.ask import apply
 from windtunnel.whatifs.buckets import averaging_of, caps_of, gradient_buckets
+from windtunnel.whatifs.measured import Unpriced, price_change
 
 LATENCY_NS, NS_PER_BYTE = 700, 1.0
 LINK = {"latency_ns": LATENCY_NS, "bandwidth_bytes_per_s": 1e9 / NS_PER_BYTE}
@@ -95,6 +96,34 @@ def test_messages_of_two_sizes_tell_latency_and_rate():
 def test_messages_of_one_size_are_all_by_the_byte():
     averaging = averaging_of(averaging_job())
     assert averaging.message == MessageCost(0.0, 9000 / 7000)
+
+
+def on_this_host(graph):
+    """As a capture of processes that windtunnel started, which knows their operators."""
+    return graph.note({"origin": {"ranks": {"num_ranks": 2}}, "program": {"calls": "of both"}})
+
+
+TIMES = AllReduceTimes((1000.0, 2000.0, 4000.0, 7000.0), (900.0, 1000.0, 1200.0, 1500.0), 0.1)  # 800 ns and 0.1 a byte
+
+
+def test_what_a_message_takes_by_itself_is_measured_and_not_read_off_two_captured_ones():
+    """In a step both captured messages overlap its computation and each other: a line through them tells neither."""
+    graph = on_this_host(averaging_job(((0,), (1, 2)), (100, 4600)))
+    change = gradient_buckets(graph, "1")
+    assert isinstance(change, Unpriced)
+    (need,) = change.needs
+
+    changed = price_change(change, "measured", lambda needs, _: dict.fromkeys(needs, TIMES), graph)
+    messages = changed.select(kind=Kind.COMM, rank=0)
+    # the captured ones, of 1000 and 6000 bytes, took 4700 in place of 900 and 1400
+    assert [round(4700 / 2300 * item) for item in (900, 1000, 1200)] == changed.duration_ns[messages].tolist()
+    assert {0.1} == set(changed.tasks["price_spread_ratio"][messages].tolist())
+    assert AllReduceNeed(2) == need
+
+
+def test_without_this_hosts_processes_captured_messages_are_all_that_is_known():
+    assert not isinstance(gradient_buckets(averaging_job(), "1"), Unpriced)
+    assert not isinstance(gradient_buckets(on_this_host(averaging_job()), "1", **LINK), Unpriced)
 
 
 def test_one_rank_averages_nothing():

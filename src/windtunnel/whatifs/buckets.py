@@ -12,14 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.cost.rerun import MessageCost
+from windtunnel.cost.rerun import AllReduceNeed, AllReduceTimes, MessageCost
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.parameters import parameter_bytes_by_layer
 from windtunnel.graph.ranks import meetings
 from windtunnel.simulate.limits import of_kind, other_order
 from windtunnel.units import parse_size
+from windtunnel.whatifs.ddp_reducer import way_between
+from windtunnel.whatifs.insert_tasks import computes_on_host
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
+from windtunnel.whatifs.measured import SOURCE, Unpriced, has_program
 
 __all__ = ["Averaging", "averaging_of", "caps_of", "gradient_buckets"]
 
@@ -64,8 +67,11 @@ def gradient_buckets(
     caps_bytes: str = "25MiB",
     latency_ns: float | None = None,
     bandwidth_bytes_per_s: float | None = None,
-) -> Graph:
+) -> Graph | Unpriced:
     """Gather gradients to other messages: a bucket is closed once it reaches the size limit.
+
+    Measured: all-reduces of several sizes are timed between as many processes of this host, over the captured link;
+    the captured messages say how much longer they take while the job computes. Paper: a line through the captured ones.
 
     Parameters
     ----------
@@ -74,7 +80,7 @@ def gradient_buckets(
     caps_bytes : str
         ``1MiB/25MiB``: the first bucket, the second and so on; the last also says for all that follow.
     latency_ns, bandwidth_bytes_per_s : float, optional
-        What a message takes, fixed and by the bytes of the gradients; fitted to the captured messages by default.
+        What a message takes, fixed and by the bytes of the gradients; measured by default.
 
     Raises
     ------
@@ -92,7 +98,31 @@ def gradient_buckets(
             where=f"caps {caps_bytes}",
             fix="ask for larger or smaller buckets",
         )
-    return _regroup_messages(graph, averaging, ends, sizes)
+    fitted_ns = [averaging.message.duration_ns(size) for size in sizes.tolist()]
+
+    def by_fit() -> Graph:
+        return _regroup_messages(graph, averaging, ends, sizes, fitted_ns, "fitted to captured messages")
+
+    job = graph.meta.origin.get("ranks")  # of processes that windtunnel started on one host
+    is_given = latency_ns is not None or bandwidth_bytes_per_s is not None
+    if is_given or not (job and has_program(graph) and computes_on_host(graph)):
+        return by_fit()
+
+    def by_times(times: AllReduceTimes) -> Graph:
+        durations_ns = _times_in_job(graph, averaging, times, sizes)
+        return _regroup_messages(graph, averaging, ends, sizes, durations_ns, SOURCE)
+
+    num_ranks = len(averaging.ranks)
+    need = AllReduceNeed(num_ranks, job.get("bandwidth_bytes_per_s"), int(job.get("latency_ns") or 0))
+    return Unpriced((need,), by_times, by_fit, way_between(graph, num_ranks))
+
+
+def _times_in_job(graph: Graph, averaging: Averaging, times: AllReduceTimes, sizes: Rows) -> list[float]:
+    """Times of messages of these sizes while the job computes, as much longer as all of its captured messages took."""
+    captured = graph.tasks["message_bytes"][averaging.messages[0]].tolist()
+    taken_ns = float(graph.duration_ns[averaging.messages].min(axis=0).sum())
+    in_job_ratio = taken_ns / max(sum(times.duration_ns(size) for size in captured), 1.0)
+    return [in_job_ratio * times.duration_ns(size) for size in sizes.tolist()]
 
 
 def caps_of(text: str) -> list[int]:
@@ -184,7 +214,9 @@ def _ready(graph: Graph, on_rank: NDArray[np.bool_], order_T: Rows, sizes: dict[
     return dict(sorted(result.items(), key=lambda item: order_T[item[1]]))
 
 
-def _regroup_messages(graph: Graph, averaging: Averaging, ends: list[int], sizes: Rows) -> Graph:
+def _regroup_messages(
+    graph: Graph, averaging: Averaging, ends: list[int], sizes: Rows, durations_ns: list[float], cost_source: str
+) -> Graph:
     """Old messages go, with what issued them; new ones come, and are waited for where those bytes were."""
     # What waited for the old message that carried the last byte of a new bucket waits for the new one.
     old_waits = _waits(graph, averaging.messages)
@@ -218,8 +250,8 @@ def _regroup_messages(graph: Graph, averaging: Averaging, ends: list[int], sizes
         "sequence": np.tile(np.arange(count), num_ranks),
         "message_bytes": np.tile(sizes, num_ranks),
         "resource": np.repeat(network, count),
-        "duration_ns": np.tile([round(averaging.message.duration_ns(size)) for size in sizes.tolist()], num_ranks),
-        "cost_source": "fitted to captured messages",
+        "duration_ns": np.tile([round(duration) for duration in durations_ns], num_ranks),
+        "cost_source": cost_source,
     }
     sent = issued.insert(messages, None, waits.ravel().tolist(), edge_kind=EdgeKind.SYNC)
     rows = (issued.num_tasks + np.arange(count * num_ranks)).reshape(num_ranks, count)

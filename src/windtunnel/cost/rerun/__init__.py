@@ -10,10 +10,12 @@ Internal modules: ``arguments``, ``chunked_loss``, ``gloo_worker``, ``inputs``, 
 
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.cost.rerun.all_reduces import AllReduceTimes
 from windtunnel.cost.rerun.carrying import CarryingCost, MessageCost
 from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.memory import ProgramPeak
 from windtunnel.cost.rerun.needs import (
+    AllReduceNeed,
     AveragingNeed,
     CarryingNeed,
     Need,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BASELINE",
     "SENDERS",
+    "AllReduceNeed",
+    "AllReduceTimes",
     "AveragingNeed",
     "Call",
     "CarryingCost",

@@ -23,7 +23,7 @@ from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.links import shape_link
 from windtunnel.measure.workers import WorkerError, Workers
 
-__all__ = ["CarryingCost", "MessageCost", "carrying_cost"]
+__all__ = ["CarryingCost", "MessageCost", "carrying_cost", "link_options"]
 
 _MESSAGE_S = 0.1  # of all messages of a round
 _NUM_MESSAGES = (4, 16)  # that the same bytes travel in
@@ -136,6 +136,17 @@ def carrying_cost(
     return CarryingCost(max(0.0, products.new_ns / products.old_ns - 1), scatter, gather, products.spread_ratio)
 
 
+def link_options(
+    stack: ExitStack, num_ranks: int, bandwidth_bytes_per_s: float | None, latency_ns: int
+) -> dict[str, Any]:
+    """Options of workers that talk over a link which lasts as long as the stack; of the loopback none."""
+    if not (bandwidth_bytes_per_s or latency_ns):
+        return {}
+    rate = bandwidth_bytes_per_s or _UNLIMITED
+    link = stack.enter_context(shape_link(num_ranks, rate, latency_ns, is_in_kernel=True))
+    return {"environment": link.environment, "prefixes": link.prefixes}
+
+
 def _fly(
     num_ranks: int, bandwidth_bytes_per_s: float | None, latency_ns: int, worker: str, config: tuple[Any, ...]
 ) -> list[list[float]]:
@@ -143,11 +154,7 @@ def _fly(
     require("torch", extra="torch")
     try:
         with ExitStack() as stack:
-            options: dict[str, Any] = {}
-            if bandwidth_bytes_per_s or latency_ns:
-                rate = bandwidth_bytes_per_s or _UNLIMITED
-                link = stack.enter_context(shape_link(num_ranks, rate, latency_ns, is_in_kernel=True))
-                options = {"environment": link.environment, "prefixes": link.prefixes}
+            options = link_options(stack, num_ranks, bandwidth_bytes_per_s, latency_ns)
             workers = stack.enter_context(
                 Workers(worker, config, num_ranks=num_ranks, title="products", patience_s=_TIMEOUT_S, **options)
             )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.base.progress import Progress
+from windtunnel.cost.rerun.all_reduces import all_reduce_times
 from windtunnel.cost.rerun.averaging import averaging_ns, reducing_ns
 from windtunnel.cost.rerun.carrying import carrying_cost
 from windtunnel.cost.rerun.form import BASELINE, Form
@@ -26,6 +27,7 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.measure import ProfileDatabase
 
 __all__ = [
+    "AllReduceNeed",
     "AveragingNeed",
     "CarryingNeed",
     "Need",
@@ -116,6 +118,29 @@ class AveragingNeed(Need):
     def key(self) -> str:
         """Bytes and processes."""
         return f"averaging of {self.size_bytes} bytes between {self.num_ranks} processes"
+
+
+@dataclass(frozen=True, eq=False)
+class AllReduceNeed(Need):
+    """What all-reduces of any size take between processes of this host; its price is ``AllReduceTimes``.
+
+    Parameters
+    ----------
+    num_ranks : int
+    bandwidth_bytes_per_s : float or None
+        Of each process's link; None is the loopback.
+    latency_ns : int
+    """
+
+    num_ranks: int
+    bandwidth_bytes_per_s: float | None = None
+    latency_ns: int = 0
+
+    @property
+    def key(self) -> str:
+        """Processes and link."""
+        rate = f"{self.bandwidth_bytes_per_s:.0f} bytes/s" if self.bandwidth_bytes_per_s else "the loopback"
+        return f"all-reduces between {self.num_ranks} processes, {rate}, {self.latency_ns} ns"
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,6 +296,8 @@ def _price(need: Need, database: ProfileDatabase, budget_s: float | None) -> Any
         )
     if isinstance(need, AveragingNeed):
         return averaging_ns(need.size_bytes, need.num_ranks, database=database)
+    if isinstance(need, AllReduceNeed):
+        return all_reduce_times(need.num_ranks, need.bandwidth_bytes_per_s, need.latency_ns, database=database)
     if isinstance(need, CarryingNeed):
         return carrying_cost(
             need.num_ranks, need.bandwidth_bytes_per_s, need.latency_ns, worker=need.worker, database=database
