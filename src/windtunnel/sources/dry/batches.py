@@ -92,7 +92,7 @@ def _averaging_groups(models: Iterable[torch.nn.Module]) -> Iterator[set[int]]:
                 yield set(range(dist.get_world_size()))
         elif hasattr(module, "_get_fsdp_state"):
             sharded: Any = module
-            group = sharded._get_fsdp_state()._fsdp_param_group
+            group = getattr(sharded._get_fsdp_state(), "_fsdp_param_group", None)
             if group is not None:
                 yield set(group.mesh_info.mesh.mesh.flatten().tolist())
 
