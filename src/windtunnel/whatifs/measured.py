@@ -184,9 +184,11 @@ def _price_newly(graph: Graph, spread_T: Floats, before: Graph | None) -> Mask:
     """Tasks that the latest measured prices are of, bool [T]."""
     sources: Strings = graph.tasks.strings("cost_source")
     measured: Mask = sources.where({value: value.startswith(_MEASURED) for value in sources.values})
+    is_new: Mask = spread_T == 0
     if before is not None and before.num_tasks == graph.num_tasks:
-        return measured & (before.duration_ns != graph.duration_ns)
-    return measured & (spread_T == 0)
+        is_new = before.duration_ns != graph.duration_ns
+    result: Mask = measured & is_new
+    return result
 
 
 def _apply_paper_ratios(change: Unpriced) -> Graph:
