@@ -13,8 +13,10 @@ from tests.cli.command import windtunnel  # noqa: E402
 from windtunnel.cost.operators.recurrent import Layer, layers_of  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
 from windtunnel.graph import Kind, Phase, load  # noqa: E402
+from windtunnel.hardware import device  # noqa: E402
 from windtunnel.sources.torch.fake import NOT_RUN, fake_capture, fake_capture_script  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
+from windtunnel.whatifs import whatif  # noqa: E402
 from windtunnel.whatifs.another_batch import batch_of  # noqa: E402
 from windtunnel.whatifs.forecast import forecast  # noqa: E402
 
@@ -147,6 +149,16 @@ def test_data_flows_from_the_forward_pass_to_its_backward(graphs):
 
     assert ((phase[src] == Phase.FORWARD) & (phase[dst] == Phase.BACKWARD)).sum() >= 10
     assert ((phase[src] == Phase.BACKWARD) & (phase[dst] == Phase.UPDATE)).sum() >= 10
+
+
+def test_a_step_without_allocations_states_no_peak(graphs):
+    """What-ifs of a fake capture once showed weights and state alone as its peak: 130 MiB for 1.5 GiB."""
+    _, fake = graphs
+    (answer,) = whatif(forecast(fake, device("h100")).graph, ["faster-device"])
+
+    assert answer.is_applicable
+    assert answer.baseline_peak_bytes is None
+    assert answer.peak_bytes is None
 
 
 def test_a_step_that_needs_values_is_refused_in_words():

@@ -179,7 +179,7 @@ def _in_float32(graph: Graph) -> Graph:
     if not products.any():
         raise NotApplicableError("no product runs in 16 bits", fix="ask for amp")
     if chip is None or not {"fp32", "bf16"} <= set(chip.peak_flops_per_s):
-        raise NotApplicableError("the peaks of this GPU are not known", where="catalog of devices")
+        raise NotApplicableError("this step ran on no GPU of the catalog, whose peaks would say", where="list devices")
     took_ns = graph.duration_ns
     slower = product_slowdown(took_ns[products], rate_ratio(chip, "bf16", "fp32"))
     changed = graph.set_duration(products, np.rint(took_ns[products] * slower).astype(np.int64), cost_source="paper")

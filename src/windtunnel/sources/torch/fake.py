@@ -24,6 +24,8 @@ __all__ = ["NOT_RUN", "fake_capture", "fake_capture_script"]
 
 NOT_RUN = "torch step, not run"
 """``meta.source`` of such a graph."""
+_TIMES = ("samples_ns", "duration_std_ns", "start_ns")
+_MEMORY = ("output_bytes", "workspace_bytes", "freed_bytes")
 
 
 def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress: Progress | None = None) -> Graph:
@@ -147,7 +149,8 @@ def _graph(recording: Any, values: Any, host: Any) -> Graph:
 
     graph = build_graph(replace(recording, rich=as_if_real(recording.rich, MARKS)))
     nothing = np.zeros(graph.num_tasks, dtype=np.int64)
-    untimed = graph.drop_columns(["samples_ns", "duration_std_ns", "start_ns"]).set_columns(
+    # fake tensors allocate nothing: what an allocator saw is no memory of the job (`memory --fake` predicts that)
+    untimed = graph.drop_columns([*_TIMES, *_MEMORY]).set_columns(
         {"duration_ns": nothing, "cost_source": Strings.repeat("not run", graph.num_tasks)}
     )
     return with_host_work(untimed, host.num_workers).with_meta(
