@@ -149,7 +149,6 @@ class KnownValues(DispatchTracer):
         tensors = list(tensors_in((args, tuple(named.values()))))
         if func is PACK and (lengths := value_of(tensors[1])) is not None:
             return pack(args[0], lengths, args[2])
-        args = self._without_masks(func, args)
         if func is _SELECT and (mask := value_of(args[1])) is not None and value_of(args[0]) is None:
             shape = torch.broadcast_shapes(args[0].shape, mask.shape)
             with _disable_current_modes():
