@@ -9,13 +9,14 @@ from tests.whatifs.prices import measured, published
 from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
 from windtunnel.cost.rerun.averaging import _NUM_PARAMETERS, _SIZES_BYTES, _job, _key
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import EdgeKind, Graph, Kind
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.database import Measurement
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs.compression import powersgd
 from windtunnel.whatifs.data_parallel import data_parallel
+from windtunnel.whatifs.insert_tasks import computes_on_host
 from windtunnel.whatifs.layer_gradients import buckets_of
 from windtunnel.whatifs.p3 import p3
 
@@ -59,6 +60,18 @@ def test_on_a_device_only_the_update_kernel_waits_not_its_launch():
 
     assert max(finish_of(timeline, "all-reduce.*")) == min(start_of(timeline, "update"))
     assert max(launches) < min(start_of(timeline, "update"))
+
+
+def test_a_counter_on_the_host_makes_no_job_of_the_processor():
+    """Eight GPUs once shared the two cores of this host, for the sake of the steps that an optimizer counts."""
+    graph = gpu_step([Layer("a", 100, 200, 30, param_bytes=4000)])
+    host = int(graph.tasks["resource"][graph.select(kind=Kind.HOST)][0])
+    counter = {"name": ["count"], "kind": int(Kind.COMPUTE), "phase": int(Phase.UPDATE), "resource": host}
+    counting = graph.insert({**counter, "duration_ns": [1]}, [[]], [[]]).with_meta(hardware={"num_cores": 1})
+
+    assert computes_on_host(cpu_step([Layer("a", 100, 200, 30, param_bytes=4000)]))
+    assert not computes_on_host(counting)
+    assert isinstance(data_parallel(counting, num_ranks=8), Graph)  # by the formula: nothing is measured here
 
 
 def test_more_processes_than_cores_take_turns():

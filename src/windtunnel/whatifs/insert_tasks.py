@@ -57,9 +57,15 @@ def is_on_host(graph: Graph) -> Mask:
 
 
 def computes_on_host(graph: Graph) -> bool:
-    """Whether a CPU does any of the computing, beyond launching it: on a thread, or on cores that workers share."""
+    """Whether a CPU does the computing, beyond launching it: on a thread, or on cores that workers share.
+
+    Numbers that an optimizer counts with stay on the host of a device: what takes longer, there or here, decides.
+    """
     kinds = (ResourceKind.HOST_THREAD, ResourceKind.POOL)
-    return bool(graph.select(kind=Kind.COMPUTE, resource_kind=kinds).any())
+    on_host = graph.select(kind=Kind.COMPUTE, resource_kind=kinds)
+    on_device = graph.select(kind=Kind.COMPUTE) & ~on_host
+    took_ns = graph.duration_ns
+    return bool(on_host.any() and took_ns[on_host].sum() >= took_ns[on_device].sum())
 
 
 def runs_in_16_bits(graph: Graph) -> Mask:
