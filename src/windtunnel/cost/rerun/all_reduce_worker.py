@@ -1,7 +1,7 @@
 """One process that averages tensors of several sizes with others, timed.
 
-In: sizes in bytes, and rounds. Out, per size: the ns of an all-reduce for which all processes are ready, and how
-far that varied between rounds.
+In: sizes in bytes, and rounds. Out, per size: the ns of an all-reduce for which all processes are ready, and how far
+that may be off by chance.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.measure.host_state import hold_heap
-from windtunnel.measure.turns import elapsed_ns, quiet, spread_ratio
+from windtunnel.measure.turns import elapsed_ns, quiet, spread_of_quiet
 from windtunnel.measure.workers import Place
 
 _WARMUP = 2
@@ -34,4 +34,6 @@ def main(worker: Place) -> None:
     dist.all_reduce(means)
     means /= worker.num_ranks
     dist.destroy_process_group()
-    worker.tell([[quiet(times), spread_ratio(times)] for times in means.T.tolist()])
+    # rounds of short messages vary by more than themselves, the lower quartile of all rounds far less
+    ones = [[1e9]] * rounds
+    worker.tell([[quiet(times), spread_of_quiet(ones, [[time] for time in times])] for times in means.T.tolist()])

@@ -40,7 +40,7 @@ class AllReduceTimes:
     sizes_bytes, durations_ns : tuple of float
         Ascending sizes.
     spread_ratio : float
-        Interquartile range over the median, the largest of all sizes.
+        How far the times vary by chance: interquartile range of the logarithm, of rounds drawn anew; the median size's.
     """
 
     sizes_bytes: tuple[float, ...]
@@ -89,7 +89,15 @@ def all_reduce_times(
     sizes = sizes if len(sizes) >= _MIN_SIZES else list(_SIZES_BYTES[:_MIN_SIZES])
     link = f"{bandwidth_bytes_per_s or 0:.0f} {latency_ns}"
     keys = [
-        ("all_reduce", f"{size} of {len(sizes)}", "isolated", f"gloo:{num_ranks} {link}", 1, machine(), libraries())
+        (
+            "all_reduce",
+            f"{size} of {len(sizes)}",
+            "isolated (method 2)",
+            f"gloo:{num_ranks} {link}",
+            1,
+            machine(),
+            libraries(),
+        )
         for size in sizes
     ]
     found = [database.find(key) for key in keys] if database is not None else []
@@ -103,7 +111,8 @@ def all_reduce_times(
         if database is not None:
             database.add(known)
     durations = np.maximum.accumulate([item.new_ns for item in known])  # more bytes never take less
-    return AllReduceTimes(tuple(map(float, sizes)), tuple(durations.tolist()), max(item.spread_ratio for item in known))
+    spread = float(np.median([item.spread_ratio for item in known]))
+    return AllReduceTimes(tuple(map(float, sizes)), tuple(durations.tolist()), spread)
 
 
 def _measure(
