@@ -1,5 +1,7 @@
 """Gradients gathered to other messages: sizes, order, and what the step then takes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -119,6 +121,22 @@ def test_what_a_message_takes_by_itself_is_measured_and_not_read_off_two_capture
     assert [round(4700 / 2300 * item) for item in (900, 1000, 1200)] == changed.duration_ns[messages].tolist()
     assert {0.1} == set(changed.tasks["price_spread_ratio"][messages].tolist())
     assert AllReduceNeed(2) == need
+
+
+def test_messages_that_are_under_way_during_the_backward_pass_cost_it_time():
+    """Processes of one host carry their messages on the cores that they compute on."""
+    graph = on_this_host(averaging_job())  # one message, behind the backward pass
+    change = gradient_buckets(graph, "1")
+    assert isinstance(change, Unpriced)
+    free, carried = (
+        price_change(change, "measured", lambda needs, _, times=times: dict.fromkeys(needs, times), graph)
+        for times in (TIMES, replace(TIMES, lost_ratio=0.5))
+    )
+
+    # the first message begins when it is issued, two backward tasks before the last gradient, and ends behind it
+    rows = carried.select(name="carry messages")
+    assert 0 == free.select(name="carry messages").sum()
+    assert [round(0.5 * 2 * (ISSUE_NS + BACKWARD_NS))] * 2 == carried.duration_ns[rows].tolist()
 
 
 def test_without_this_hosts_processes_captured_messages_are_all_that_is_known():

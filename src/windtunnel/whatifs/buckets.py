@@ -17,10 +17,11 @@ from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.parameters import parameter_bytes_by_layer
 from windtunnel.graph.ranks import meetings
+from windtunnel.simulate import replay
 from windtunnel.simulate.limits import of_kind, other_order
 from windtunnel.units import parse_size
 from windtunnel.whatifs.ddp_reducer import way_between
-from windtunnel.whatifs.insert_tasks import computes_on_host
+from windtunnel.whatifs.insert_tasks import computes_on_host, insert_behind
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 from windtunnel.whatifs.measured import SOURCE, Unpriced, has_program
 
@@ -28,7 +29,7 @@ __all__ = ["Averaging", "averaging_of", "caps_of", "gradient_buckets"]
 
 # R ranks, L layers in the order in which their gradients are there, M messages of a rank
 Rows = NDArray[np.int64]
-_ISSUE = "c10d::"
+_ISSUE, _CARRY = "c10d::", "carry messages"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +111,8 @@ def gradient_buckets(
 
     def by_times(times: AllReduceTimes) -> Graph:
         durations_ns = _times_in_job(graph, averaging, times, sizes)
-        return _regroup_messages(graph, averaging, ends, sizes, durations_ns, SOURCE)
+        changed = _regroup_messages(graph, averaging, ends, sizes, durations_ns, SOURCE)
+        return _carry_messages(graph, averaging, changed, times.lost_ratio)
 
     num_ranks = len(averaging.ranks)
     need = AllReduceNeed(num_ranks, job.get("bandwidth_bytes_per_s"), int(job.get("latency_ns") or 0))
@@ -123,6 +125,30 @@ def _times_in_job(graph: Graph, averaging: Averaging, times: AllReduceTimes, siz
     taken_ns = float(graph.duration_ns[averaging.messages].min(axis=0).sum())
     in_job_ratio = taken_ns / max(sum(times.duration_ns(size) for size in captured), 1.0)
     return [in_job_ratio * times.duration_ns(size) for size in sizes.tolist()]
+
+
+def _carry_messages(graph: Graph, averaging: Averaging, changed: Graph, lost_ratio: float) -> Graph:
+    """Let the backward pass take longer where more of the messages is under way during it than in the capture.
+
+    Processes of one host carry their messages on the cores that they compute on. What the captured messages cost is in
+    the captured times.
+    """
+    later = averaging_of(changed)
+    more_ns = _under_way_ns(changed, later) - _under_way_ns(graph, averaging)
+    cost_ns = np.rint(lost_ratio * np.maximum(more_ns, 0.0)).astype(np.int64)
+    if not cost_ns.any():
+        return changed
+    columns = {"name": _CARRY, "op": _CARRY, "kind": int(Kind.COMPUTE), "duration_ns": cost_ns, "cost_source": SOURCE}
+    return insert_behind(changed, later.ready[:, -1], columns)[0]
+
+
+def _under_way_ns(graph: Graph, averaging: Averaging) -> NDArray[np.float64]:
+    """How long messages are under way before the last gradient of their rank is there, float64 [R]."""
+    timeline = replay(graph)
+    end_ns = timeline.finish_ns[averaging.ready[:, -1:]]
+    start_ns, finish_ns = timeline.start_ns[averaging.messages], timeline.finish_ns[averaging.messages]
+    total_ns: NDArray[np.float64] = np.maximum(np.minimum(finish_ns, end_ns) - start_ns, 0).sum(axis=1).astype(float)
+    return total_ns
 
 
 def caps_of(text: str) -> list[int]:

@@ -41,11 +41,14 @@ class AllReduceTimes:
         Ascending sizes.
     spread_ratio : float
         How far the times vary by chance: interquartile range of the logarithm, of rounds drawn anew; the median size's.
+    lost_ratio : float
+        Time that computing on the same cores loses per time for which a message is under way.
     """
 
     sizes_bytes: tuple[float, ...]
     durations_ns: tuple[float, ...]
     spread_ratio: float = 0.0
+    lost_ratio: float = 0.0
 
     def duration_ns(self, size_bytes: float) -> float:
         """On a line between measured sizes; beyond the largest by the byte, below the smallest as it.
@@ -67,7 +70,7 @@ def all_reduce_times(
     *,
     database: ProfileDatabase | None = None,
 ) -> AllReduceTimes:
-    """Time all-reduces between processes that compute nothing meanwhile.
+    """Time all-reduces between processes that compute nothing meanwhile, and what one of them costs computing.
 
     Measured once per host, number of processes and link, and kept in the database.
 
@@ -92,33 +95,35 @@ def all_reduce_times(
         (
             "all_reduce",
             f"{size} of {len(sizes)}",
-            "isolated (method 2)",
+            "isolated (method 3)",
             f"gloo:{num_ranks} {link}",
             1,
             machine(),
             libraries(),
         )
-        for size in sizes
+        for size in (0, *sizes)  # 0: a product, without a message and with one
     ]
     found = [database.find(key) for key in keys] if database is not None else []
     known = [item for item in found if item is not None and item.is_trusted]
     if len(known) < len(keys):
         timed = _measure(num_ranks, bandwidth_bytes_per_s, latency_ns, sizes)
         known = [
-            Measurement(*key, old_ns=duration_ns, new_ns=duration_ns, spread_ratio=spread, rounds=_ROUNDS)
-            for key, (duration_ns, spread) in zip(keys, timed, strict=True)
+            Measurement(*key, old_ns=old_ns, new_ns=new_ns, spread_ratio=spread, rounds=_ROUNDS)
+            for key, (old_ns, new_ns, spread) in zip(keys, timed, strict=True)
         ]
         if database is not None:
             database.add(known)
-    durations = np.maximum.accumulate([item.new_ns for item in known])  # more bytes never take less
-    spread = float(np.median([item.spread_ratio for item in known]))
-    return AllReduceTimes(tuple(map(float, sizes)), tuple(durations.tolist()), spread)
+    product, *messages = known
+    durations = np.maximum.accumulate([item.new_ns for item in messages])  # more bytes never take less
+    spread = float(np.median([item.spread_ratio for item in messages]))
+    lost_ratio = max(0.0, 1.0 - product.old_ns / product.new_ns)
+    return AllReduceTimes(tuple(map(float, sizes)), tuple(durations.tolist()), spread, lost_ratio)
 
 
 def _measure(
     num_ranks: int, bandwidth_bytes_per_s: float | None, latency_ns: int, sizes: list[int]
 ) -> list[list[float]]:
-    """Time in ns and spread by size."""
+    """Of a product and of each size: ns without messages, ns with them, spread."""
     require("torch", extra="torch")
     try:
         with ExitStack() as stack:
