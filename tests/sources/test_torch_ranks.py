@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import windtunnel as wt
+from tests.averaging_job import averaging_job
 from windtunnel.errors import InputError
 from windtunnel.graph import Kind, Phase
 from windtunnel.measure.workers import WorkerError
-from windtunnel.sources.torch.join_ranks import keep_common_samples
+from windtunnel.simulate import replay
+from windtunnel.sources.torch.join_ranks import _as_long_as_the_step, keep_common_samples
 from windtunnel.sources.torch.launch import Ranks
 from windtunnel.sources.torch.ranks import capture_ranks
 from windtunnel.sources.torch.script import IncompleteCaptureError
@@ -163,6 +165,18 @@ def test_one_rank_is_killed_and_nothing_is_left(tmp_path):
     assert "nothing was heard" not in str(error.value)
     killer.join()
     assert not Path(f"/proc/{(tmp_path / 'pid0').read_text()}").exists()
+
+
+def test_the_step_of_a_disturbed_job_is_that_of_all_ranks_with_their_messages():
+    """One rank's own work alone took half of it, and was shown as the iteration of the job."""
+    job = averaging_job()
+    job = job.with_columns(samples_ns=np.repeat(job.duration_ns[:, None], 4, axis=1))
+    facts = {"median": 3_000, "low": 2_000, "high": 4_000, "samples": [12_000] * 4}
+    disturbed = job.note({"iteration_ns": facts, "disturbance": {"lost_ratio": 0.3}})
+    joined = _as_long_as_the_step(disturbed, [disturbed, disturbed])
+
+    assert replay(joined).makespan_ns == joined.meta.iteration_ns["median"] > 11_000
+    assert joined.meta.iteration_ns["low"] < joined.meta.iteration_ns["median"] < joined.meta.iteration_ns["high"]
 
 
 def test_no_processes_are_refused(tmp_path):

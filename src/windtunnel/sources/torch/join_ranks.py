@@ -8,6 +8,7 @@ matching and meeting (``sources.ranks``), which any job needs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import TraceError
 from windtunnel.graph import Graph, Kind, ResourceKind
 from windtunnel.graph.ranks import meetings
+from windtunnel.measure.disturbance import disturbance_log_error
 from windtunnel.simulate import replay
 from windtunnel.sources.ranks import merge
 from windtunnel.sources.torch.overhead import central, select_validation_iterations
@@ -173,7 +175,19 @@ def _as_long_as_the_step(graph: Graph, graphs: Sequence[Graph]) -> Graph:
         "held_out_ns": [round(aside_ns)],
         "held_out_error_ratio": replayed_ns / aside_ns - 1.0,
     }
-    return replace(settled, meta=settled.meta.with_entries({"overhead": overhead}))
+    entries = {"overhead": overhead, "iteration_ns": _estimate_step(graph, replayed_ns)}
+    return replace(settled, meta=settled.meta.with_entries(entries))
+
+
+def _estimate_step(graph: Graph, replayed_ns: float) -> dict[str, Any]:
+    """What an iteration takes; of a disturbed job as all ranks together replay, not as one does without its messages."""
+    facts = dict(graph.meta.iteration_ns)
+    lost_ratio = float(graph.meta.disturbance.get("lost_ratio", 0.0))
+    if not lost_ratio:
+        return facts
+    factor = math.exp(disturbance_log_error(lost_ratio))
+    ends = {"low": int(replayed_ns / factor), "high": int(replayed_ns * factor)}
+    return {**facts, "median": int(replayed_ns), **ends}
 
 
 def _scale_durations(graph: Graph, rows: NDArray[np.bool_], ratio: float) -> Graph:
