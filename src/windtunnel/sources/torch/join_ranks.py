@@ -180,7 +180,7 @@ def _as_long_as_the_step(graph: Graph, graphs: Sequence[Graph]) -> Graph:
 
 
 def _estimate_step(graph: Graph, replayed_ns: float) -> dict[str, Any]:
-    """What an iteration takes; of a disturbed job as all ranks together replay, not as one does without its messages."""
+    """What an iteration takes; of a disturbed job as all ranks together replay, not as one rank alone does."""
     facts = dict(graph.meta.iteration_ns)
     lost_ratio = float(graph.meta.disturbance.get("lost_ratio", 0.0))
     if not lost_ratio:
