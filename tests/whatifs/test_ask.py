@@ -168,14 +168,14 @@ def test_an_empty_graph_is_answered_not_refused():
 
 def test_prices_carry_their_spread_before_any_receipt():
     (answer,) = whatif(cpu_step(LAYERS), ["amp"], prices="paper")
-    measured = cpu_step(LAYERS).with_columns(cost_source=["measured:partial"] * cpu_step(LAYERS).num_tasks)
+    measured = cpu_step(LAYERS).with_columns(price_spread_ratio=np.full(cpu_step(LAYERS).num_tasks, 0.1))
     sure = replace(answer, price_spread_ratio=0.1).keeping(measured)
     disturbed = replace(answer, price_spread_ratio=0.1, price_waited_ratio=0.5).keeping(measured)
 
     assert answer.span is None
     assert "no receipt backs" in str(answer)
     assert sure.span[0] < sure.speedup < sure.span[1]
-    assert sure.span[1] / sure.span[0] == pytest.approx(math.exp(2 * 0.1 * 1.645 / 1.349), rel=1e-6)
+    assert sure.span[1] / sure.span[0] == pytest.approx((1 + 0.1 * 1.645 / 1.349) ** 2, rel=1e-4)
     assert math.log(disturbed.span[1] / disturbed.speedup) == pytest.approx(
         math.hypot(math.log(sure.span[1] / sure.speedup), disturbance_log_error(0.5))
     )
