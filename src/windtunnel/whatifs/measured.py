@@ -275,7 +275,8 @@ def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
 
     On a GPU the tasks of the host take the ratios of the host, and kernels and copies those of the device.
     """
-    call = calls_of(graph)
+    own = calls_of(graph)
+    call = _calls_with_engine(graph) if ratios.device is None else own
     is_backward = graph.select(phase=Phase.BACKWARD)
     # calls that could not be run again keep their captured times
     again = (call >= 0) & ~np.isin(call, list(ratios.failures))
@@ -290,7 +291,24 @@ def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
     changed = factor != 1.0
     duration = np.rint(graph.duration_ns[changed] * factor[changed]).astype(np.int64)
     scaled = graph.set_duration(changed, duration, cost_source=SOURCE)
-    return scale_memory(scaled, np.where(call >= 0, ratios.output_bytes[call], 1.0))
+    return scale_memory(scaled, np.where(own >= 0, ratios.output_bytes[own], 1.0))
+
+
+def _calls_with_engine(graph: Graph) -> NDArray[np.int64]:
+    """As :func:`calls_of`; what autograd's engine does from one node to the next belongs to the call of the first.
+
+    It does when calls are run again: a cast costs the time of its node and that of the engine.
+    """
+    call, order = calls_of(graph), graph.tasks.get("order")
+    is_backward = graph.select(phase=Phase.BACKWARD, kind=[Kind.HOST, Kind.COMPUTE])
+    for resource in np.unique(graph.tasks["resource"][is_backward]):
+        rows = np.flatnonzero(is_backward & (graph.tasks["resource"] == resource))
+        rows = rows if order is None else rows[np.argsort(order[rows], kind="stable")]
+        known = np.flatnonzero(call[rows] >= 0)
+        if len(known):
+            before = np.searchsorted(known, np.arange(len(rows)), side="right") - 1
+            call[rows] = call[rows[known[np.maximum(before, 0)]]]
+    return call
 
 
 def _with_total(duration_ns: NDArray[np.int64], factor: Floats, total: float) -> Floats:

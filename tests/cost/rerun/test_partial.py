@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from windtunnel.cost.rerun.optimizer import embedding_row_ratios, sparse_paramet
 from windtunnel.errors import PriceError
 from windtunnel.graph import Phase
 from windtunnel.measure import ProfileDatabase, disturbance
+from windtunnel.measure.devices import HostClock
 from windtunnel.whatifs.samples_per_iteration import batch_size_of
 
 torch = pytest.importorskip("torch")
@@ -53,6 +55,26 @@ def test_results_take_the_bytes_that_the_form_says():
     assert [0.5, 0.5, 0.5] == (half.output_bytes[:3] / usual.output_bytes[:3]).tolist()
     # the loss lies outside of every module, so it is computed in full precision
     assert 1.0 == half.output_bytes[3] / usual.output_bytes[3]
+
+
+class TickingClock(HostClock):
+    """Each reading is one microsecond after the one before, so that every part of a run takes as long."""
+
+    def __init__(self) -> None:
+        self._readings = itertools.count(0, 1000)
+
+    def stamp(self) -> int:
+        return next(self._readings)
+
+
+def test_the_way_into_an_operator_is_left_out_and_that_into_autocast_counts(monkeypatch):
+    """The step enters autocast, too; but its operators are timed from within, as by a profiler."""
+    usual, half = rehearsed(perceptron()), rehearsed(perceptron(), Form(autocast="bfloat16"))
+    monkeypatch.setattr("windtunnel.cost.rerun.interpreter.HostClock", TickingClock)
+
+    assert [100] * 4 == usual.run().forward_ns[:4].tolist()  # what is left of a call that takes as long as none
+    # the first call enters autocast and leaves it; the loss reads results that are given back in float32
+    assert [2000, 100, 100, 1000] == half.run().forward_ns[:4].tolist()
 
 
 @pytest.mark.parametrize("batch", [8, 32, 48])

@@ -2,15 +2,16 @@
 
 In: a ``Program`` and a ``Form``. Out: ``Lap``: nanoseconds per call, forward and backward. Tensors get random values
 of the recorded shapes; tensors die after their last use, so that the allocator is in the state that it has in the
-step; the backward pass is autograd's own. A call that cannot be run so (own autograd functions, results whose shapes
-or use as an index depend on values) is replaced by fresh tensors of its recorded shapes and keeps its captured
-duration.
+step; the backward pass is autograd's own. What it takes to get from here into an operator is measured and left out, as
+the captured durations begin within it; entering and leaving autocast counts, as the step does both. A call that cannot
+be run so (own autograd functions, results whose shapes or use as an index depend on values) is replaced by fresh
+tensors of its recorded shapes and keeps its captured duration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -33,6 +34,8 @@ __all__ = ["CANNOT_RUN", "Interpreter", "Lap"]
 
 _LOW_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _MIN_HOLD_NS, _HOLD_MARGIN = 1e6, 1.5  # of what the host took to launch a window, without events
+_CALLS_PER_PROBE = 8  # often enough for a median, and in the state of the caches that the calls find
+_MIN_LEFT = 0.1  # of the time of a call, once the way into it is taken off
 # what an operator raises that does not like its drawn arguments
 CANNOT_RUN = (
     RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, KeyError, AttributeError, ArithmeticError
@@ -94,6 +97,8 @@ class Interpreter:
         self._build_segments(is_compiled=True)
         self._values: dict[int, Any] = {}
         self._stopwatch = Stopwatch(HostClock())
+        self._probe = torch.zeros(1)
+        self._num_entries, self._num_entered = np.zeros(len(program.calls)), 0
         self._roots: list[torch.Tensor] = []
 
     @property
@@ -164,8 +169,10 @@ class Interpreter:
 
     def _run(self, *, detail: bool, learn: bool, stopwatch: Stopwatch | None = None) -> Lap:
         count = len(self.program.calls)
-        lap = Lap(np.zeros(count), np.zeros(count))
+        # the probes of a run follow its calls
+        lap = Lap(np.zeros(count + (count * self.form.num_passes) // _CALLS_PER_PROBE + 1), np.zeros(count))
         self._stopwatch = stopwatch or Stopwatch(HostClock())
+        self._num_entries, self._num_entered = np.zeros(count), 0
         self._forget_gradients()
         with threads(self.form.threads or self.program.threads):
             for turn in range(self.form.num_passes):
@@ -174,6 +181,7 @@ class Interpreter:
                 self._stopwatch.settle(lap.forward_ns)
         self._forget_gradients()
         self._values = {}
+        lap.forward_ns = _without_entries(lap.forward_ns, self._num_entries)
         return lap
 
     def _pass(self, lap: Lap, watch: _NodeWatch | None, learn: bool, *, is_last: bool) -> None:
@@ -181,21 +189,37 @@ class Interpreter:
         calls = self.program.calls
         # groups, not single calls: entering autocast costs more than a small call, and leaving it empties its cache of
         # cast weights, which the model keeps for the whole of its forward pass
-        for is_model, indices in groupby(range(len(calls)), key=lambda i: self._is_model[i]):
-            with self._autocast() if is_model else nullcontext():
+        for is_model, group in groupby(range(len(calls)), key=lambda i: self._is_model[i]):
+            indices = list(group)
+            with self._autocast(indices) if is_model else nullcontext():
                 for index in indices:
                     if calls[index].mark:
                         self._at_mark(calls[index].mark, lap, watch, is_last)
                     elif index in self._segments:
                         self._segment(self._segments[index], watch)
-                    elif index not in self._inside and calls[index].phase not in NOT_FLOWN:
+                    elif self._is_run(index):
                         self._call(index, watch, learn)
 
-    def _autocast(self) -> Any:
-        # the user of a model gets full precision back, so only calls within modules run under autocast
+    def _is_run(self, index: int) -> bool:
+        return index not in self._inside and self.program.calls[index].phase not in NOT_FLOWN
+
+    @contextmanager
+    def _autocast(self, indices: Sequence[int]) -> Iterator[None]:
+        """Autocast around calls within modules: the user of a model gets full precision back.
+
+        Entering and leaving it is part of the first call that runs.
+        """
         if not self.form.autocast:
-            return nullcontext()
-        return torch.autocast(self.program.device, dtype=_LOW_PRECISION[self.form.autocast])
+            yield
+            return
+        stopwatch = self._stopwatch
+        first = next((i for i in indices if i not in self.opaque and self._is_run(i)), NOTHING)
+        stopwatch.begin(first)
+        with torch.autocast(self.program.device, dtype=_LOW_PRECISION[self.form.autocast]):
+            stopwatch.begin(NOTHING)
+            yield
+            stopwatch.begin(first)
+        stopwatch.begin(NOTHING)
 
     def _at_mark(self, mark: str, lap: Lap, watch: _NodeWatch | None, is_last: bool) -> None:
         if mark == "update" and is_last:
@@ -261,6 +285,7 @@ class Interpreter:
             # Getting the arguments is not the call's work, dropping what dies with it is: the step frees it there as
             # well. The names go first, or they would keep the tensors alive.
             arguments, keywords = prepared.arguments(self._values)
+            self._time_entry(index)
             stopwatch.begin(index)
             result = prepared.function(*arguments, **keywords)
             del arguments, keywords
@@ -268,6 +293,15 @@ class Interpreter:
                 self._values.pop(version, None)
             stopwatch.begin(NOTHING)
         return result
+
+    def _time_entry(self, index: int) -> None:
+        """Now and then time an operator that does nothing: what it takes is the way into an operator and back."""
+        number, self._num_entered = self._num_entered, self._num_entered + 1
+        self._num_entries[index] += 1
+        if number % _CALLS_PER_PROBE == 0:
+            self._stopwatch.begin(len(self.program.calls) + number // _CALLS_PER_PROBE)
+            torch.ops.aten.is_same_size.default(self._probe, self._probe)
+            self._stopwatch.begin(NOTHING)
 
     def _fit(self, index: int, prepared: Prepared) -> None:
         """Give sizes among the arguments their new values, now that the shapes of the inputs are known."""
@@ -316,6 +350,15 @@ class Interpreter:
         own = [item for row in self._prepared if isinstance(row.function, Replaced) for item in row.function.parameters]
         for parameter in (*self._parameters, *own):
             parameter.grad = None
+
+
+def _without_entries(times_ns: NDArray[np.float64], num_entries: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times of calls, float [C], less the way into each; ``times_ns`` has those of the probes behind the calls."""
+    calls_ns, probes_ns = np.split(times_ns, [len(num_entries)])
+    probes_ns = probes_ns[probes_ns > 0]
+    entry_ns = float(np.median(probes_ns)) if probes_ns.size else 0.0
+    result: NDArray[np.float64] = np.maximum(calls_ns - entry_ns * num_entries, _MIN_LEFT * calls_ns)
+    return result
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:

@@ -43,7 +43,7 @@ _Key = tuple[str, str, str, str, int, str, str]
 MIN_ROUNDS = 3
 _PHASES = ("forward", "backward")
 _ON_DEVICE = ("device forward", "device backward")  # of programs on a GPU, whose host times are the other two
-_METHOD = 3  # raised whenever a form is run or timed in another way: older measurements are then not used
+_METHOD = 4  # raised whenever a form is run or timed in another way: older measurements are then not used
 _SMALL_SHARE = 0.001  # calls below this share of a phase have one ratio together
 
 
