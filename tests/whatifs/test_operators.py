@@ -263,6 +263,21 @@ def test_what_the_engine_does_after_a_node_takes_the_ratio_of_that_node():
     assert [300, 300, 100, 100] == apply_ratios(graph.with_columns(call=call), ratios).duration_ns[backward].tolist()
 
 
+def test_a_forward_pass_that_was_held_up_between_its_operators_changes_by_as_much_time_as_when_it_ran_again():
+    graph = perceptron_graph()  # 400 ns forward, 400 ns backward
+    forward, ones = graph.select(name="aten::forward"), np.ones(6)
+
+    def forward_ns(total: float, old_forward_ns: float, old_backward_ns: float) -> int:
+        times = {"old_forward_ns": old_forward_ns, "old_backward_ns": old_backward_ns}
+        ratios = Ratios(total * ones, ones, ones, forward_total=total, **times)
+        return int(apply_ratios(graph, ratios).duration_ns[forward].sum())
+
+    assert 400 + 400 == forward_ns(1.5, 800, 400)  # from 800 to 1200 ns
+    assert 400 // 4 == forward_ns(0.5, 800, 400)
+    assert 600 == forward_ns(1.5, 800, 800)  # all of it ran at half the pace
+    assert 600 == forward_ns(1.5, 400, 200) == forward_ns(1.5, 0, 400)
+
+
 def test_the_work_of_an_update_is_that_of_the_optimizer_alone():
     graph = perceptron_graph()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -282,6 +282,10 @@ def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
     again = (call >= 0) & ~np.isin(call, list(ratios.failures))
     on_device = again & lies_on_device(graph)
     factor = np.ones(graph.num_tasks)
+    if ratios.device is None:
+        count = max(1, graph.num_iterations * graph.num_ranks)
+        work_ns = [float(graph.duration_ns[again & mask].sum()) / count for mask in (~is_backward, is_backward)]
+        ratios = replace(ratios, forward_total=ratios.undiluted_forward_total(*work_ns))
     for side, tasks in ((ratios, again & ~on_device), (ratios.device or ratios, on_device)):
         for mask, ratio, total in (
             (tasks & ~is_backward, side.forward, side.forward_total),

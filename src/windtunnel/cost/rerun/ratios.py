@@ -59,6 +59,8 @@ class Ratios:
         Of the bytes of the results.
     forward_total, backward_total : float
         Of a whole pass, which is known better than the ratio of any one call; NaN where it says nothing.
+    old_forward_ns, old_backward_ns : float
+        What a whole pass took in the old form when it was run again; 0 if that is not known.
     spread_ratio : float
         Interquartile range of the whole ratio over its median.
     rounds : int
@@ -76,11 +78,39 @@ class Ratios:
     output_bytes: Floats
     forward_total: float = 1.0
     backward_total: float = 1.0
+    old_forward_ns: float = 0.0
+    old_backward_ns: float = 0.0
     spread_ratio: float = 0.0
     rounds: int = 0
     waited_ratio: float = 0.0
     failures: frozenset[int] = frozenset()
     device: Ratios | None = None
+
+    def undiluted_forward_total(self, captured_forward_ns: float, captured_backward_ns: float) -> float:
+        """Ratio of a captured forward pass, whose operators lack what it takes to call them again from outside.
+
+        Autograd calls operators itself, so the backward pass tells how fast the machine was during the capture and when
+        they ran again. A forward pass that took longer than that to run again was held up between its operators, in
+        both forms alike. What remains is never taken for a slower machine during the capture.
+
+        Examples
+        --------
+        >>> ones = np.ones(1)
+        >>> ratios = Ratios(ones, ones, ones, forward_total=1.5, old_forward_ns=800.0, old_backward_ns=400.0)
+        >>> ratios.undiluted_forward_total(400.0, 400.0)  # 400 ns more
+        2.0
+        >>> ratios.undiluted_forward_total(400.0, 200.0)  # all ran at half the pace
+        1.5
+        """
+        total = self.forward_total
+        if not (total > 0 and min(self.old_forward_ns, self.old_backward_ns) > 0):
+            return total
+        pace, backward_pace = captured_forward_ns / self.old_forward_ns, captured_backward_ns / self.old_backward_ns
+        if not min(pace, backward_pace) > 0:
+            return total
+        dilution = max(1.0, min(backward_pace, max(pace, 1.0)) / pace)
+        # the same difference over less time; a power where less is left, which stays above zero
+        return 1.0 + dilution * (total - 1.0) if total > 1.0 else total**dilution
 
 
 @dataclass
@@ -256,9 +286,12 @@ def look_up_ratios(
 
 
 def _total(measurements: dict[tuple[int, str], Measurement], phase: str) -> float:
-    rows = [measurement for (_, named), measurement in measurements.items() if named == phase]
-    old_ns = sum(row.old_ns for row in rows)
-    return sum(row.new_ns for row in rows) / old_ns if old_ns > 0 else 1.0
+    old_ns = _old_ns(measurements, phase)
+    return sum(row.new_ns for (_, named), row in measurements.items() if named == phase) / old_ns if old_ns > 0 else 1.0
+
+
+def _old_ns(measurements: dict[tuple[int, str], Measurement], phase: str) -> float:
+    return sum(row.old_ns for (_, named), row in measurements.items() if named == phase)
 
 
 def ratios_of(
@@ -288,6 +321,8 @@ def ratios_of(
             columns["bytes"],
             forward_total=_total(measurements, forward),
             backward_total=_total(measurements, backward),
+            old_forward_ns=_old_ns(measurements, forward),
+            old_backward_ns=_old_ns(measurements, backward),
             **about,
         )
         for forward, backward in ((_PHASES, _ON_DEVICE) if _ON_DEVICE[0] in phases else (_PHASES,))
