@@ -285,7 +285,7 @@ def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
     if ratios.device is None:
         count = max(1, graph.num_iterations * graph.num_ranks)
         work_ns = [float(graph.duration_ns[again & mask].sum()) / count for mask in (~is_backward, is_backward)]
-        ratios = replace(ratios, forward_total=ratios.undiluted_forward_total(*work_ns))
+        ratios = replace(ratios, forward_total=ratios.correct_forward_total(*work_ns))
     for side, tasks in ((ratios, again & ~on_device), (ratios.device or ratios, on_device)):
         for mask, ratio, total in (
             (tasks & ~is_backward, side.forward, side.forward_total),

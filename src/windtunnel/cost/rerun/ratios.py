@@ -86,7 +86,7 @@ class Ratios:
     failures: frozenset[int] = frozenset()
     device: Ratios | None = None
 
-    def undiluted_forward_total(self, captured_forward_ns: float, captured_backward_ns: float) -> float:
+    def correct_forward_total(self, captured_forward_ns: float, captured_backward_ns: float) -> float:
         """Ratio of a captured forward pass, whose operators lack what it takes to call them again from outside.
 
         Autograd calls operators itself, so the backward pass tells how fast the machine was during the capture and when
@@ -97,9 +97,9 @@ class Ratios:
         --------
         >>> ones = np.ones(1)
         >>> ratios = Ratios(ones, ones, ones, forward_total=1.5, old_forward_ns=800.0, old_backward_ns=400.0)
-        >>> ratios.undiluted_forward_total(400.0, 400.0)  # 400 ns more
+        >>> ratios.correct_forward_total(400.0, 400.0)  # 400 ns more
         2.0
-        >>> ratios.undiluted_forward_total(400.0, 200.0)  # all ran at half the pace
+        >>> ratios.correct_forward_total(400.0, 200.0)  # all ran at half the pace
         1.5
         """
         total = self.forward_total
