@@ -253,14 +253,14 @@ def test_the_ratio_of_a_whole_pass_is_kept_whatever_its_calls_weigh_in_the_step(
     assert 600 == apply_ratios(graph, ratios).duration_ns[chosen].sum()
 
 
-def test_what_the_engine_does_after_a_node_takes_the_ratio_of_that_node():
-    """A node that is run again is timed until the next one begins."""
+def test_what_the_engine_does_before_a_node_takes_the_ratio_of_that_node():
+    """A backward pass that is run again is timed as a whole, with what lies between its nodes."""
     graph = perceptron_graph()
     call, backward = graph.tasks["call"].copy(), graph.select(phase=Phase.BACKWARD)
     call[backward & (call == 2)] = -1
-    ratios = Ratios(np.ones(6), np.array([1, 1, 1, 3.0, 1, 1]), np.ones(6), backward_total=float("nan"))
+    ratios = Ratios(np.ones(6), np.array([1, 3.0, 1, 1, 1, 1]), np.ones(6), backward_total=float("nan"))
 
-    assert [300, 300, 100, 100] == apply_ratios(graph.with_columns(call=call), ratios).duration_ns[backward].tolist()
+    assert [100, 300, 300, 100] == apply_ratios(graph.with_columns(call=call), ratios).duration_ns[backward].tolist()
 
 
 def test_a_forward_pass_that_was_held_up_between_its_operators_changes_by_as_much_time_as_when_it_ran_again():

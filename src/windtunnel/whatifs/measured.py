@@ -266,7 +266,7 @@ def _mark_replaced_layers(graph: Graph, program: Program, form: Form) -> Graph:
     indices = [index for index, _, _ in form.replaced if weights_of(program, index)]
     if not indices:
         return graph
-    mask = np.isin(calls_of(graph), indices)
+    mask = np.isin(_calls_with_engine(graph), indices)
     return graph.set_duration(mask, graph.duration_ns[mask], cost_source=REPLACED)
 
 
@@ -299,9 +299,9 @@ def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
 
 
 def _calls_with_engine(graph: Graph) -> NDArray[np.int64]:
-    """As :func:`calls_of`; what autograd's engine does from one node to the next belongs to the call of the first.
+    """As :func:`calls_of`; what autograd's engine does from one node to the next belongs to the call of the next.
 
-    It does when calls are run again: a cast costs the time of its node and that of the engine.
+    Calls that run again have it among their times: a cast costs the time of its node and that of the engine.
     """
     call, order = calls_of(graph), graph.tasks.get("order")
     is_backward = graph.select(phase=Phase.BACKWARD, kind=[Kind.HOST, Kind.COMPUTE])
@@ -310,8 +310,8 @@ def _calls_with_engine(graph: Graph) -> NDArray[np.int64]:
         rows = rows if order is None else rows[np.argsort(order[rows], kind="stable")]
         known = np.flatnonzero(call[rows] >= 0)
         if len(known):
-            before = np.searchsorted(known, np.arange(len(rows)), side="right") - 1
-            call[rows] = call[rows[known[np.maximum(before, 0)]]]
+            following = np.searchsorted(known, np.arange(len(rows)))
+            call[rows] = call[rows[known[np.minimum(following, len(known) - 1)]]]
     return call
 
 
