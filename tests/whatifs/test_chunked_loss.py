@@ -66,7 +66,8 @@ def test_the_layer_the_views_and_the_loss_run_in_chunks_and_nothing_else(graph):
     backward = graph.select(phase=Phase.BACKWARD)
 
     assert ("aten::linear", "aten::cross_entropy_loss", 5) == (operators[first], operators[last - 1], num_chunks)
-    assert (changed.duration_ns[~inside] == graph.duration_ns[~inside]).all()
+    outside = ~inside & ~(backward & (calls_of(graph) < 0))  # what the engine does before a node goes with it
+    assert (changed.duration_ns[outside] == graph.duration_ns[outside]).all()
     assert (changed.duration_ns[inside & ~backward] == 3 * graph.duration_ns[inside & ~backward]).all()
     assert (changed.duration_ns[inside & backward] == 2 * graph.duration_ns[inside & backward]).all()
 

@@ -228,7 +228,7 @@ def calls_of(graph: Graph) -> NDArray[np.int64]:
 def operators_of(baseline: Baseline) -> Mask:
     """Tasks of operators, of the calls that lead to them, and of updates, bool [T]: what can run in another form."""
     graph = baseline.graph
-    return graph.select(kind=Kind.COMPUTE) | graph.select(phase=Phase.UPDATE) | (calls_of(graph) >= 0)
+    return graph.select(kind=Kind.COMPUTE) | graph.select(phase=Phase.UPDATE) | (_calls_with_engine(graph) >= 0)
 
 
 def rerun_in_form(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda changed: changed) -> Unpriced:
