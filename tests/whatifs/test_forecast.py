@@ -13,11 +13,14 @@ from windtunnel.cost.pricer import exact_prices
 from windtunnel.cost.roofline import RooflinePricer
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
+from windtunnel.graph.kernel_classes import does_matrix_work
 from windtunnel.hardware import Device, device
 from windtunnel.simulate import replay
+from windtunnel.whatifs.ask import apply, whatif
 from windtunnel.whatifs.compilation import ENTRY_NS
 from windtunnel.whatifs.forecast import changes, forecast, rank_forecasts
 from windtunnel.whatifs.placing import place_on
+from windtunnel.whatifs.request import parse_request
 
 CHIP = Device("toy", 2**30, bandwidth_bytes_per_s=1e9, peak_flops_per_s={"fp32": 1e12, "bf16": 2e12})
 PROCESSOR = Device("cpu", 2**30, bandwidth_bytes_per_s=1e9, peak_flops_per_s={"fp32": 1e12}, kind="cpu")
@@ -221,3 +224,51 @@ def test_what_will_run_compiled_is_placed_with_fused_kernels():
     assert 20 * US == pytest.approx(eager.device_ns - compiled.device_ns, rel=0.01)
     assert 1 == compiled.graph.select(name="fused kernel").sum()
     assert 0 < eager.host_ns - (compiled.host_ns - ENTRY_NS)  # fewer launches, and one entry into compiled code
+
+
+@pytest.fixture(scope="module")
+def convolutional():
+    """A step that really ran: convolutions and a perceptron."""
+    torch = pytest.importorskip("torch")
+    from windtunnel.sources.torch.step import capture
+
+    layers = torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 900, 10)
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images = torch.randn(32, 3, 32, 32)
+
+    def step():
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        optimizer.step()
+
+    return capture(step, iterations=2, warmup=1, model=model, optimizer=optimizer)
+
+
+def test_what_another_type_gains_on_a_priced_gpu_is_what_a_prediction_in_it_says(convolutional):
+    """Not what operators gain on this host, nor what data sheets promise."""
+    priced = forecast(convolutional, device("h100")).graph
+    in_low = forecast(convolutional, device("h100"), dtype="bf16").graph
+
+    amp = apply(priced, parse_request("amp"))
+    products = does_matrix_work(priced) & priced.select(kind=Kind.COMPUTE)
+
+    assert 0 < np.count_nonzero(products)
+    np.testing.assert_allclose(amp.duration_ns[products], in_low.duration_ns[products], atol=2)
+
+
+def test_convolutions_of_a_priced_gpu_run_in_tf32_already(convolutional):
+    priced = forecast(convolutional, device("h100")).graph
+
+    tf32 = apply(priced, parse_request("tf32"))
+    changed = set(priced.tasks.strings("op").to_numpy()[priced.duration_ns != tf32.duration_ns].tolist())
+
+    assert changed
+    assert not any("conv" in op for op in changed)
+
+
+def test_operators_of_a_priced_gpu_are_not_run_on_this_host(convolutional):
+    (answer,) = whatif(forecast(convolutional, device("h100")).graph, ["batch-size"])
+
+    assert not answer.is_applicable
+    assert "prices of h100-sxm5-80g" in answer.reason

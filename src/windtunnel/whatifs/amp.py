@@ -32,6 +32,7 @@ from windtunnel.whatifs.peak_memory import note_form
 from windtunnel.whatifs.product_speed import (
     host_time_per_launch_ns,
     names_16_bits,
+    price_ratios,
     product_slowdown,
     product_speedup,
     rate_ratio,
@@ -68,7 +69,8 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     ratios are applied to the step. Paper: matrix products and convolutions take a third, other device kernels half, the
     CPU stays. On a GPU of the catalog that has TensorFloat-32, products gain by the data sheet's peaks of both types,
     as far as kernels of their length reach these; what autocast keeps in float32 stays, as do updates; the host
-    converts the inputs of products. The paper's third is that of the GPUs of 2018.
+    converts the inputs of products. The paper's third is that of the GPUs of 2018. Where a graph holds prices of a GPU,
+    the same cost models price both types.
 
     Parameters
     ----------
@@ -127,6 +129,10 @@ def _paper(graph: Graph, dtype: str) -> Graph:
 def _speedups(graph: Graph, kernels: Mask, dtype: str) -> list[tuple[Mask, NDArray[np.float64]]]:
     chip, took_ns = chip_of(graph), graph.duration_ns
     products = kernels & does_matrix_work(graph)
+    priced = price_ratios(graph, dtype)
+    if priced is not None:
+        changed = products | (kernels & ~graph.select(phase=Phase.UPDATE) & ~graph.select(name=_STAYS))
+        return [(changed, priced[changed])]
     if chip is None or not {"fp32", "tf32", dtype} <= set(chip.peak_flops_per_s):
         return [(mask, np.full(int(mask.sum()), gain)) for mask, gain in ((products, 3.0), (kernels & ~products, 2.0))]
     products_of = products_by_type(graph, kernels)

@@ -19,12 +19,13 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.base.progress import Progress
 from windtunnel.cost.rerun import Need, price_needs
-from windtunnel.errors import InEffectError, InputError, NotApplicableError, WindtunnelError
+from windtunnel.errors import AbsentDeviceError, InEffectError, InputError, NotApplicableError, WindtunnelError
 from windtunnel.graph import Graph, Table
 from windtunnel.measure import ProfileDatabase
 from windtunnel.simulate import Timeline, replay, replay_many
 from windtunnel.simulate.iterations import iteration_ns, takes_part
 from windtunnel.whatifs.answer import Answer, Status
+from windtunnel.whatifs.insert_tasks import priced_gpu
 from windtunnel.whatifs.limiter import Limiter
 from windtunnel.whatifs.measured import MEASURE, PUBLISHED, Pricer, Unpriced, check_prices, price_change
 from windtunnel.whatifs.request import Request, Step, parse_requests
@@ -98,7 +99,17 @@ def call_whatif(graph: Graph, step: Step) -> Graph | Unpriced:
     if not graph.num_tasks:
         raise NotApplicableError("the graph has no tasks", fix="capture at least one whole iteration")
     change: Graph | Unpriced = registry.get("whatif", step.name).function(graph, **step.parameters)
-    return change
+    chip = priced_gpu(graph)
+    if chip is None or not isinstance(change, Unpriced) or change.finish is None:
+        return change
+    # What operators gain on this host says nothing of a GPU that is not here.
+    if change.published is None:
+        raise AbsentDeviceError(
+            f"the times of this graph are prices of {chip.name}, and what {step.name} gains there is not known here",
+            where=step.name,
+            fix="run the changed script in capture --dry-run or --fake, and compare: windtunnel predict GRAPH --on ...",
+        )
+    return Unpriced.from_paper(change.published)
 
 
 def needs_of(change: Graph | Unpriced, prices: str) -> tuple[Sequence[Need], bool]:

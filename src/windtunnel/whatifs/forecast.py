@@ -25,7 +25,6 @@ from windtunnel.simulate import replay, replay_many
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
 from windtunnel.whatifs.compilation import ENTRY_NS, fuse_compiled_kernels
-from windtunnel.whatifs.insert_tasks import PRICED_ON
 from windtunnel.whatifs.messages import has_messages, price_messages
 from windtunnel.whatifs.placing import place_on
 
@@ -206,7 +205,6 @@ def _price_for_device(
 ) -> Graph:
     changed = graph if batch_size == captured else with_batch(graph, captured, batch_size)
     priced = price(place_on(changed, device, launch_ns), device, tiers, dtype=dtype)
-    priced = priced.note({"hardware": {**graph.meta.hardware, PRICED_ON: device.name}})
     if graph.meta.is_uncompiled:  # captured operator by operator, and will run as compiled code
         with suppress(NotApplicableError):
             return fuse_compiled_kernels(priced, entry_ns=ENTRY_NS)

@@ -11,16 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.errors import NotApplicableError
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags, starts
 from windtunnel.graph.kernel_classes import does_matrix_work
-from windtunnel.hardware import Device, recognize
+from windtunnel.hardware import Device, device, recognize
 
 __all__ = [
-    "PRICED_ON",
-    "chip_in_use",
     "chip_of",
     "computes_on_host",
     "insert_ahead",
@@ -30,6 +28,7 @@ __all__ = [
     "launch_calls",
     "memory_bandwidth",
     "order_predecessors",
+    "priced_gpu",
     "products_by_type",
     "rescale",
     "runs_in_16_bits",
@@ -37,8 +36,6 @@ __all__ = [
     "traffic_ns",
 ]
 
-PRICED_ON = "priced_on"
-"""Among what a graph notes of its hardware: the device that a forecast priced it on."""
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -77,9 +74,9 @@ def runs_in_16_bits(graph: Graph) -> Mask:
     return is_low[types.codes]
 
 
-def rescale(graph: Graph, mask: Mask, factor: float, source: str) -> Graph:
+def rescale(graph: Graph, mask: Mask, factor: ArrayLike, source: str) -> Graph:
     """Scale durations and say who did."""
-    requested = np.rint(graph.duration_ns[mask] * factor).astype(np.int64)
+    requested = np.rint(graph.duration_ns[mask] * np.asarray(factor)).astype(np.int64)
     return graph.set_duration(mask, requested, cost_source=source)
 
 
@@ -167,7 +164,10 @@ def _add_launch_calls(graph: Graph, new: Rows, beside: Rows) -> Graph:
 
 
 def chip_of(graph: Graph) -> Device | None:
-    """The first GPU that a trace or a capture names and the catalog knows."""
+    """The GPU whose times a graph has, if the catalog knows it: that it was priced on, else the first of its trace."""
+    priced_on = priced_gpu(graph)
+    if priced_on is not None:
+        return priced_on
     for named in graph.meta.hardware.get("devices", ()):
         chip = recognize(named.get("name", ""), named.get("totalGlobalMem", named.get("memory_bytes", 0)))
         if chip is not None:
@@ -175,9 +175,13 @@ def chip_of(graph: Graph) -> Device | None:
     return None
 
 
-def chip_in_use(graph: Graph) -> Device | None:
-    """The GPU that a trace names, or the one that the graph was priced on, if the catalog knows it."""
-    return chip_of(graph) or recognize(str(graph.meta.hardware.get(PRICED_ON, "")), 0)
+def priced_gpu(graph: Graph) -> Device | None:
+    """The GPU that a graph was priced on; None of times that were measured, or of a host."""
+    try:
+        chip = device(graph.meta.priced_for) if graph.meta.priced_for else None
+    except InputError:  # a sheet that is no longer there
+        return None
+    return chip if chip is not None and chip.kind == "gpu" else None
 
 
 def products_by_type(graph: Graph, kernels: Mask) -> dict[str, Mask]:

@@ -22,7 +22,7 @@ from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import world_size
 from windtunnel.hardware import Fabric, Link, fabric_of
-from windtunnel.whatifs.insert_tasks import chip_in_use
+from windtunnel.whatifs.insert_tasks import chip_of
 from windtunnel.whatifs.placing import select_unpriced
 
 __all__ = [
@@ -94,7 +94,7 @@ def price_parts(graph: Graph, op: str, rows: NDArray[np.int64]) -> NDArray[np.in
     devices in use: NCCL may all-reduce on trees, which cannot do the parts. Half of it, as around any ring, where the
     machines are not known.
     """
-    chip, duration = chip_in_use(graph), graph.duration_ns[rows]
+    chip, duration = chip_of(graph), graph.duration_ns[rows]
     fabric = None
     if chip is not None and "message_bytes" in graph.tasks:
         with suppress(PriceError):

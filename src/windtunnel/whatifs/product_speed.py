@@ -1,7 +1,7 @@
-"""How much faster a kernel that multiplies matrices becomes in another type, by its time and the peaks of both types.
+"""How much faster a kernel becomes in another type: by its time and the peaks of both types, or by prices of both.
 
-In: recorded durations, the ratio of two peaks of a data sheet. Out: speed-ups. Peaks are reached by long kernels only,
-and not wholly. Not here: which kernels change (``amp``, ``tf32``).
+In: recorded durations, the ratio of two peaks of a data sheet; or a graph of prices. Out: speed-ups. Peaks are reached
+by long products only, and not wholly. Not here: which kernels change (``amp``, ``tf32``).
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import re
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from windtunnel.cost.pricing import AUTO, price
+from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.hardware import Device
-from windtunnel.whatifs.insert_tasks import is_launching, is_on_host, products_by_type
+from windtunnel.whatifs.insert_tasks import is_launching, is_on_host, priced_gpu, products_by_type
 
 __all__ = [
     "host_time_per_launch_ns",
     "names_16_bits",
+    "price_ratios",
     "product_slowdown",
     "product_speedup",
     "rate_ratio",
@@ -53,6 +56,25 @@ def product_speedup(duration_ns: ArrayLike, ratio: float) -> Floats:
     """
     duration = np.asarray(duration_ns, dtype=np.float64)
     result: Floats = 1.0 + max(ratio - 1.0, 0.0) * duration / (duration + HALF_NS)
+    return result
+
+
+def price_ratios(graph: Graph, dtype: str) -> Floats | None:
+    """How many times as fast each task becomes in another type, by the cost models of the GPU it was priced on.
+
+    Returns
+    -------
+    float64 [T]
+        1 where there is no price; None of a graph whose times are no prices of a GPU with that type.
+    """
+    chip = priced_gpu(graph)
+    if chip is None or dtype not in chip.peak_flops_per_s:
+        return None
+    try:
+        before, after = (price(graph, chip, AUTO, dtype=name).duration_ns for name in ("", dtype))
+    except PriceError:  # some of the tasks were priced by a model that is not shipped
+        return None
+    result: Floats = np.divide(before, after, out=np.ones(graph.num_tasks), where=(before > 0) & (after > 0))
     return result
 
 

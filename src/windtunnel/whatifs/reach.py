@@ -13,11 +13,10 @@ import numpy as np
 
 from windtunnel.cost.host_times import HOST_TABLE
 from windtunnel.cost.intervals import draw_alike, step_ends
-from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Strings
-from windtunnel.hardware import device
 from windtunnel.simulate import Timeline
 from windtunnel.simulate.iterations import iterations_ns, sample_iterations_ns
+from windtunnel.whatifs.insert_tasks import priced_gpu
 
 __all__ = ["Z90", "price_log_error", "step_log_error", "variation_of"]
 
@@ -75,10 +74,7 @@ def step_log_error(graph: Graph) -> float:
     Neither the host's times nor those of messages have intervals of their own there; whole steps were compared.
     """
     sources = graph.tasks.get("cost_source")
-    if not (isinstance(sources, Strings) and HOST_TABLE in sources.values and graph.meta.priced_for):
+    gpu = priced_gpu(graph)
+    if gpu is None or not (isinstance(sources, Strings) and HOST_TABLE in sources.values):
         return 0.0
-    try:
-        gpu = device(graph.meta.priced_for)
-    except InputError:  # a sheet that is no longer there
-        return 0.0
-    return max(map(abs, step_ends(gpu))) if gpu.kind == "gpu" else 0.0
+    return max(map(abs, step_ends(gpu)))

@@ -17,7 +17,7 @@ from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, products_by_type, rescale, runs_in_16_bits
-from windtunnel.whatifs.product_speed import product_speedup, rate_ratio
+from windtunnel.whatifs.product_speed import price_ratios, product_speedup, rate_ratio
 
 __all__ = ["tf32"]
 
@@ -72,6 +72,9 @@ def tf32(graph: Graph, factor: float | None = None) -> Graph:
             "no product runs in float32 on a device",
             where=f"{int(np.count_nonzero(kernels))} kernels, {int(np.count_nonzero(products))} of them products",
         )
+    priced = price_ratios(graph, "tf32") if given is None else None
+    if priced is not None:
+        return rescale(graph, full, 1.0 / priced[full], "paper")
     chip = chip_of(graph)
     if given is not None or chip is None or not {"tf32", "fp32"} <= set(chip.peak_flops_per_s):
         return rescale(graph, full, 1.0 / factor, "paper")

@@ -76,7 +76,7 @@ def test_chunks_of_products_take_whole_waves_of_the_device_they_are_priced_on():
     shapes = "[[98304,4096],[4096,1792]]"
     graph = Layer(shapes=shapes).build()
     graph = graph.with_columns(binding=Strings.repeat("compute", graph.num_tasks))
-    products, on_device = graph.select(op="aten::mm"), {"hardware": {"priced_on": "h100-sxm5-80g"}}
+    products, on_device = graph.select(op="aten::mm"), {"priced_for": "h100-sxm5-80g"}
     graph = graph.set_duration(products, 41_000)
     known, unknown = (async_tensor_parallel(item, num_chunks=8) for item in (graph.note(on_device), graph))
 

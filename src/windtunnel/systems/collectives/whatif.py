@@ -39,7 +39,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate.limits import other_order
-from windtunnel.whatifs.insert_tasks import chip_in_use, memory_bandwidth, traffic_ns
+from windtunnel.whatifs.insert_tasks import chip_of, memory_bandwidth, traffic_ns
 
 __all__ = ["async_tensor_parallel"]
 
@@ -227,7 +227,7 @@ def _cut(rings: list[_Ring], graph: Graph, num: int) -> Graph:
 
 def _slow_down_chunks(graph: Graph, rings: list[_Ring]) -> Graph:
     """Let products that computing limits take what their chunks take together: whole waves of tiles each."""
-    chip = chip_in_use(graph)
+    chip = chip_of(graph)
     if chip is None or "input_shapes" not in graph.tasks or "binding" not in graph.tasks:
         return graph
     shapes, binding = (graph.tasks.strings(name).to_numpy() for name in ("input_shapes", "binding"))
