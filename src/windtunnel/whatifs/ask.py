@@ -25,7 +25,7 @@ from windtunnel.measure import ProfileDatabase
 from windtunnel.simulate import Timeline, replay, replay_many
 from windtunnel.simulate.iterations import iteration_ns, takes_part
 from windtunnel.whatifs.answer import Answer, Status
-from windtunnel.whatifs.insert_tasks import priced_gpu
+from windtunnel.whatifs.insert_tasks import gpu_of_prices
 from windtunnel.whatifs.limiter import Limiter
 from windtunnel.whatifs.measured import MEASURE, PUBLISHED, Pricer, Unpriced, check_prices, price_change
 from windtunnel.whatifs.request import Request, Step, parse_requests
@@ -99,7 +99,7 @@ def call_whatif(graph: Graph, step: Step) -> Graph | Unpriced:
     if not graph.num_tasks:
         raise NotApplicableError("the graph has no tasks", fix="capture at least one whole iteration")
     change: Graph | Unpriced = registry.get("whatif", step.name).function(graph, **step.parameters)
-    chip = priced_gpu(graph)
+    chip = gpu_of_prices(graph)
     if chip is None or not isinstance(change, Unpriced) or change.finish is None:
         return change
     # What operators gain on this host says nothing of a GPU that is not here.

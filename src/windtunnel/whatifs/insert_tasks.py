@@ -21,6 +21,7 @@ from windtunnel.hardware import Device, device, recognize
 __all__ = [
     "chip_of",
     "computes_on_host",
+    "gpu_of_prices",
     "insert_ahead",
     "insert_behind",
     "is_launching",
@@ -28,7 +29,6 @@ __all__ = [
     "launch_calls",
     "memory_bandwidth",
     "order_predecessors",
-    "priced_gpu",
     "products_by_type",
     "rescale",
     "runs_in_16_bits",
@@ -165,7 +165,7 @@ def _add_launch_calls(graph: Graph, new: Rows, beside: Rows) -> Graph:
 
 def chip_of(graph: Graph) -> Device | None:
     """The GPU whose times a graph has, if the catalog knows it: that it was priced on, else the first of its trace."""
-    priced_on = priced_gpu(graph)
+    priced_on = gpu_of_prices(graph)
     if priced_on is not None:
         return priced_on
     for named in graph.meta.hardware.get("devices", ()):
@@ -175,7 +175,7 @@ def chip_of(graph: Graph) -> Device | None:
     return None
 
 
-def priced_gpu(graph: Graph) -> Device | None:
+def gpu_of_prices(graph: Graph) -> Device | None:
     """The GPU that a graph was priced on; None of times that were measured, or of a host."""
     try:
         chip = device(graph.meta.priced_for) if graph.meta.priced_for else None

@@ -15,7 +15,7 @@ from windtunnel.cost.pricing import AUTO, price
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.hardware import Device
-from windtunnel.whatifs.insert_tasks import is_launching, is_on_host, priced_gpu, products_by_type
+from windtunnel.whatifs.insert_tasks import gpu_of_prices, is_launching, is_on_host, products_by_type
 
 __all__ = [
     "host_time_per_launch_ns",
@@ -67,7 +67,7 @@ def price_ratios(graph: Graph, dtype: str) -> Floats | None:
     float64 [T]
         1 where there is no price; None of a graph whose times are no prices of a GPU with that type.
     """
-    chip = priced_gpu(graph)
+    chip = gpu_of_prices(graph)
     if chip is None or dtype not in chip.peak_flops_per_s:
         return None
     try:

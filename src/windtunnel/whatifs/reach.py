@@ -16,7 +16,7 @@ from windtunnel.cost.intervals import draw_alike, step_ends
 from windtunnel.graph import Graph, Strings
 from windtunnel.simulate import Timeline
 from windtunnel.simulate.iterations import iterations_ns, sample_iterations_ns
-from windtunnel.whatifs.insert_tasks import priced_gpu
+from windtunnel.whatifs.insert_tasks import gpu_of_prices
 
 __all__ = ["Z90", "price_log_error", "step_log_error", "variation_of"]
 
@@ -74,7 +74,7 @@ def step_log_error(graph: Graph) -> float:
     Neither the host's times nor those of messages have intervals of their own there; whole steps were compared.
     """
     sources = graph.tasks.get("cost_source")
-    gpu = priced_gpu(graph)
+    gpu = gpu_of_prices(graph)
     if gpu is None or not (isinstance(sources, Strings) and HOST_TABLE in sources.values):
         return 0.0
     return max(map(abs, step_ends(gpu)))
