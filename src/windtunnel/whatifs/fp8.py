@@ -118,5 +118,7 @@ def _fitting_products(graph: Graph, layer: str) -> Mask:
 def _fits(text: str) -> bool:
     """Whether the matrices of a call have last sizes that are multiples of 16."""
     shapes = json.loads(text) if text else []
-    matrices = [shape for shape in shapes if isinstance(shape, list) and len(shape) > 1]
+    # an argument that is a list of tensors has a list of shapes
+    tensors = [shape for shape in shapes if isinstance(shape, list) and all(isinstance(size, int) for size in shape)]
+    matrices = [shape for shape in tensors if len(shape) > 1]
     return len(matrices) > 1 and all(size % _MULTIPLE == 0 for shape in matrices for size in shape[-2:])
