@@ -39,9 +39,11 @@ def blocks(device: torch.device) -> nn.Sequential:
     return nn.Sequential(*[Block() for _ in range(NUM_BLOCKS)]).to(device)
 
 
-def train(model: nn.Module, device: torch.device, *, clips: bool = False, steps: int = 8) -> None:
+def train(
+    model: nn.Module, device: torch.device, *, clips: bool = False, steps: int = 8, foreach: bool | None = None
+) -> None:
     """A plain loop."""
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
     for _ in range(steps):
         optimizer.zero_grad()
         x = torch.randn(BATCH, LENGTH, WIDTH, device=device)

@@ -11,4 +11,4 @@ mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 model = blocks(device)
 for block in model:
     parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-train(model, device)
+train(model, device, foreach=False)  # on a GPU, one call would be given sharded and whole parameters, and refuse them
