@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Annotated, Any, Required, TypedDict, get_type_hints
+from typing import Annotated, Any, TypedDict, get_type_hints
 
 import msgspec
 
@@ -268,18 +268,18 @@ def _group_from_dict(document: Mapping[str, Any]) -> ProcessGroup:
     return ProcessGroup(document["name"], tuple(document["ranks"]), document.get("told", ""))
 
 
-class _Times(TypedDict, total=False):
-    median: Required[_Duration]
+class _Spread(TypedDict, total=False):
     low: _Duration
     high: _Duration
     samples: list[_Duration]
 
 
-class _TimesIfRun(TypedDict, total=False):
+class _Times(_Spread):
     median: _Duration
-    low: _Duration
-    high: _Duration
-    samples: list[_Duration]
+
+
+class _TimesIfRun(_Spread, total=False):
+    median: _Duration
 
 
 class _Window(TypedDict, total=False):

@@ -11,7 +11,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 from windtunnel.base.reading import format_value
 from windtunnel.errors import InputError, SchemaVersionError
 
-__all__ = ["Measurement", "ProfileDatabase", "default_database_path"]
+__all__ = ["Measurement", "ProfileDatabase", "default_database_path", "find_or_measure"]
 
 _VERSION = 3
 _LATER = {"flops": 2, "bytes_moved": 2, "step_bytes": 3}  # columns by the version that brought them
@@ -286,3 +286,34 @@ def _sql_type(name: str) -> str:
     kinds = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
     kind = next(field.type for field in fields(Measurement) if field.name == name)
     return kinds[str(kind)]
+
+
+def find_or_measure(
+    database: ProfileDatabase | None,
+    keys: Sequence[tuple[str, str, str, str, int, str, str]],
+    measure: Callable[[], Sequence[Sequence[float]]],
+    rounds: int,
+) -> list[Measurement]:
+    """Measurements that belong together, as a database has them; unless it has and trusts all, made now and kept.
+
+    Parameters
+    ----------
+    database : ProfileDatabase, optional
+    keys : sequence
+        What makes each measurement the same one, as ``Measurement.key``.
+    measure : callable
+        Gives the old and the new duration in ns, and the spread, in the order of the keys.
+    rounds : int
+        In which it measures.
+    """
+    found = [database.find(key) for key in keys] if database is not None else []
+    known = [item for item in found if item is not None and item.is_trusted]
+    if len(known) == len(keys):
+        return known
+    measured = [
+        Measurement(*key, old_ns=old_ns, new_ns=new_ns, spread_ratio=spread_ratio, rounds=rounds)
+        for key, (old_ns, new_ns, spread_ratio) in zip(keys, measure(), strict=True)
+    ]
+    if database is not None:
+        database.add(measured)
+    return measured

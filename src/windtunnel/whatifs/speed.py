@@ -239,9 +239,8 @@ def _first_rank(graph: Graph) -> Graph:
     if graph.num_ranks <= 1:
         return graph
     first = graph.tasks["rank"] == graph.tasks["rank"].min()
-    across = first[graph.edges["src"]] != first[graph.edges["dst"]]
-    gone = ~first[graph.edges["src"]] | across
-    return keep_rows(graph.disconnect(gone), first)
+    inside = first[graph.edges["src"]] & first[graph.edges["dst"]]
+    return keep_rows(replace(graph, edges=graph.edges.take(inside)), first)
 
 
 def _count_lookups(program: Program, batch_size: int) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """What all-reduces of any size take between processes of this host.
 
 In: how many processes, and the link between them. Out: ``AllReduceTimes``: times at several sizes, each from the same
-processes in the same rounds, so that what a message costs by itself and by its bytes are told apart; two messages of a
+processes in the same rounds, so that the costs of a message and of its bytes are known separately; two messages of a
 captured step, which computes meanwhile, do not tell that. Not here: what else a reducer does (``averaging``), what
 messages cost computing (``carrying``).
 """
@@ -17,7 +17,7 @@ import numpy as np
 from windtunnel.base.extras import require
 from windtunnel.cost.rerun.carrying import link_options
 from windtunnel.errors import InputError, PriceError
-from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.database import ProfileDatabase, find_or_measure
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.workers import WorkerError, Workers
 
@@ -103,17 +103,9 @@ def all_reduce_times(
         )
         for size in (0, *sizes)  # 0: a product, without a message and with one
     ]
-    found = [database.find(key) for key in keys] if database is not None else []
-    known = [item for item in found if item is not None and item.is_trusted]
-    if len(known) < len(keys):
-        timed = _measure(num_ranks, bandwidth_bytes_per_s, latency_ns, sizes)
-        known = [
-            Measurement(*key, old_ns=old_ns, new_ns=new_ns, spread_ratio=spread, rounds=_ROUNDS)
-            for key, (old_ns, new_ns, spread) in zip(keys, timed, strict=True)
-        ]
-        if database is not None:
-            database.add(known)
-    product, *messages = known
+    product, *messages = find_or_measure(
+        database, keys, lambda: _measure(num_ranks, bandwidth_bytes_per_s, latency_ns, sizes), _ROUNDS
+    )
     durations = np.maximum.accumulate([item.new_ns for item in messages])  # more bytes never take less
     spread = float(np.median([item.spread_ratio for item in messages]))
     lost_ratio = max(0.0, 1.0 - product.old_ns / product.new_ns)

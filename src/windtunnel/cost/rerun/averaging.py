@@ -17,7 +17,7 @@ import numpy as np
 
 from windtunnel.base.extras import require
 from windtunnel.errors import PriceError
-from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.database import Measurement, ProfileDatabase, find_or_measure
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.workers import WorkerError, Workers, last_error
 
@@ -139,18 +139,7 @@ def _job(
 def _measure_jobs(jobs: list[dict[str, Any]], num_ranks: int, database: ProfileDatabase | None) -> list[Measurement]:
     """The jobs' measurements, all known or all made now."""
     keys = [_key(job, num_ranks) for job in jobs]
-    result = [database.find(key) for key in keys] if database is not None else []
-    known = [item for item in result if item is not None and item.is_trusted]
-    if len(known) == len(keys):
-        return known
-    flown = _fly(num_ranks, jobs)
-    measured = [
-        Measurement(*key, old_ns=old_ns, new_ns=new_ns, spread_ratio=spread, rounds=ROUNDS)
-        for key, (old_ns, new_ns, spread) in zip(keys, flown, strict=True)
-    ]
-    if database is not None:
-        database.add(measured)
-    return measured
+    return find_or_measure(database, keys, lambda: _fly(num_ranks, jobs), ROUNDS)
 
 
 def _key(job: dict[str, Any], num_ranks: int) -> tuple[str, str, str, str, int, str, str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from windtunnel.base.extras import require
 from windtunnel.errors import InputError, PriceError
-from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.database import ProfileDatabase, find_or_measure
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.links import shape_link
 from windtunnel.measure.workers import WorkerError, Workers
@@ -119,17 +119,9 @@ def carrying_cost(
         (name, signature, "products", f"gloo:{num_ranks} {link}", 1, machine(), libraries())
         for name in ("products", *_HALVES)
     ]
-    measured = [database.find(key) for key in keys] if database is not None else []
-    known = [item for item in measured if item is not None and item.is_trusted]
-    if len(known) < len(keys):
-        flown = _fly(num_ranks, bandwidth_bytes_per_s, latency_ns, worker, config)
-        known = [
-            Measurement(*key, old_ns=old_ns, new_ns=new_ns, spread_ratio=spread, rounds=_ROUNDS)
-            for key, (old_ns, new_ns, spread) in zip(keys, flown, strict=True)
-        ]
-        if database is not None:
-            database.add(known)
-    products, *halves = known
+    products, *halves = find_or_measure(
+        database, keys, lambda: _fly(num_ranks, bandwidth_bytes_per_s, latency_ns, worker, config), _ROUNDS
+    )
     few, many = _NUM_MESSAGES
     sizes = (size_bytes / few, size_bytes / many)
     scatter, gather = (MessageCost.fit(sizes, (item.old_ns / few, item.new_ns / many)) for item in halves)

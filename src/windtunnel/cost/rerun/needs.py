@@ -120,6 +120,11 @@ class AveragingNeed(Need):
         return f"averaging of {self.size_bytes} bytes between {self.num_ranks} processes"
 
 
+def _describe_link(num_ranks: int, bandwidth_bytes_per_s: float | None, latency_ns: int) -> str:
+    rate = f"{bandwidth_bytes_per_s:.0f} bytes/s" if bandwidth_bytes_per_s else "the loopback"
+    return f"{num_ranks} processes, {rate}, {latency_ns} ns"
+
+
 @dataclass(frozen=True, eq=False)
 class AllReduceNeed(Need):
     """What all-reduces of any size take between processes of this host; its price is ``AllReduceTimes``.
@@ -139,8 +144,7 @@ class AllReduceNeed(Need):
     @property
     def key(self) -> str:
         """Processes and link."""
-        rate = f"{self.bandwidth_bytes_per_s:.0f} bytes/s" if self.bandwidth_bytes_per_s else "the loopback"
-        return f"all-reduces between {self.num_ranks} processes, {rate}, {self.latency_ns} ns"
+        return f"all-reduces between {_describe_link(self.num_ranks, self.bandwidth_bytes_per_s, self.latency_ns)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +169,7 @@ class CarryingNeed(Need):
     @property
     def key(self) -> str:
         """Processes, link and who sends."""
-        rate = f"{self.bandwidth_bytes_per_s:.0f} bytes/s" if self.bandwidth_bytes_per_s else "the loopback"
-        return f"{self.worker}: {self.num_ranks} processes, {rate}, {self.latency_ns} ns"
+        return f"{self.worker}: {_describe_link(self.num_ranks, self.bandwidth_bytes_per_s, self.latency_ns)}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.graph.meta import ProcessGroup
+from windtunnel.sources.dry.groups import Message
 from windtunnel.sources.dry.recorder import Call
 from windtunnel.sources.memory.storages import BACKWARD, UPDATE
 
@@ -70,11 +71,11 @@ def batches_of(
     """
     averaging = {rank}.union(*_averaging_groups(models))
     if len(averaging) == 1 and num_ranks > 1:
-        # No wrapper averages gradients. Who sends nothing, trains with nobody; large reductions of the script's own may
-        # be of gradients as well as of activations; and groups that are not all of the job leave ranks unexplained.
-        sent = [call for call in calls if call.message is not None]
-        together = {groups[call.message.group].ranks for call in sent if call.message is not None}
-        if any(_may_average(call) for call in sent) or math.prod(map(len, together)) < num_ranks:
+        # No wrapper averages gradients. Large reductions of the script's own may be of gradients as well as of
+        # activations, and where the groups of all messages do not make up the job, some ranks are unexplained.
+        sent = [(call, call.message) for call in calls if call.message is not None]
+        together = {groups[message.group].ranks for _, message in sent}
+        if any(_may_average(call, message) for call, message in sent) or math.prod(map(len, together)) < num_ranks:
             return None
     sequence = _sequence_ranks(rank)
     return Batches(len(averaging) // max(len(averaging & sequence), 1), len(sequence))
@@ -97,9 +98,7 @@ def _averaging_groups(models: Iterable[torch.nn.Module]) -> Iterator[set[int]]:
                 yield set(group.mesh_info.mesh.mesh.flatten().tolist())
 
 
-def _may_average(call: Call) -> bool:
-    message = call.message
-    assert message is not None
+def _may_average(call: Call, message: Message) -> bool:
     is_late = call.phase in (BACKWARD, UPDATE) or not call.layer  # between the passes, the script itself sends
     is_own = not call.node["name"].startswith("_c10d_functional")  # as those of tensor parallelism
     return is_late and is_own and message.op in _REDUCES and message.size_bytes > _MAX_SCALAR_BYTES
