@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import threading
 
 import pytest
 
@@ -10,6 +11,18 @@ from windtunnel.base.tables import Table
 from windtunnel.cli import console
 from windtunnel.cli.console import Progress, clean, print_lines, show
 from windtunnel.units import format_duration
+
+
+class Heard(io.StringIO):
+    """A stream that another thread can wait for."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = threading.Event()
+
+    def write(self, text):
+        super().write(text)
+        self.written.set()
 
 
 class Terminal(io.StringIO):
@@ -45,6 +58,18 @@ def test_progress_that_is_piped_is_a_line_now_and_then(clock, capsys):
         "capturing train.py: iteration 15 of 40, 15 s",
         "capturing train.py: iteration 30 of 40, 30 s",
     ] == capsys.readouterr().err.splitlines()
+
+
+def test_a_heartbeat_repeats_what_was_reported_last(clock, monkeypatch):
+    heard = Heard()
+    monkeypatch.setattr(console.sys, "stderr", heard)
+    monkeypatch.setattr(console, "BEAT_S", 0.001)
+    with Progress("explaining train.wt", heartbeat=True) as progress:
+        progress("measuring operators", 30, 100)
+        clock[0] = 20.0
+        heard.written.wait(60)
+
+    assert "explaining train.wt: measuring operators 30 of 100, 20 s\n" == heard.getvalue()
 
 
 def test_progress_of_a_search_names_no_total(clock, capsys):

@@ -434,3 +434,16 @@ def test_what_a_graph_does_not_know_cannot_be_measured():
 def test_a_parameter_that_means_nothing_is_refused(change):
     with pytest.raises(InputError):
         change(perceptron_graph())
+
+
+def test_progress_moves_forward_once_although_the_second_step_is_priced_while_it_edits():
+    calls = []
+    requests = ["faster-cpu+fused-optimizer", "foreach-optimizer"]
+    whatif(perceptron_graph(), requests, database=":memory:", budget_s=0.01, progress=lambda *call: calls.append(call))
+    texts, percents, totals = zip(*calls, strict=True)
+
+    assert sorted(percents) == list(percents)
+    assert {100} == set(totals)
+    assert texts.index("editing faster-cpu+fused-optimizer") < len(texts) - 1 - texts[::-1].index(
+        "measuring updates of the optimizer"
+    )

@@ -146,11 +146,12 @@ class Progress:
     """What is being done, how much of it, how long yet; silent for two seconds, so that quick work says nothing.
 
     Called with (what, done, total); on a terminal a bar, elsewhere a line now and then. With ``heartbeat`` it also
-    shows work that does not call; not where other people's programs run, which may fork beside its thread.
+    shows work that does not call for a while; not where other people's programs run, which may fork beside its thread.
     """
 
     def __init__(self, what: str, *, heartbeat: bool = False) -> None:
         self._what = what
+        self._last: tuple[str, int, int | None] = (what, 0, None)
         self._began = self._reminded = time.monotonic()
         self._bar: Any = None
         self._lock = threading.Lock()
@@ -174,13 +175,14 @@ class Progress:
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` parts of a task are done; 0 is a total that is not known yet."""
         with self._lock:
-            self._show(clean(what, 40), done, total)
+            self._last = (clean(what, 40), done, total)
+            self._show(*self._last)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
             with self._lock:
                 if self._bar is None:
-                    self._show(self._what, 0, None)
+                    self._show(*self._last)
 
     def _show(self, what: str, done: int, total: int | None) -> None:
         now = time.monotonic()

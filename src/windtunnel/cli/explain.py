@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
+from windtunnel.base.progress import Stages
 from windtunnel.base.tables import Table
 from windtunnel.cli.console import Progress, show, suggest
 from windtunnel.cli.files import open_graph, require_free, stem
@@ -132,9 +133,14 @@ def explain(
         if path is not None:
             require_free(path, force=force)
     with Progress(f"explaining {graph.name}", heartbeat=True) as progress:
-        opened = open_graph(
-            graph, progress=progress, kineto=kineto, read_limit=read_limit, align=align, allow_missing=allow_missing
-        )
+        stages = Stages(progress)
+        reading: dict[str, Any] = {
+            "kineto": kineto,
+            "read_limit": read_limit,
+            "align": align,
+            "allow_missing": allow_missing,
+        }
+        opened = open_graph(graph, progress=stages.stage(0, 100 if html is None else 5), **reading)
         if html is not None:
             given: dict[str, Any] = {
                 "whatifs": whatifs,
@@ -143,7 +149,7 @@ def explain(
                 "force": force,
                 "as_json": as_json,
             }
-            write_html_report(opened, graph, html, **given, progress=progress)
+            write_html_report(opened, graph, html, **given, progress=stages.stage(5, 100))
         timeline = replay(opened) if perfetto is not None or html is None else None
         explanation = explain_graph(opened, timeline) if html is None and not table else None
     if timeline is not None and perfetto is not None:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.console import advise
+from windtunnel.cli.console import advise, choose_wait_policy
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.cli.console import Progress
+    from windtunnel.base.progress import Progress
     from windtunnel.graph import Graph
     from windtunnel.measure import ProfileDatabase
 
@@ -22,6 +22,7 @@ __all__ = [
     "database_of",
     "derive_path",
     "open_graph",
+    "prepare_reruns",
     "redirect_writes",
     "report_writes",
     "require_free",
@@ -152,11 +153,16 @@ def _require_times(graph: Graph, path: Path) -> None:
 
 def warn_of_disturbance(graph: Graph) -> None:
     """Say on stderr if other programs kept the captured step from running; every verb that uses the graph does."""
-    from windtunnel.cli.console import advise
     from windtunnel.measure.disturbance import disturbance_line
 
     if line := disturbance_line(graph.meta.disturbance):
         advise(line)
+
+
+def prepare_reruns(graph: Graph, prices: str = "auto") -> None:
+    """Let the operators of a captured program, if they are run again, wait as those of the capture did."""
+    if prices != "paper" and graph.meta.program:
+        choose_wait_policy()
 
 
 def _unknown(path: Path) -> InputError:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
-from windtunnel.cli.console import Progress, advise, show
-from windtunnel.cli.files import stem
+from windtunnel.base.progress import Progress, Stages
+from windtunnel.cli.console import advise, show
+from windtunnel.cli.files import prepare_reruns, stem
 from windtunnel.units import format_size
 
 if TYPE_CHECKING:
@@ -42,14 +43,17 @@ def write_html_report(
     pages : sequence of (str, dict)
         Registered pages to include, each with its options.
     """
+    if whatifs:
+        prepare_reruns(graph)  # before anything imports torch
     from windtunnel.flights import Ledger, with_intervals
     from windtunnel.reports import report
     from windtunnel.whatifs import whatif
 
-    past = Ledger(ledger)
-    result = whatif(graph, "all", progress=progress) if whatifs and graph.num_tasks else []
+    past, stages = Ledger(ledger), Stages(progress)
+    result = whatif(graph, "all", progress=stages.stage(0, 90)) if whatifs and graph.num_tasks else []
     answers = with_intervals(result, past)
     receipts = past.receipts() if whatifs else []
+    stages.stage(90, 100)("writing the page", 0, 1)
     more: list[Section] = []
     for name, options in pages:
         more += registry.get("page", name).function(graph, **options)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
+from windtunnel.base.progress import Stages
 from windtunnel.base.tables import Table
-from windtunnel.cli.console import Progress, advise, choose_wait_policy, quote_word, show, suggest
-from windtunnel.cli.files import database_of, derive_path, open_graph, require_free
+from windtunnel.cli.console import Progress, advise, quote_word, show, suggest
+from windtunnel.cli.files import database_of, derive_path, open_graph, prepare_reruns, require_free
 from windtunnel.cli.options import (
     AlignChoice,
     AllowMissing,
@@ -30,7 +31,6 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from windtunnel.graph import Graph
     from windtunnel.whatifs import Answer
     from windtunnel.whatifs.by_layer import LayerGain
 
@@ -103,22 +103,23 @@ def whatif(
     if bool(names) == every:
         raise InputError("name what-ifs, or add --all", fix=f"{_all_of(graph)}")
     with Progress("predicting", heartbeat=True) as progress:
+        stages = Stages(progress)
         opened = open_graph(
             graph,
-            progress=progress,
+            progress=stages.stage(0, 5),
             kineto=kineto,
             read_limit=read_limit,
             align=align,
             allow_missing=allow_missing,
         )
-        _prepare_reruns(opened, prices)
+        prepare_reruns(opened, prices)
         result = ask(
             opened,
             "all" if every else ",".join(names or ()),
             pairs=pairs,
             prices=prices,
             database=database_of(fresh=fresh),
-            progress=progress,
+            progress=stages.stage(5, 100),
         )
     answers = with_intervals(result, ledger)
     usable = [answer for answer in answers if answer.is_applicable]
@@ -147,16 +148,10 @@ def whatif(
     _advise_next(usable, graph)
 
 
-def _prepare_reruns(graph: Graph, prices: str) -> None:
-    """Let the operators of a captured program, if they are run again, wait as those of the capture did."""
-    if prices != "paper" and graph.meta.program:
-        choose_wait_policy()
-
-
 def _search(graph: Path, path: Path, *, prices: str, fresh: bool, as_json: bool, **limits: Any) -> None:
     with Progress("searching", heartbeat=True) as progress:
         opened = open_graph(graph, progress=progress)
-        _prepare_reruns(opened, prices)
+        prepare_reruns(opened, prices)
         given = {"prices": prices, "database": database_of(fresh=fresh), "as_json": as_json, "progress": progress}
         registry.get("page", "strategy-search").function(opened, path, captured=graph, **limits, **given)
 

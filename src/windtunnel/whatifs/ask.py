@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.base.progress import Progress
+from windtunnel.base.progress import Progress, Stages
 from windtunnel.cost.rerun import Need, price_needs
 from windtunnel.errors import AbsentDeviceError, InEffectError, InputError, NotApplicableError, WindtunnelError
 from windtunnel.graph import Graph, Table
@@ -162,7 +162,7 @@ def whatif(
     budget_s : float, optional
         Time to measure one change of operators; 6 s by default.
     progress : callable
-        Called with (what, done, total).
+        Called with (what, percent done, 100).
 
     Returns
     -------
@@ -174,10 +174,10 @@ def whatif(
     InputError
         A name or a parameter is not known, a value does not fit, or no task of the graph has a duration.
     """
-    tell = progress or (lambda *_: None)
+    stages = Stages(progress)
     requests = _all_requests() if names == ALL else parse_requests(names)
     baseline = replay(graph, again=True)
-    edit = _Editor(check_prices(prices), pricer_of(database, budget_s, progress), Limiter(baseline))
+    edit = _Editor(check_prices(prices), pricer_of(database, budget_s, stages.stage(5, 85)), Limiter(baseline))
     if graph.num_tasks and not baseline.makespan_ns:
         raise InputError(
             "the graph takes no time, so nothing can make it faster",
@@ -187,14 +187,15 @@ def whatif(
     #      price what all first steps need, together  ->  edit  ->  replay in batches  ->  rank
     # Measuring is by far the slowest part: needs are gathered over all requests, so that operators that
     # several changes share are run once.
-    edit.price_first_steps(graph, requests, tell)
-    outcomes = _apply_requests(graph, requests, edit, tell)
+    edit.price_first_steps(graph, requests, stages.stage(0, 5))
+    outcomes = _apply_requests(graph, requests, edit, stages.stage(85, 90 if pairs else 100))
     if not pairs:
         return _rank_answers(_answer_outcomes(baseline, outcomes, edit))
     singles = list(outcomes)
     answers = _answer_outcomes(baseline, singles, edit)
     applicable = [(request, changed) for request, changed in singles if isinstance(changed, tuple)]
-    return _rank_answers(answers + _answer_outcomes(baseline, _apply_pairs(applicable, edit, tell), edit))
+    combined = _apply_pairs(applicable, edit, stages.stage(90, 100))
+    return _rank_answers(answers + _answer_outcomes(baseline, combined, edit))
 
 
 def _all_requests() -> list[Request]:

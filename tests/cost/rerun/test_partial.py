@@ -294,6 +294,15 @@ def test_rounds_that_were_left_alone_count_where_there_are_enough(monkeypatch):
     assert ratios.rounds >= 3
 
 
+def test_rounds_that_others_disturb_end_with_the_budget(monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr(disturbance, "_run_queue_wait_ns", Waiting(0.5))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
+    ratios = measure_ratios(perceptron(), Form(threads=1), budget_s=5.0)
+
+    assert 6 == ratios.rounds
+
+
 def test_rows_of_embeddings_that_nothing_reads_get_no_gradient():
     schema = "aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1) -> Tensor"
     row = call_row(schema, [tensor(1, [100, 8]), tensor(2, [50], "Tensor(long int)"), number(-1)], [tensor(3, [50, 8])])

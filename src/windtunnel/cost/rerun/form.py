@@ -96,12 +96,12 @@ class Form:
     @property
     def label(self) -> str:
         """What is different, as one line of text."""
-        changed = [
-            f"{field.name}={getattr(self, field.name)}"
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
-        ]
-        return ", ".join(changed) or "as captured"
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.changes) or "as captured"
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Names of what is different."""
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) != field.default)
 
 
 BASELINE = Form()

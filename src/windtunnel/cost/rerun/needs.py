@@ -58,6 +58,7 @@ class Need:
         return hash(self.key)
 
     def __str__(self) -> str:
+        """What is measured, for people."""
         return self.key
 
 
@@ -72,6 +73,9 @@ class OperatorsNeed(Need):
     def key(self) -> str:
         """Program and form."""
         return f"operators of {self.program.fingerprint} on {self.program.threads} threads: {self.form.label}"
+
+    def __str__(self) -> str:
+        return f"operators: {', '.join(self.form.changes).replace('_', ' ')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +109,9 @@ class UpdateNeed(Need):
         """Optimizers, threads and form."""
         where = f"{self.threads} threads" if self.device == "cpu" else self.device
         return f"update {_digest([self.optimizers, self.touched])} on {where}: {self.form.label}"
+
+    def __str__(self) -> str:
+        return "updates of the optimizer"
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["lacks_kernel", "measure_ratios"]
 
 Floats = NDArray[np.float64]
-_MAX_ROUNDS, _MAX_SERIES = 15, 2  # a second series of rounds where others disturb the first
+_MAX_ROUNDS, _MAX_DISTURBED_ROUNDS = 15, 30  # more where others disturb the first ones
 _MIN_GROWTH = 0.5  # of what operators give, against that of the batch: weights and losses stay as they are
 
 
@@ -193,24 +193,23 @@ def _interleave(
     old: Interpreter, new: Interpreter, budget_s: float, progress: Progress | None, *, is_on_device: bool
 ) -> Rounds:
     result = Rounds(is_on_device=is_on_device)
-    for _ in range(_MAX_SERIES):
-        for turn in rounds(MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
-            with watch_disturbance() as stretch:
-                # who goes first alternates: the first of two finds colder caches
-                order = (new, old) if turn % 2 else (old, new)
-                if is_on_device:
-                    laps = {form: form.run_on_device() for form in order}
-                else:
-                    whole = {form: form.run() for form in order}
-                    laps = {form: (whole[form], form.run(detail=True)) for form in (old, new)}
-            result.old.append(laps[old][0])
-            result.new.append(laps[new][0])
-            result.old_detail.append(laps[old][1])
-            result.new_detail.append(laps[new][1])
-            result.waited.append(stretch.lost_ratio)
-        # a series that other programs disturbed is followed by another, and the quiet rounds of all count
-        if not result.is_disturbed:
+    for turn in rounds(MIN_ROUNDS, _MAX_DISTURBED_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
+        # rounds that other programs disturbed are followed by more, and the quiet ones of all count
+        if turn >= _MAX_ROUNDS and not result.is_disturbed:
             break
+        with watch_disturbance() as stretch:
+            # who goes first alternates: the first of two finds colder caches
+            order = (new, old) if turn % 2 else (old, new)
+            if is_on_device:
+                laps = {form: form.run_on_device() for form in order}
+            else:
+                whole = {form: form.run() for form in order}
+                laps = {form: (whole[form], form.run(detail=True)) for form in (old, new)}
+        result.old.append(laps[old][0])
+        result.new.append(laps[new][0])
+        result.old_detail.append(laps[old][1])
+        result.new_detail.append(laps[new][1])
+        result.waited.append(stretch.lost_ratio)
     return result.quiet_rounds()
 
 
