@@ -7,6 +7,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Kind, Phase
+from windtunnel.graph.parameters import optimizer_state_ratio
 from windtunnel.simulate import replay
 from windtunnel.sources.torch.step import capture
 from windtunnel.whatifs import whatif
@@ -101,6 +102,21 @@ def test_a_parameter_is_not_overwritten_before_its_last_reader(graph):
     guarded = edges["kind"] == EdgeKind.CONTROL
 
     assert (np.isin(edges["src"], readers) & np.isin(edges["dst"], updates) & guarded).any()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "expected"),
+    [
+        (torch.optim.SGD, {}, 0.0),
+        (torch.optim.SGD, {"momentum": 0.9}, 1.0),
+        (torch.optim.Adam, {}, 2.0),
+        (torch.optim.Adam, {"amsgrad": True}, 3.0),
+    ],
+)
+def test_what_an_optimizer_keeps_is_counted(optimizer, options, expected):
+    graph = capture(training_step(optimizer, **options), iterations=1, warmup=1)
+
+    assert pytest.approx(expected, abs=0.01) == optimizer_state_ratio(graph)
 
 
 def test_the_thread_is_one_chain(graph):

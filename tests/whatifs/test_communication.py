@@ -115,6 +115,25 @@ def test_sharding_saves_all_but_one_share_of_what_is_sharded():
     assert 100_000 - 3 * 8000 * 3 // 4 == zero_2(graph).meta.memory_base_bytes
 
 
+@pytest.mark.parametrize(("state_bytes", "saved_bytes"), [(0, 0), (8000, 6000), (16_000, 12_000)])
+def test_what_is_saved_of_the_state_is_what_the_optimizer_keeps(state_bytes, saved_bytes):
+    """Plain descent keeps nothing, momentum one number of each parameter, Adam two."""
+    facts = {"memory_base_bytes": 100_000, "parameters": {"a.weight": 4000, "b.weight": 4000}}
+    graph = parallel().with_meta(**facts, optimizers=[{"groups": [], "state_bytes": state_bytes}])
+
+    assert 100_000 - saved_bytes == zero_1(graph).meta.memory_base_bytes
+    assert 100_000 - saved_bytes - 6000 == zero_2(graph).meta.memory_base_bytes
+    assert 100_000 - saved_bytes - 2 * 6000 + 2 * 4000 == zero_3(graph).meta.memory_base_bytes
+    assert 100_000 - 6000 == zero_1(graph, state_ratio=1.0).meta.memory_base_bytes
+
+
+def test_no_more_units_are_whole_at_once_than_there_are():
+    graph = parallel().with_meta(memory_base_bytes=100_000)
+    held_bytes = [zero_3(graph, prefetch=prefetch).meta.memory_base_bytes for prefetch in (0, 1, 5)]
+
+    assert [100_000 - 4 * 6000 + units * 4000 for units in (1, 2, 2)] == held_bytes
+
+
 def test_parameters_are_gathered_ahead_of_the_passes_that_read_them():
     """Half an all-reduce is 3000 ns: a, b, then a again for its backward pass; b stays whole in between."""
     timeline = replay(zero_3(parallel()))

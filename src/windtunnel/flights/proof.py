@@ -110,6 +110,8 @@ class Witness:
     def _settings(self) -> dict[str, float]:
         import torch
 
+        from windtunnel.sources.torch.program import state_bytes
+
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] if "torch._dynamo" in sys.modules else 0
         distributed = self._program.kept.get(DISTRIBUTED, [])
         reducers = [model._get_ddp_logging_data() for model in distributed]
@@ -120,7 +122,7 @@ class Witness:
             "threads": torch.get_num_threads(),
             "collector": float(gc.isenabled()),
             "loading threads": float(sum(thread.name == LOADING_THREAD for thread in threading.enumerate())),
-            "optimizer state bytes": float(sum(map(_state_bytes, self._program.optimizers))),
+            "optimizer state bytes": float(sum(map(state_bytes, self._program.optimizers))),
             # of each loader: one for training and one for testing have as many
             "workers": max((int(loader.num_workers) for loader in self._loaders), default=0),
             "compiled graphs": float(graphs),
@@ -141,10 +143,6 @@ def _count_replays(counts: Counter[str]) -> Undo:
         replay(graph)
 
     return swap(torch.cuda.CUDAGraph, "replay", count)
-
-
-def _state_bytes(optimizer: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(list(optimizer.state.values())))
 
 
 def _tensors(value: Any) -> list[Any]:

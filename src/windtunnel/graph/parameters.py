@@ -1,7 +1,7 @@
 """Which parameters a graph trains.
 
-In: a graph whose ``meta`` says so. Out: bytes and shapes by name and by layer, in order of registration. Not here: when
-their gradients are there.
+In: a graph whose ``meta`` says so. Out: bytes and shapes by name and by layer, in order of registration, and what the
+optimizers keep of them. Not here: when their gradients are there.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Collection
 
 from windtunnel.graph.graph import Graph
 
-__all__ = ["parameter_bytes_by_layer", "parameter_bytes_by_name", "parameter_shapes"]
+__all__ = ["optimizer_state_ratio", "parameter_bytes_by_layer", "parameter_bytes_by_name", "parameter_shapes"]
 
 _PARAMETER_KEYS = ("parameters", "shapes", "dtypes")
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_UNKNOWN_STATES = 2.0  # of the most frequent optimizer, Adam
 
 
 def parameter_bytes_by_name(graph: Graph) -> dict[str, int]:
@@ -48,6 +49,18 @@ def parameter_shapes(graph: Graph, layers: Collection[str] | None = None) -> lis
         for name, shape, _ in _list_trained_parameters(graph)
         if layers is None or name.rpartition(".")[0] in layers
     ]
+
+
+def optimizer_state_ratio(graph: Graph) -> float:
+    """Bytes that the optimizers of a rank keep from step to step, over those of the trained parameters.
+
+    As the capture counted them; 2, as Adam keeps, where it does not say.
+    """
+    counts = [optimizer.get("state_bytes") for optimizer in graph.meta.optimizers]
+    parameter_bytes = sum(parameter_bytes_by_name(graph).values())
+    if not counts or None in counts or not parameter_bytes:
+        return _UNKNOWN_STATES
+    return sum(int(count) for count in counts if count is not None) / parameter_bytes
 
 
 def _list_trained_parameters(graph: Graph) -> list[tuple[str, tuple[int, ...], str]]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
-from windtunnel.graph.parameters import parameter_bytes_by_layer
+from windtunnel.graph.parameters import optimizer_state_ratio, parameter_bytes_by_layer
 from windtunnel.search.placement.from_graph import nodes_of, step_of, sum_by_node
 from windtunnel.simulate import replay
 
@@ -29,7 +29,6 @@ __all__ = ["Blocks", "blocks_of", "cut_evenly"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _INDEXED = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
-_ADAM_STATES = _UNKNOWN_STATES = 2.0
 _NEVER = 1 << 30
 
 
@@ -224,7 +223,7 @@ def blocks_of(
         *tensors,
         _workspace(step, unit_T, num_units),
         _peak_bytes_by_category(step).get("input", 0) / (num_held or num_samples),
-        _state_ratio(step),
+        optimizer_state_ratio(step),
         _update_ratio(step, float(weights_U.sum()), float(largest_U.max())),
     )
 
@@ -376,17 +375,6 @@ def _workspace(step: Graph, unit_T: Ints, num_units: int) -> Floats:
     result = np.zeros(num_units)
     np.maximum.at(result, unit_T[unit_T >= 0], held[unit_T >= 0])
     return result
-
-
-def _state_ratio(step: Graph) -> float:
-    """As it was measured, else by the kind of the optimizer."""
-    held = _peak_bytes_by_category(step)
-    if held.get("weight"):
-        return float(held.get("optimizer state", 0)) / float(held["weight"])
-    options = [group["options"] for optimizer in step.meta.optimizers for group in optimizer["groups"]]
-    if not options:
-        return _UNKNOWN_STATES
-    return _ADAM_STATES if "betas" in options[0] else float(bool(options[0].get("momentum")))
 
 
 def _update_ratio(step: Graph, weight_bytes: float, largest_bytes: float) -> float:

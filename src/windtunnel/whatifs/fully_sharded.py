@@ -60,7 +60,7 @@ class _Gather(NamedTuple):
     decides="what is sharded",
     limits=other_order("sharding divides updates and messages", without=of_phase(Phase.UPDATE)),
 )
-def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0, prefetch: int = 1) -> Graph:
+def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float | None = None, prefetch: int = 1) -> Graph:
     """Shard parameters, gradients and optimizer state; parameters are gathered for the forward and the backward pass.
 
     A unit is what one all-reduce brought together. Its parameters are gathered when the unit ``prefetch + 1`` places
@@ -73,8 +73,8 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
     graph : Graph
     num_ranks : int, optional
         Workers, where the graph does not say.
-    state_ratio : float
-        Bytes of optimizer state over bytes of gradients (Adam in fp32: 2).
+    state_ratio : float, optional
+        Bytes of optimizer state over bytes of gradients (Adam in fp32: 2); as captured by default.
     prefetch : int
         Units that are gathered while another one computes.
 
@@ -94,7 +94,8 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
         raise NotApplicableError("no layer's gradients are in any message", where=f"{int(messages.sum())} all-reduces")
     sharded = share_updates(graph, messages, num_ranks, state_ratio, num_more=1 + num_buffers(graph))
     # At most prefetch + 1 units are whole at once, besides each worker's own share of everything.
-    whole_bytes = (prefetch + 1) * int(message_bytes(graph, messages).max())
+    unit_bytes = message_bytes(graph, messages & one_iteration(graph, None))
+    whole_bytes = int(np.sort(unit_bytes)[-(prefetch + 1) :].sum())
     sharded = sharded.note({"memory_base_bytes": sharded.meta.memory_base_bytes + whole_bytes})
     return _insert_gathers(sharded, messages, per_rank)
 

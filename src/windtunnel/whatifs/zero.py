@@ -19,12 +19,21 @@ from windtunnel.graph.collectives import (
     message_bytes,
     world_size,
 )
+from windtunnel.graph.parameters import optimizer_state_ratio
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs.insert_tasks import rescale
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 from windtunnel.whatifs.messages import PART, price_parts
 
-__all__ = ["num_buffers", "require_replicas", "scatter_gradients", "share_updates", "zero_1", "zero_2"]
+__all__ = [
+    "num_buffers",
+    "require_replicas",
+    "scatter_gradients",
+    "shard_base_bytes",
+    "share_updates",
+    "zero_1",
+    "zero_2",
+]
 
 _SOURCE = "Rajbhandari et al., ZeRO, SC 2020"
 
@@ -37,7 +46,7 @@ _LIMITS = less_work(_updates_and_messages, "sharding divides updates and message
 
 
 @registry.whatif("zero-1", source=_SOURCE, decides="what is sharded", limits=_LIMITS)
-def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0) -> Graph:
+def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float | None = None) -> Graph:
     """Each worker keeps and updates its share of the optimizer state; parameters are gathered afterwards.
 
     Parameters
@@ -45,8 +54,8 @@ def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
     graph : Graph
     num_ranks : int, optional
         Workers, where the graph does not say.
-    state_ratio : float
-        Bytes of optimizer state over bytes of gradients (Adam in fp32: 2).
+    state_ratio : float, optional
+        Bytes of optimizer state over bytes of gradients (Adam in fp32: 2); as captured by default.
 
     Raises
     ------
@@ -59,7 +68,7 @@ def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
 
 
 @registry.whatif("zero-2", source=_SOURCE, decides="what is sharded", limits=_LIMITS)
-def zero_2(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0) -> Graph:
+def zero_2(graph: Graph, num_ranks: int | None = None, state_ratio: float | None = None) -> Graph:
     """Shard the gradients, too: they are reduce-scattered, which is about half of an all-reduce.
 
     Parameters and errors as for ``zero-1``.
@@ -93,7 +102,7 @@ def require_replicas(graph: Graph) -> None:
 
 
 def share_updates(
-    graph: Graph, messages: NDArray[np.bool_], num_ranks: int | None, state_ratio: float, num_more: int = 0
+    graph: Graph, messages: NDArray[np.bool_], num_ranks: int | None, state_ratio: float | None, num_more: int = 0
 ) -> Graph:
     """Each worker updates its share only, and keeps its share of the optimizer state.
 
@@ -104,19 +113,32 @@ def share_updates(
     NotApplicableError
         Nothing is updated, or the number of workers or the sizes are unknown.
     """
-    if state_ratio < 0:
-        raise InputError(f"optimizer state cannot be {state_ratio} of the gradients", fix="give 0 or more")
     size_bytes = message_bytes(graph, messages)
     count = world_size(graph, num_ranks)
     updates = _updates(graph)
     if not updates.any():
         raise NotApplicableError("no task updates parameters", where="phase UPDATE")
     per_worker = size_bytes.sum() / (graph.num_iterations * graph.num_ranks)
-    # Each worker keeps 1 / n of the optimizer's state, and of the further copies that are sharded.
-    saved = round((state_ratio + num_more) * per_worker * (1 - 1 / count))
-    base = max(0, graph.meta.memory_base_bytes - saved)
     shared = rescale(graph, updates, 1 / count, "share of the update")
+    base = shard_base_bytes(graph, per_worker, count, state_ratio, num_more)
     return shared.note({"memory_base_bytes": base, "world_size": count})
+
+
+def shard_base_bytes(
+    graph: Graph, gradient_bytes: float, num_ranks: int, state_ratio: float | None, num_more: int = 0
+) -> int:
+    """What is always in use on a rank that keeps 1/n of the optimizer's state, and of further copies of the gradients.
+
+    Raises
+    ------
+    InputError
+        The state is given as a negative multiple of the gradients.
+    """
+    ratio = optimizer_state_ratio(graph) if state_ratio is None else state_ratio
+    if ratio < 0:
+        raise InputError(f"optimizer state cannot be {ratio} of the gradients", fix="give 0 or more")
+    saved = round((ratio + num_more) * gradient_bytes * (1 - 1 / num_ranks))
+    return max(0, graph.meta.memory_base_bytes - saved)
 
 
 def num_buffers(graph: Graph) -> int:

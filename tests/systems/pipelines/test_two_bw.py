@@ -57,17 +57,13 @@ def test_a_stage_keeps_what_it_makes_and_what_it_gets():
     assert 11 * 100 == blocks.activation_bytes(0, 7)
 
 
-@pytest.mark.parametrize(
-    ("options", "states"), [({"betas": [0.9, 0.999]}, 2.0), ({"momentum": 0.9}, 1.0), ({"momentum": 0}, 0.0)]
-)
-def test_what_an_optimizer_keeps_goes_by_its_kind_where_it_was_not_measured(options, states):
-    """Adam keeps two numbers per weight, momentum one, plain descent none."""
-    step = block_graph(4).with_meta(optimizers=[{"groups": [{"options": options}]}])
-    measured = step.with_meta(memory={"by_category": {"weight": 100, "optimizer state": 150}})
+def test_what_an_optimizer_keeps_is_what_was_captured():
+    sizes = {f"blocks.{i}.first.weight": BLOCK for i in range(4)}
+    optimizers = [{"groups": [], "state_bytes": 6 * BLOCK}]
+    captured = block_graph(4).with_meta(parameters=sizes, optimizers=optimizers)
 
-    assert states == blocks_of(step, 4).state_ratio
-    assert 1.5 == blocks_of(measured, 4).state_ratio
-    assert 2.0 == blocks_of(block_graph(4), 4).state_ratio  # nobody knows
+    assert 1.5 == blocks_of(captured, 4).state_ratio
+    assert 2.0 == blocks_of(block_graph(4), 4).state_ratio  # as of Adam where it is not known
 
 
 def test_a_model_without_equal_blocks_is_refused():

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from windtunnel.base.extras import require
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.graph.parameters import optimizer_state_ratio
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan
 from windtunnel.search.work import DeviceType
@@ -27,7 +28,6 @@ __all__ = ["Layers", "apply_plan", "layers_of", "nodes_of", "step_of", "sum_by_n
 
 Ints = NDArray[np.int64]
 _PLACED = (int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.UPDATE))
-_COPIES = 4.0  # a parameter, its gradient, and two states of an optimizer; less where the graph knows its optimizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,6 @@ def layers_of(
     bandwidth_bytes_per_s: float,
     *,
     iteration: int | None = None,
-    copies_per_parameter: float | None = None,
     num_microbatches: int = 1,
     link_scale: NDArray[np.float64] | None = None,
 ) -> Layers:
@@ -81,8 +80,6 @@ def layers_of(
         Between an accelerator and the host.
     iteration : int, optional
         Which step; the last unless given.
-    copies_per_parameter : float, optional
-        What a parameter takes in all, in sizes of itself: with its gradient and the optimizer's states.
     num_microbatches : int
         How many samples such as the graph's come before an update: each carries its part of the optimizer's time.
     link_scale : float64 [K, K], optional
@@ -120,7 +117,7 @@ def layers_of(
     sent = _transfer_bytes(graph, node_T, color)
     times = np.stack([sum_by_node(step.duration_ns, node_T, num) for step in steps], axis=1)
     updates = _updates(graph, steps, node_T, color, is_backward)
-    copies = _COPIES if copies_per_parameter is None else copies_per_parameter
+    copies = 2.0 + optimizer_state_ratio(graph)  # a parameter and its gradient
     weights = _weights(graph, node_T, num)
     problem = Problem(
         tuple(f"{known[node][0] or 'model'}{' (backward)' if known[node][1] else ''}" for node in kept.tolist()),

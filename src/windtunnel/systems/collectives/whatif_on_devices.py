@@ -25,7 +25,7 @@ from windtunnel.whatifs.fully_sharded import messages_by_layer
 from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls, rescale
 from windtunnel.whatifs.layer_gradients import gradients_of, last_per_group, positions
 from windtunnel.whatifs.messages import PART, price_parts
-from windtunnel.whatifs.zero import require_replicas, scatter_gradients
+from windtunnel.whatifs.zero import require_replicas, scatter_gradients, shard_base_bytes
 
 __all__ = ["slice_on_devices", "updates_on_devices"]
 
@@ -42,7 +42,7 @@ def updates_on_devices(graph: Graph) -> Mask:
     return result
 
 
-def slice_on_devices(graph: Graph, *, overlaps_forward: bool, state_ratio: float, num_iterations: int) -> Graph:
+def slice_on_devices(graph: Graph, *, overlaps_forward: bool, state_ratio: float | None, num_iterations: int) -> Graph:
     """Apply the schedule to a graph whose updates run on devices.
 
     Raises
@@ -55,8 +55,7 @@ def slice_on_devices(graph: Graph, *, overlaps_forward: bool, state_ratio: float
     num_ranks = world_size(graph, None)
     steps = _Steps(graph, is_message)
     per_step = message_bytes(graph, is_message).sum() / len(steps.messages)
-    saved = round(state_ratio * per_step * (1 - 1 / num_ranks))
-    base = max(0, graph.meta.memory_base_bytes - saved)
+    base = shard_base_bytes(graph, per_step, num_ranks, state_ratio)
     shrunk = _shrink_updates(_drop_copies(graph, is_message), num_ranks, steps.messages.shape[1])
     gathered, gathers = _gather(scatter_gradients(shrunk, is_message), steps)
     notes = {"memory_base_bytes": base, "world_size": num_ranks}

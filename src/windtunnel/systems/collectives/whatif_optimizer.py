@@ -26,6 +26,7 @@ from windtunnel.whatifs.insert_tasks import insert_ahead, insert_behind, is_on_h
 from windtunnel.whatifs.layer_gradients import last_per_group, positions
 from windtunnel.whatifs.measured import SOURCE, Unpriced
 from windtunnel.whatifs.shared_cores import host_threads
+from windtunnel.whatifs.zero import shard_base_bytes
 
 __all__ = ["sliced_optimizer"]
 
@@ -51,7 +52,7 @@ def _moves_and_shrinks(baseline: Baseline) -> Mask:
 def sliced_optimizer(
     graph: Graph,
     overlaps_forward: bool = True,
-    state_ratio: float = 2.0,
+    state_ratio: float | None = None,
     slowdown: float | None = None,
     num_iterations: int = 4,
 ) -> Graph | Unpriced:
@@ -64,8 +65,9 @@ def sliced_optimizer(
         iteration.
     overlaps_forward : bool
         Layers wait for their own parameters; else the first one waits for all.
-    state_ratio : float
-        Bytes of optimizer state over bytes of gradients (Adam in fp32: 2, SGD with momentum: 1).
+    state_ratio : float, optional
+        Bytes of optimizer state over bytes of gradients (Adam in fp32: 2, SGD with momentum: 1); by default as
+        captured.
     slowdown : float, optional
         How many times as long computing takes while a message is carried by the same cores. By default, where the
         ranks have no core to spare, it is measured between processes that multiply matrices.
@@ -77,11 +79,8 @@ def sliced_optimizer(
     NotApplicableError
         The graph averages no gradients, updates nothing, or holds several iterations.
     """
-    if num_iterations < 2 or state_ratio < 0 or (slowdown is not None and slowdown < 1):
-        raise InputError(
-            f"{num_iterations} iterations, {state_ratio} bytes of state per byte and a slow-down of {slowdown}",
-            fix="give at least 2, 0 and 1",
-        )
+    if num_iterations < 2 or (slowdown is not None and slowdown < 1):
+        raise InputError(f"{num_iterations} iterations and a slow-down of {slowdown}", fix="give at least 2 and 1")
     if updates_on_devices(graph).any():
         return slice_on_devices(
             graph, overlaps_forward=overlaps_forward, state_ratio=state_ratio, num_iterations=num_iterations
@@ -96,8 +95,7 @@ def sliced_optimizer(
     shared, ends = _part_updates(scattered, job)
     gathered, gathers = _gather(shared, job, ends)
     across = _across(gathered, job, gathers, overlaps_forward)
-    saved = round(state_ratio * float(averaging.size_bytes.sum()) * (1 - 1 / job.num_ranks))
-    base = max(0, graph.meta.memory_base_bytes - saved)
+    base = shard_base_bytes(graph, float(averaging.size_bytes.sum()), job.num_ranks, state_ratio)
 
     def finish(timed: Graph, lost_ratio: float) -> Graph:
         crowded, moved = _contend(timed, job, lost_ratio, across)
