@@ -110,7 +110,7 @@ class Witness:
     def _settings(self) -> dict[str, float]:
         import torch
 
-        from windtunnel.sources.torch.program import state_bytes
+        from windtunnel.sources.torch.annotate import state_bytes
 
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] if "torch._dynamo" in sys.modules else 0
         distributed = self._program.kept.get(DISTRIBUTED, [])

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from windtunnel.errors import InputError
 from windtunnel.sources.torch.profile import annotate
@@ -35,6 +36,7 @@ __all__ = [
     "module_paths",
     "outermost",
     "require_host",
+    "state_bytes",
 ]
 
 MODULE = "wt:module:"
@@ -135,6 +137,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a distributed tensor that lies on this rank; any other tensor itself."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of all tensors that an optimizer keeps from step to step on this rank."""
+    leaves = tree_leaves(list(optimizer.state.values()))
+    return sum(local(leaf).nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _add_once(items: list[Any], item: Any) -> None:

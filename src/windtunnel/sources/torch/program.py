@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
-from windtunnel.sources.torch.annotate import MODULE, PARAMETER, Discovery, local, module_paths
+from windtunnel.sources.torch.annotate import MODULE, PARAMETER, Discovery, module_paths, state_bytes
 from windtunnel.sources.torch.compiled import REGION, UPDATE_REGION
 from windtunnel.sources.torch.kernels import COMPILED as GENERATED
 from windtunnel.sources.torch.phase_and_layer import Repeats
@@ -29,7 +28,6 @@ __all__ = [
     "keep_optimizers",
     "keep_program",
     "repeats_of_slices",
-    "state_bytes",
     "trace_program",
 ]
 
@@ -159,12 +157,6 @@ def keep_optimizers(discovery: Discovery) -> list[dict[str, Any]]:
         }
         for optimizer in discovery.optimizers
     ]
-
-
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of all tensors that an optimizer keeps from step to step on this rank."""
-    leaves = tree_leaves(list(optimizer.state.values()))
-    return sum(local(leaf).nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _group(group: Mapping[str, Any], names: Mapping[int, str], discovery: Discovery) -> dict[str, Any]:
