@@ -447,3 +447,13 @@ def test_progress_moves_forward_once_although_the_second_step_is_priced_while_it
     assert texts.index("editing faster-cpu+fused-optimizer") < len(texts) - 1 - texts[::-1].index(
         "measuring updates of the optimizer"
     )
+
+
+def test_a_graph_of_prices_of_a_gpu_says_that_nothing_can_be_measured_there():
+    graph = perceptron_graph().with_meta(priced_for="h100-sxm5-80g")
+    answers = {answer.name: answer for answer in whatif(graph, ["amp", "activation-checkpointing"], prices="measured")}
+    expected = "the times of this graph are prices of h100-sxm5-80g, and what {} gains there cannot be measured here"
+
+    assert {name: expected.format(name) for name in answers} == {name: item.reason for name, item in answers.items()}
+    assert "take published ratios (prices='paper')" in answers["amp"].advice
+    assert "run the changed script" in answers["activation-checkpointing"].advice

@@ -103,13 +103,16 @@ def call_whatif(graph: Graph, step: Step) -> Graph | Unpriced:
     if chip is None or not isinstance(change, Unpriced) or change.finish is None:
         return change
     # What operators gain on this host says nothing of a GPU that is not here.
+    refusal = AbsentDeviceError(
+        f"the times of this graph are prices of {chip.name}, and what {step.name} gains there cannot be measured here",
+        where=step.name,
+        fix="run the changed script in capture --dry-run or --fake, and compare: windtunnel predict GRAPH --on ..."
+        if change.published is None
+        else "take published ratios (prices='paper'), or capture the step on that GPU and ask again",
+    )
     if change.published is None:
-        raise AbsentDeviceError(
-            f"the times of this graph are prices of {chip.name}, and what {step.name} gains there is not known here",
-            where=step.name,
-            fix="run the changed script in capture --dry-run or --fake, and compare: windtunnel predict GRAPH --on ...",
-        )
-    return Unpriced.from_paper(change.published)
+        raise refusal
+    return Unpriced.from_paper(change.published, refusal)
 
 
 def needs_of(change: Graph | Unpriced, prices: str) -> tuple[Sequence[Need], bool]:

@@ -88,6 +88,8 @@ class Unpriced:
     by_default : str
         What ``prices="auto"`` does: ``"measure"``, ``"look up"`` (use what the profile database has, else what is
         published) or ``"published"``.
+    refusal : PriceError, optional
+        Why nothing can be measured, if not because the graph does not know its operators.
 
     Examples
     --------
@@ -101,11 +103,12 @@ class Unpriced:
     finish: Callable[..., Graph] | None
     published: Callable[[], Graph] | None = None
     by_default: str = MEASURE
+    refusal: PriceError | None = None
 
     @classmethod
-    def from_paper(cls, published: Callable[[], Graph]) -> Unpriced:
-        """A change of a graph that does not know its operators."""
-        return cls((), None, published, PUBLISHED)
+    def from_paper(cls, published: Callable[[], Graph], refusal: PriceError | None = None) -> Unpriced:
+        """A change that cannot be measured: the graph does not know its operators, or as ``refusal`` says."""
+        return cls((), None, published, PUBLISHED, refusal)
 
     def way(self, prices: str) -> str:
         """How its prices are found: measured, looked up or published."""
@@ -148,7 +151,7 @@ def price_change(change: Unpriced, prices: str, pricer: Pricer, before: Graph | 
     if way == PUBLISHED:
         return _apply_paper_ratios(change)
     if change.finish is None:
-        raise PriceError(
+        raise change.refusal or PriceError(
             "this graph does not say which operators were called with which arguments",
             fix="capture the step with windtunnel, or take published ratios: prices='paper'",
         )
