@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
 from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import EdgeKind
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs.loading import loader_workers, prefetch
@@ -61,6 +63,19 @@ def test_a_result_is_copied_out_after_its_forward_and_back_before_its_backward()
     assert [105] == start_of(timeline, "offload a")
     assert [1105] == start_of(timeline, "prefetch a")
     assert [205, 2105] == start_of(timeline, "backward")
+
+
+def test_results_that_one_task_reads_first_come_back_together():
+    """The backward pass of b reads the results of a and b, so that neither prefetch may wait for its start."""
+    layers = [Layer(name, output_bytes=1000) for name in "abc"]
+    graph = gpu_step(layers, launch_ns=1)
+    a = int(np.flatnonzero(graph.select(name="forward", layer="a"))[0])
+    b = int(np.flatnonzero(graph.select(name="backward", layer="b"))[0])
+    timeline = replay(vdnn(graph.connect([a], [b], EdgeKind.DATA, size_bytes=1000), minimum_bytes=1, **WIRE))
+    of_c = start_of(timeline, "backward")[0]
+
+    assert min(start_of(timeline, "prefetch a") + start_of(timeline, "prefetch b")) >= of_c
+    assert [] == start_of(timeline, "prefetch c")
 
 
 def test_a_fast_link_hides_the_copies():

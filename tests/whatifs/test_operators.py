@@ -22,6 +22,7 @@ from windtunnel.whatifs.checkpointing import activation_checkpointing
 from windtunnel.whatifs.compilation import compile_block
 from windtunnel.whatifs.freezing import freeze_layers
 from windtunnel.whatifs.fusion import fuse_kernels
+from windtunnel.whatifs.insert_tasks import insert_ahead
 from windtunnel.whatifs.layers import metaflow
 from windtunnel.whatifs.layout import channels_last
 from windtunnel.whatifs.measured import apply_ratios, require_program, update_steps
@@ -109,6 +110,17 @@ def test_one_published_update_is_as_long_as_all_it_replaces():
     assert 1 == (updates & changed.select(kind=Kind.COMPUTE)).sum()
     assert 1 == (updates & changed.select(kind=Kind.HOST)).sum()
     assert 7 * 500 + 5 + 90 == replay(changed).makespan_ns
+
+
+def test_a_fused_update_on_a_device_takes_the_counters_that_the_host_kept():
+    """Each launch waits for its counter, and the next counter for that launch: two tasks would wait for each other."""
+    graph = gpu_step([Layer(name, update_ns=30) for name in "abc"], launch_ns=500)
+    counter = {"name": "count", "kind": int(Kind.COMPUTE), "phase": int(Phase.UPDATE), "duration_ns": 7}
+    counted, _ = insert_ahead(graph, np.flatnonzero(graph.select(name="launch update")), counter)
+    changed = published(fused_optimizer(counted))
+
+    assert [90] == changed.duration_ns[changed.select(phase=Phase.UPDATE, kind=Kind.COMPUTE)].tolist()
+    assert replay(counted).makespan_ns > replay(changed).makespan_ns
 
 
 def test_two_optimizers_keep_two_updates():

@@ -16,6 +16,7 @@ from windtunnel.cost.rerun import UpdateForm, sparse_parameters
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate.limits import less_work, of_phase
+from windtunnel.whatifs.device_tasks import lies_on_device
 from windtunnel.whatifs.measured import Unpriced, apply_update, has_program, update_need, update_steps
 from windtunnel.whatifs.peak_memory import note_form
 
@@ -111,6 +112,9 @@ def _paper(graph: Graph, is_fused: bool) -> Graph:
     """One task of the length of all that compute, per run of updates; host work between them goes."""
     steps = update_steps(graph)
     kernels = steps & graph.select(kind=Kind.COMPUTE)
+    # counters that the host keeps are host work of an update on a device
+    if (kernels & lies_on_device(graph)).any():
+        kernels &= lies_on_device(graph)
     if int(kernels.sum()) <= graph.num_iterations * graph.num_ranks:
         raise InEffectError("the updates are one kernel per iteration", where="phase UPDATE")
     runs = _runs(graph, steps)

@@ -89,8 +89,10 @@ def _triggers(graph: Graph, activations: Sequence[Activation], ahead: int) -> di
         known = first.get(activation.layer, reader)
         first[activation.layer] = min(known, reader, key=lambda row: int(index[row]))
     # As the backward pass reaches them: with branches, that is not the reversed forward order.
-    layers = sorted(first, key=lambda layer: int(index[first[layer]]))
-    return {layer: first[above] for layer, above in zip(layers[ahead:], layers, strict=False)}
+    # Layers whose results one task reads first count as one: it cannot start the prefetch that it waits for.
+    starts = sorted(set(first.values()), key=lambda row: int(index[row]))
+    trigger = dict(zip(starts[ahead:], starts, strict=False))
+    return {layer: trigger[row] for layer, row in first.items() if row in trigger}
 
 
 def _add_offload_and_prefetch(
