@@ -262,3 +262,47 @@ for _ in range(8):
     path = script(tmp_path, text)
 
     assert [12, 12] == [samples_of(fake_capture_script(path)), samples_of(dry_run(path, num_ranks=1))]
+
+
+GAN = """
+maker, critic = nn.Linear(32, 40), nn.Linear(40, 1)
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (maker, critic)]
+data = torch.utils.data.TensorDataset(torch.randn(4800, 40))
+batches = iter(torch.utils.data.DataLoader(data, batch_size=12, shuffle=True))
+for _ in range(8):
+    for _ in range(NUM_BATCHES):
+        DATA
+        fake = maker(torch.randn(12, 32)).detach()
+        critic(x).mean().backward()
+        critic(fake).mean().backward()
+        optimizers[1].step(); optimizers[1].zero_grad()
+    critic(maker(torch.randn(12, 32))).mean().backward()
+    optimizers[0].step(); optimizers[0].zero_grad()
+"""
+
+
+@pytest.mark.parametrize("num_batches", [1, 5])
+def test_all_batches_that_an_iteration_takes_from_a_loader_count_once(tmp_path, num_batches):
+    """Of a GAN whose critic is trained more often, the samples of one batch were once stated; noise is no sample."""
+    text = GAN.replace("DATA", "x, = next(batches)").replace("NUM_BATCHES", str(num_batches))
+    path = script(tmp_path, text)
+    captured, traced = fake_capture_script(path), dry_run(path, num_ranks=1)
+
+    assert [12 * num_batches] * 2 == [samples_of(captured), samples_of(traced)]
+
+
+def test_samples_of_noise_alone_are_not_guessed(tmp_path):
+    text = GAN.replace("DATA", "x = torch.randn(12, 40)").replace("NUM_BATCHES", "5")
+
+    assert 0 == samples_of(fake_capture_script(script(tmp_path, text)))
+
+
+def test_parts_of_a_batch_are_other_samples_and_equal_parts_are_not(tmp_path):
+    head = IMAGES + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor _ in range(8):\n"
+    loop = "    x, y = next(loader)\n    for i in range(4):\n        PART\n        model(part).mean().backward()\n"
+    update = "    optimizer.step(); optimizer.zero_grad()\n"
+    paths = [tmp_path / name for name in ("parts.py", "same.py")]
+    for path, part in zip(paths, ("part = x[16 * i : 16 * i + 16]", "part = x[:16]"), strict=True):
+        path.write_text(HEAD + head + loop.replace("PART", part) + update)
+
+    assert [64, 16] == [samples_of(fake_capture_script(path)) for path in paths]

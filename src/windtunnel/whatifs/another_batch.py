@@ -20,12 +20,14 @@ from windtunnel.whatifs.placing import select_unpriced
 from windtunnel.whatifs.samples_per_iteration import (
     batch_size_of,
     batch_size_of_operators,
+    batches_of,
+    batches_of_operators,
     input_shapes_of,
     passes_of,
     passes_of_operators,
 )
 
-__all__ = ["batch_of", "can_change_batch", "passes_per_update", "sizes_between", "with_batch"]
+__all__ = ["batch_of", "batches_per_iteration", "can_change_batch", "passes_per_update", "sizes_between", "with_batch"]
 
 # T tasks, P distinct inputs of operators
 Ints = NDArray[np.int64]
@@ -71,6 +73,14 @@ def passes_per_update(graph: Graph) -> int:
         return passes_of(program_of(graph))
     except PriceError:
         return passes_of_operators(graph)
+
+
+def batches_per_iteration(graph: Graph) -> int:
+    """How many batches an iteration trains on; 0 where that is not clear."""
+    try:
+        return batches_of(program_of(graph))
+    except PriceError:
+        return batches_of_operators(graph)
 
 
 def with_batch(graph: Graph, captured: int, requested: int) -> Graph:

@@ -7,15 +7,24 @@ not clear. Not here: another size (``batch``, ``another_batch``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from windtunnel.cost.rerun import Program, data_of, random_inputs, tensors_of
+from windtunnel.cost.rerun import Call, Program, TensorSpec, data_of, random_inputs, tensors_of
 from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.whatifs.layer_gradients import one_iteration
 
-__all__ = ["batch_size_of", "batch_size_of_operators", "input_shapes_of", "passes_of", "passes_of_operators"]
+__all__ = [
+    "batch_size_of",
+    "batch_size_of_operators",
+    "batches_of",
+    "batches_of_operators",
+    "input_shapes_of",
+    "passes_of",
+    "passes_of_operators",
+]
 
 Shape = tuple[int, ...]
 _ALIGNED = frozenset({"add", "div", "masked_fill", "mul", "sub", "where"})  # repeat a tensor of fewer dimensions
@@ -24,6 +33,7 @@ _ALIGNED = frozenset({"add", "div", "masked_fill", "mul", "sub", "where"})  # re
 _RECURRENT = {"lstm": 1, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1, "mkldnn_rnn_layer": 5}  # their hidden state
 _HIDDEN_DIM, _HIDDEN_DIMS = -2, 3
 _CELLS = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
+_LOADER = ".*DataLoader.*"
 _MAX_REDUCED_BYTES = 8  # what a loss writes: one number
 
 
@@ -79,6 +89,43 @@ def passes_of(program: Program) -> int:
     return max(most, passes)
 
 
+def batches_of(program: Program) -> int:
+    """How many batches an iteration trains on: backward passes with data that no earlier one read; 0 if not clear.
+
+    A batch that passes read again, as models that are trained in turns do, counts once. Noise that the script draws is
+    data where there is no other, as in a script that draws its batches.
+    """
+    made_of: dict[int, frozenset[Hashable]] = {}  # by identity of data
+    created, noise, current = set[Hashable](), set[Hashable](), set[Hashable]()
+    passes: list[set[Hashable]] = []
+    num_updates = 0
+    for seen in _follow_data(program):
+        sources = frozenset[Hashable]().union(*(made_of.get(spec.identity, {spec.identity}) for spec in seen.data))
+        if seen.call.mark == "backward":
+            passes.append(current)
+            current = set()
+        elif seen.is_model:
+            current |= sources
+        elif not seen.call.mark:
+            size = max((spec.num_elements for spec in seen.data), default=0)
+            for spec in seen.results:
+                # a part of a tensor, or several together, are other samples; the same part again is the same
+                is_part = spec.num_elements != size
+                name = (seen.call.schema, seen.call.signature, spec.path, sources) if sources else spec.identity
+                made_of[spec.identity] = frozenset({name}) if is_part else sources
+                created |= made_of[spec.identity] - sources
+            noise |= set() if seen.call.phase is Phase.DATA else set(random_inputs(seen.call))
+        num_updates += seen.call.mark == "update"
+    data = set[Hashable]().union(*passes) - noise
+    known, count = set[Hashable](), 0
+    for read in passes:
+        new = (read & data if data else read) - known
+        count, known = count + bool(new), known | new
+    if count <= 1 and not (data & created):  # the same tensors again and again stand for batches
+        return passes_of(program)
+    return 0 if not data and num_updates > 1 else count
+
+
 def passes_of_operators(graph: Graph) -> int:
     """The same of a graph that keeps no program: seen from its phases, where each pass calls models on equal shapes."""
     if "phase" not in graph.tasks:
@@ -96,6 +143,20 @@ def passes_of_operators(graph: Graph) -> int:
     entering = input_shapes_of(graph)
     is_equal = bool(entering) and entering == entering[: len(entering) // max(max_passes, 1)] * max_passes
     return max_passes if is_equal else 1
+
+
+def batches_of_operators(graph: Graph) -> int:
+    """The same of a graph that keeps no program: also seen from how often it takes a batch from a loader."""
+    passes = passes_of_operators(graph)
+    if "phase" not in graph.tasks:
+        return passes
+    rows = np.flatnonzero(one_iteration(graph, None))
+    rows = rows[np.argsort(graph.tasks.get("order", np.arange(graph.num_tasks))[rows], kind="stable")]
+    is_loader = graph.select(phase=Phase.DATA, name=_LOADER)[rows]
+    # a batch is taken between other work: stretches of the phase in which a loader runs
+    is_data = graph.tasks["phase"][rows] == Phase.DATA
+    stretch = np.cumsum(np.diff(is_data, prepend=False))
+    return max(passes, len(np.unique(stretch[is_loader])))
 
 
 def input_shapes_of(graph: Graph) -> list[Shape]:
@@ -146,43 +207,57 @@ def _shapes(values: Any) -> Iterator[Shape]:
                 yield from _shapes(value)
 
 
+class _Seen(NamedTuple):
+    """A call, its results, and what it reads: results of models, and data, which no model made."""
+
+    call: Call
+    results: list[TensorSpec]
+    created: list[TensorSpec]
+    data: list[TensorSpec]
+    is_model: bool
+
+
+def _follow_data(program: Program) -> Iterator[_Seen]:
+    """All calls with what they read; a tensor that no call produced is data."""
+    origin: dict[int, str] = {}
+    for call in program.calls:
+        specs = tensors_of(call.inputs, call.shapes, call.types, call.strides)
+        results = tensors_of(call.outputs, call.output_shapes, call.output_types)
+        created = [spec for spec in specs if origin.get(spec.identity) == "model"]
+        outside = [] if call.mark else [spec for spec in data_of(call) if spec.identity not in program.parameters]
+        # numbers say nothing of the batch: positions plus a number stay positions
+        data = [spec for spec in outside if spec.shape and origin.get(spec.identity, "data") == "data"]
+        is_model = bool(created) or any(spec.identity in program.parameters for spec in specs)
+        is_data = bool(data or random_inputs(call)) or call.phase is Phase.DATA
+        origin |= {spec.identity: "model" if is_model else "data" if is_data else "own" for spec in results}
+        yield _Seen(call, results, created, data, is_model)
+
+
 def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Shapes of the data that enter models, each tensor once, and of what losses reduce to a number."""
-    origin: dict[int, str] = {}  # by identity; a tensor that no call produced is input data
     entering: dict[int, tuple[int, ...]] = {}
     sources: dict[int, frozenset[int]] = {}  # of what models compute: those of ``entering`` that it depends on
     repeated: set[int] = set()
     targets: dict[int, tuple[int, ...]] = {}  # enter losses alone: a step may learn of some of its data only
     outputs: list[tuple[int, ...]] = []
-    for call in program.calls:
-        if call.mark:
+    for seen in _follow_data(program):
+        if not seen.is_model:
             continue
-        specs = tensors_of(call.inputs, call.shapes, call.types, call.strides)
-        results = tensors_of(call.outputs, call.output_shapes, call.output_types)
-        created = [spec for spec in specs if origin.get(spec.identity) == "model"]
-        outside = [spec for spec in data_of(call) if spec.identity not in program.parameters]
-        # numbers say nothing of the batch: positions plus a number stay positions
-        data = [spec for spec in outside if spec.shape and origin.get(spec.identity, "data") == "data"]
-        is_aligned = call.operator.removeprefix("aten::").rstrip("_") in _ALIGNED
-        dims = max((len(spec.shape) for spec in created), default=0) if is_aligned else 0
-        if created or any(spec.identity in program.parameters for spec in specs):
-            # what is repeated over a model's first dimensions, as positions are, says nothing of the batch
-            result = {spec.identity: spec.shape for spec in data if len(spec.shape) >= max(dims, 1)}
-            is_loss = bool(results) and all(spec.num_elements == 1 for spec in results)
-            if is_loss:
-                targets |= result
-            else:
-                entering = result | entering
-            aligned = [(len(spec.shape), sources.get(spec.identity, frozenset())) for spec in created]
-            repeated |= _find_repeats(aligned) if is_aligned else frozenset()
-            depends = frozenset(result).union(*(of_tensor for _, of_tensor in aligned))
-            sources |= {spec.identity: depends for spec in results}
-            if is_loss:
-                outputs += [spec.shape for spec in created if spec.num_elements > 1]
-            kind = "model"
+        is_aligned = seen.call.operator.removeprefix("aten::").rstrip("_") in _ALIGNED
+        dims = max((len(spec.shape) for spec in seen.created), default=0) if is_aligned else 0
+        # what is repeated over a model's first dimensions, as positions are, says nothing of the batch
+        result = {spec.identity: spec.shape for spec in seen.data if len(spec.shape) >= max(dims, 1)}
+        is_loss = bool(seen.results) and all(spec.num_elements == 1 for spec in seen.results)
+        if is_loss:
+            targets |= result
         else:
-            kind = "data" if data or random_inputs(call) or call.phase is Phase.DATA else "own"
-        origin |= {spec.identity: kind for spec in results}
+            entering = result | entering
+        aligned = [(len(spec.shape), sources.get(spec.identity, frozenset())) for spec in seen.created]
+        repeated |= _find_repeats(aligned) if is_aligned else frozenset()
+        depends = frozenset(result).union(*(of_tensor for _, of_tensor in aligned))
+        sources |= {spec.identity: depends for spec in seen.results}
+        if is_loss:
+            outputs += [spec.shape for spec in seen.created if spec.num_elements > 1]
     entering = entering or targets
     voting = [shape for identity, shape in entering.items() if identity not in repeated]
     return voting or list(entering.values()), _without_means(outputs)

@@ -22,7 +22,7 @@ from windtunnel.graph.flops import sums_products
 from windtunnel.graph.structure import keep_rows
 from windtunnel.hardware import Device
 from windtunnel.units import format_per_s, format_rate, format_ratio
-from windtunnel.whatifs.another_batch import batch_of, passes_per_update
+from windtunnel.whatifs.another_batch import batch_of, batches_per_iteration
 from windtunnel.whatifs.insert_tasks import chip_of
 from windtunnel.whatifs.samples_per_iteration import batch_size_of, batch_size_of_operators
 
@@ -154,7 +154,7 @@ def speed_of(
         samples, tokens = samples_of(graph, batch_dim), tokens_of(graph)  # which are of its own batch alone
     elif num_samples is None and graph.num_ranks <= 1:
         captured = samples_of(graph, batch_dim)
-        samples = batch_size * passes_per_update(graph) or captured
+        samples = batch_size * batches_per_iteration(graph) or captured
         tokens = tokens_of(graph) if num_tokens is None else tokens
         # Tokens per sample stay at another batch size.
         tokens = tokens * samples // captured if captured else 0
@@ -172,17 +172,17 @@ def speed_of_measurement(graph: Graph, step_ns: float) -> Speed:
 
 
 def samples_of(graph: Graph, batch_dim: int | None = None) -> int:
-    """Samples of one step, of all passes that it accumulates; 0 where the graph does not show them.
+    """Samples of one step, of all batches that it trains on; 0 where the graph does not show them.
 
     Of one rank; of a job that was traced without being run, of all of its ranks.
     """
     if not _is_traced(graph):
-        return batch_of(graph, batch_dim) * passes_per_update(graph)
+        return batch_of(graph, batch_dim) * batches_per_iteration(graph)
     batches = _batches_of(graph)
     if not batches:
         return 0
     rank = _first_rank(graph)
-    return batches["num_replicas"] * (batches["num_samples"] or batch_of(rank, batch_dim) * passes_per_update(rank))
+    return batches["num_replicas"] * (batches["num_samples"] or batch_of(rank, batch_dim) * batches_per_iteration(rank))
 
 
 def why_no_samples(graph: Graph) -> str:
