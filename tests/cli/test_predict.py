@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.cli.command import windtunnel
 from tests.whatifs.test_forecast import step, with_size
+from windtunnel.cli.predict import _how_sure
 from windtunnel.graph import load, save
+from windtunnel.hardware import device
+from windtunnel.whatifs.forecast import forecast
 
 
 @pytest.fixture
@@ -145,3 +149,12 @@ def test_a_link_that_no_message_uses_is_refused(stored):
     assert outcome.code
     assert "no message of a known size that could use this link" in outcome.stderr
     assert "--on 8xh100" in outcome.stderr
+
+
+def test_bounds_that_price_next_to_nothing_are_not_mentioned():
+    """ "No price covers 0.0 % of the device time; the real step takes longer" was once a sentence."""
+    bounded = replace(forecast(step(), device("h100-sxm5-80g"), model="roofline"), unsure_ratio=0.02)
+    texts = [list(_how_sure(replace(bounded, at_bound_ratio=ratio))) for ratio in (0.0004, 0.02)]
+
+    assert ["  2.0 % of the device time is priced by a model without an error estimate"] == texts[0]
+    assert "covers 2.0 % of the device time" in texts[1][0]

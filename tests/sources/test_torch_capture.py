@@ -116,7 +116,7 @@ def test_a_parameter_is_not_overwritten_before_its_last_reader(graph):
 def test_what_an_optimizer_keeps_is_counted(optimizer, options, expected):
     graph = capture(training_step(optimizer, **options), iterations=1, warmup=1)
 
-    assert pytest.approx(expected, abs=0.01) == optimizer_state_ratio(graph)
+    assert expected == optimizer_state_ratio(graph)
 
 
 def test_the_thread_is_one_chain(graph):

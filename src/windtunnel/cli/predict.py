@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["predict"]
 
 _UNSURE = 0.05
+_MIN_SHOWN = 0.005  # of the device time: less changes no digit that is shown
 _NUMBERS = (
     *("device", "device_kind", "dtype", "batch_size", "device_ns", "device_low_ns", "device_high_ns"),
     *("host_ns", "host_factor", "is_host_measured"),
@@ -392,10 +393,10 @@ def _how_sure(found: Forecast) -> Iterator[str]:
             "  the script uses torch.compile: kernels between products are taken as fused, by an estimate; "
             "a capture on a GPU has the real ones"
         )
-    if found.unsure_ratio > found.at_bound_ratio:
+    if found.unsure_ratio - found.at_bound_ratio >= _MIN_SHOWN:
         share = format_ratio(found.unsure_ratio - found.at_bound_ratio)
         yield f"  {share} of the device time is priced by a model without an error estimate"
-    if found.at_bound_ratio <= 0:
+    if found.at_bound_ratio < _MIN_SHOWN:
         return
     yield (
         f"  lower bound: no measured or learned price covers {format_ratio(found.at_bound_ratio)} of the device time; "
@@ -427,7 +428,7 @@ def _ranking(answers: list[Predicted], ranked_by: str, chips: Iterable[str | Tab
     if ranked_by == "device_ns":
         yield "ranked by the device's time: the host makes all steps alike"
     at_bound = max(item.at_bound_ratio for item in result)
-    if at_bound > 0:
+    if at_bound >= _MIN_SHOWN:
         yield f"up to {format_ratio(at_bound)} of the device's time is priced by a bound: the truth is longer"
     yield from chips
 

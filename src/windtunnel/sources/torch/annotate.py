@@ -140,9 +140,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of all tensors that an optimizer keeps from step to step on this rank."""
+    """Bytes of the tensors that an optimizer keeps from step to step on this rank; its counters are single numbers."""
     leaves = tree_leaves(list(optimizer.state.values()))
-    return sum(local(leaf).nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return sum(local(leaf).nbytes for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim())
 
 
 def _add_once(items: list[Any], item: Any) -> None:
