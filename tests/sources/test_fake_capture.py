@@ -305,6 +305,37 @@ for _ in range(5):
     assert not names["aten::addcdiv_"]
 
 
+@pytest.mark.parametrize("has_device", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [(torch.nn.LSTM, {}), (torch.nn.LSTM, {"proj_size": 6}), (torch.nn.GRU, {}), (torch.nn.RNN, {})],
+)
+def test_packed_sequences_go_through_one_operator(layer, options, has_device):
+    """A processor takes every time step apart: hundreds of operators where a device runs one, and minutes to trace."""
+
+    def build():
+        net, lengths = layer(8, 16, num_layers=2, bidirectional=True, **options), torch.tensor([10, 9, 5, 2])
+        values = torch.randn(10, 4, 8)
+
+        def step():
+            output, state = net(torch.nn.utils.rnn.pack_padded_sequence(values, lengths))
+            padded, _ = torch.nn.utils.rnn.pad_packed_sequence(output)
+            last = state[0] if isinstance(state, tuple) else state
+            (padded.sum() + last.sum()).backward()
+
+        return step
+
+    graph = fake_capture(build, has_device=has_device)
+    names = graph.tasks.strings("op").to_numpy().tolist()
+    gates, width = {torch.nn.LSTM: 64, torch.nn.GRU: 48, torch.nn.RNN: 16}[layer], options.get("proj_size", 16)
+    wide = Layer(10, 3, 2 * width, gates, width)  # 26 samples in 10 time steps
+    for name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
+        assert 1 == names.count(name)
+        task = names.index(name)
+        columns = [graph.tasks.strings(column).decode(task) for column in ("op", "input_shapes", "input_args")]
+        assert [wide._replace(inner=8)] * 2 + [wide] * 2 == layers_of(*columns)
+
+
 @pytest.mark.parametrize("layer", [torch.nn.GRU, torch.nn.RNN])
 def test_a_recurrent_network_is_one_operator_on_a_device(layer):
     """A processor takes every time step apart, which made a step on a GPU seven times as long."""

@@ -103,7 +103,10 @@ def _forms(graph: Graph) -> list[str]:
         return []
     others = shapes["others"]
     inputs = ", ".join("x".join(map(str, shape)) for shape in shapes["inputs"][:3]) or "no whole model is called"
-    line = f"iterations have {len(others) + 1} forms; this is the commonest, {format_ratio(shapes['share'])}: {inputs}"
+    num_others = sum(other["count"] for other in others)
+    num_alike = num_others * shapes["share"] / (1.0 - shapes["share"])
+    which = "the commonest" if round(num_alike) >= max(other["count"] for other in others) else "one of them"
+    line = f"iterations have {len(others) + 1} forms; this is {which}, {format_ratio(shapes['share'])}: {inputs}"
     if shapes["is_mixed"]:
         return [f"warning: {line}, but too few had it: iterations of all forms are mixed"]
     timed = [other for other in others if other["median_ns"]]
@@ -113,8 +116,7 @@ def _forms(graph: Graph) -> list[str]:
     took = " to ".join(dict.fromkeys(map(format_duration, (times_ns[0], times_ns[-1]))))
     # Time of the other iterations over that of all: a few long ones, as rollouts, may be most of it.
     elsewhere = sum(other["count"] * other["median_ns"] for other in timed)
-    num_others = sum(other["count"] for other in shapes["others"])
-    here = num_others * shapes["share"] / (1.0 - shapes["share"]) * graph.meta.iteration_ns.get("median", 0)
+    here = num_alike * graph.meta.iteration_ns.get("median", 0)
     share = float(elsewhere / (elsewhere + here))
     head = "warning: " if share > _MUCH_ELSEWHERE else ""
     return [f"{head}{line}; others took {took}, {format_ratio(share)} of all time, which is not in this graph"]

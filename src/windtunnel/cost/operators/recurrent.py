@@ -30,6 +30,7 @@ RECURRENT = {
 """Operators that are whole layers, and whether they are their backward pass."""
 # where cuDNN's operators say how many weights a layer has, and whether samples come first
 _CUDNN_STRIDE, _CUDNN_BATCH_FIRST = 2, {False: 10, True: 14}
+_BATCH_SIZES_BEHIND = 4  # places behind that: samples of every time step of packed sequences
 _Call = tuple[str, list[list[int]], int]  # operator, shapes, how often
 
 
@@ -107,9 +108,13 @@ def layers_of(operator: str, shapes_text: str, arguments_text: str) -> list[Laye
             (num_steps, batch, inner), (gates, _), (_, hidden) = shapes[:3]
             return [Layer(num_steps, batch, inner, gates, hidden)]
         stride = arguments[_CUDNN_STRIDE]
-        first, second, _ = shapes[0]
-        is_batch_first = arguments[_CUDNN_BATCH_FIRST[RECURRENT[operator]]]
-        batch, num_steps = (first, second) if is_batch_first else (second, first)
+        batch_first = _CUDNN_BATCH_FIRST[RECURRENT[operator]]
+        if batch_sizes := arguments[batch_first + _BATCH_SIZES_BEHIND]:  # packed: fewer samples with every time step
+            num_steps = len(batch_sizes)
+            batch = max(1, round(shapes[0][0] / num_steps))
+        else:
+            first, second, _ = shapes[0]
+            batch, num_steps = (first, second) if arguments[batch_first] else (second, first)
         pairs = [(shapes[1][i], shapes[1][i + 1]) for i in range(0, len(shapes[1]), stride)]
         return [Layer(num_steps, batch, inner, gates, hidden) for (gates, inner), (_, hidden) in pairs]
     except (IndexError, TypeError, ValueError):

@@ -25,7 +25,7 @@ from windtunnel.sources.dry.host_side import HostSide
 from windtunnel.sources.dry.streams import Streams, patch_attributes
 from windtunnel.sources.dry.values import READS, Values, asker, has_no_value, read_known, value_of_fake
 from windtunnel.sources.memory.fake_mode import PAD, forget_value, pad
-from windtunnel.sources.torch.device_operators import as_on_device, device_functions
+from windtunnel.sources.torch.device_operators import as_on_device, device_functions, recurrent_functions
 
 __all__ = ["answer_reads", "device_stands_in", "on_device"]
 
@@ -269,7 +269,7 @@ def answer_reads(
     # its own takes numbers out one by one, of a loader millions
     meanings[FakeTensor] = {"tolist": torch.Tensor.tolist}
     if has_device:
-        meanings[torch.nn.functional] = device_functions()
+        meanings |= {torch.nn.functional: device_functions(), torch._VF: recurrent_functions()}
     with answers, patch_attributes(meanings):
         yield
 

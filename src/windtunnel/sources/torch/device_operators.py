@@ -1,10 +1,11 @@
 """Attention, dropout, norms of root mean squares and recurrent layers as a device would run them.
 
-In: a call of ``scaled_dot_product_attention``, ``dropout``, ``rms_norm``, ``torch.gru``, ``torch.rnn_tanh`` or
-``torch.rnn_relu`` (on padded sequences). Out: the result by the operator that torch takes on a device for these types
-and sizes, which checkpoints and traces know by its name, and which keeps less: a processor runs others. Recurrent
-layers become ``aten::_cudnn_rnn``, whose backward pass is ``aten::_cudnn_rnn_backward``; a processor takes every time
-step apart. LSTMs, which a processor runs by one operator per layer, too, are left as they are.
+In: a call of ``scaled_dot_product_attention``, ``dropout``, ``rms_norm``, ``torch.gru``, ``torch.rnn_tanh``,
+``torch.rnn_relu``, or of ``torch.lstm`` on packed sequences. Out: the result by the operator that torch takes on a
+device for these types and sizes, which checkpoints and traces know by its name, and which keeps less: a processor runs
+others. Recurrent layers become ``aten::_cudnn_rnn``, whose backward pass is ``aten::_cudnn_rnn_backward``; a processor
+takes every time step apart. LSTMs on padded sequences, which a processor runs by one operator per layer, too, are left
+as they are.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ __all__ = [
     "device_functions",
     "dropout",
     "recurrent",
+    "recurrent_functions",
     "recurrent_gradients",
     "rms_norm",
 ]
 
-RECURRENT_MODES = {torch.rnn_relu: 0, torch.rnn_tanh: 1, torch.gru: 3}
+RECURRENT_MODES: dict[Any, int] = {torch.rnn_relu: 0, torch.rnn_tanh: 1, torch.gru: 3}
 """cuDNN's number of each kind."""
+_PACKED_MODES: dict[Any, int] = {**RECURRENT_MODES, torch.lstm: 2}
 BACKWARD: Any = torch.ops.aten._cudnn_rnn_backward.default
+_NUM_GATES = (1, 1, 4, 3)  # by cuDNN's number
 _NUM_ARGUMENTS = 9  # of a call on padded sequences
 _HALVES = (torch.float16, torch.bfloat16)
 _MAX_WIDTH = 256
@@ -46,46 +50,79 @@ _RMS_NORMS = (torch.rms_norm, torch.nn.functional.rms_norm)
 
 def recurrent(func: Any, args: tuple[Any, ...]) -> Any:
     """Output and last hidden state; ``NotImplemented`` of packed sequences."""
-    if len(args) != _NUM_ARGUMENTS or not isinstance(args[1], torch.Tensor):
+    if len(args) != _NUM_ARGUMENTS or _is_packed(args):
         return NotImplemented
     values, hidden, weights, has_biases, num_layers, dropout, is_training, is_bidirectional, is_batch_first = args
-    options = (RECURRENT_MODES[func], hidden.size(-1), num_layers, is_batch_first, float(dropout), is_training)
-    return _Recurrent.apply(values, hidden, (*options, is_bidirectional, 4 if has_biases else 2), *weights)
+    sizes = (RECURRENT_MODES[func], hidden.size(-1), 0, num_layers, is_batch_first, float(dropout))
+    options: tuple[Any, ...] = (*sizes, is_training, is_bidirectional, [], None)
+    return _Recurrent.apply(values, hidden, None, options, 4 if has_biases else 2, *weights)[:2]
+
+
+def recurrent_functions() -> dict[str, Callable[..., Any]]:
+    """By name, recurrent layers of ``torch._VF`` that take packed sequences by one operator, as a device does."""
+
+    def whole(func: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(func)
+        def call(*args: Any) -> Any:
+            return _run_packed_layer(func, args) if _is_packed(args) else original(*args)
+
+        return call
+
+    return {func.__name__: whole(func, getattr(torch._VF, func.__name__)) for func in _PACKED_MODES}
+
+
+def _is_packed(args: tuple[Any, ...]) -> bool:
+    """Whether sizes of batches come before the hidden state: the weights are then the fourth argument."""
+    return isinstance(args[3], list | tuple)
+
+
+def _run_packed_layer(func: Any, args: tuple[Any, ...]) -> Any:
+    """Output and last hidden state, of an LSTM its cells as well."""
+    values, batch_sizes, state, weights, has_biases, num_layers, dropout, is_training, is_bidirectional = args
+    hidden, cell = state if func is torch.lstm else (state, None)
+    width = weights[0].size(0) // _NUM_GATES[_PACKED_MODES[func]]
+    projected = 0 if hidden.size(-1) == width else hidden.size(-1)
+    sizes = (_PACKED_MODES[func], width, projected, num_layers, False, float(dropout))
+    options = (*sizes, is_training, is_bidirectional, batch_sizes.tolist(), None)
+    stride = (4 if has_biases else 2) + bool(projected)
+    return _Recurrent.apply(values, hidden, cell, options, stride, *weights)[: 2 if cell is None else 3]
 
 
 class _Recurrent(torch.autograd.Function):
     """The operator with its gradient, for which torch needs a buffer of weights that only a device packs."""
 
     @staticmethod
-    def forward(ctx: Any, values: Any, hidden: Any, options: tuple[Any, ...], *weights: Any) -> Any:
-        mode, size, num_layers, is_batch_first, dropout, is_training, is_bidirectional, stride = options
-        output, last, *_ = torch.ops.aten._cudnn_rnn(
-            values, list(weights), stride, None, hidden, None, mode, size, 0, num_layers, is_batch_first, dropout,
-            is_training, is_bidirectional, [], None,
-        )  # fmt: skip
-        ctx.options = options
+    def forward(
+        ctx: Any, values: Any, hidden: Any, cell: Any, options: tuple[Any, ...], stride: int, *weights: Any
+    ) -> Any:
+        output, last, last_cell, *_ = torch.ops.aten._cudnn_rnn(
+            values, list(weights), stride, None, hidden, cell, *options
+        )
+        ctx.options, ctx.stride = options, stride
+        _, size, _, num_layers, _, _, is_training, *_ = options
         # what cuDNN keeps of every time step, which torch's fake operator leaves out: gates and state
         num_kept = output.numel() // hidden.size(-1) * (weights[0].size(0) + size) * num_layers
-        ctx.save_for_backward(values, hidden, output, output.new_empty(num_kept if is_training else 0), *weights)
-        return output, last
+        kept = output.new_empty(num_kept if is_training else 0)
+        ctx.save_for_backward(values, hidden, cell, output, kept, *weights)
+        return output, last, last_cell
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        values, hidden, output, kept, *weights = ctx.saved_tensors
-        mode, size, num_layers, is_batch_first, dropout, is_training, is_bidirectional, stride = ctx.options
+        values, hidden, cell, output, kept, *weights = ctx.saved_tensors
         nothing = output.new_empty(0)
-        of_values, of_hidden, _, of_weights = BACKWARD(
-            values, weights, stride, nothing, hidden, None, output, *gradients, None, mode, size, 0, num_layers,
-            is_batch_first, dropout, is_training, is_bidirectional, [], None, kept, [True, True, False, True],
+        gradients = gradients if cell is not None else (*gradients[:2], None)
+        of_values, of_hidden, of_cell, of_weights = BACKWARD(
+            values, weights, ctx.stride, nothing, hidden, cell, output, *gradients, *ctx.options, kept,
+            [True, True, cell is not None, True],
         )  # fmt: skip
-        return of_values, of_hidden, None, *of_weights
+        return of_values, of_hidden, None if cell is None else of_cell, None, None, *of_weights
 
 
 def recurrent_gradients(args: tuple[Any, ...]) -> Any:
     """What the backward pass returns, as to shapes: torch knows no fake operator for it."""
-    values, weights, hidden = args[0], args[1], args[4]
-    nothing = values.new_empty(0)
-    return torch.empty_like(values), torch.empty_like(hidden), nothing, [torch.empty_like(item) for item in weights]
+    values, weights, hidden, cell = args[0], args[1], args[4], args[5]
+    of_cell = values.new_empty(0) if cell is None else torch.empty_like(cell)
+    return torch.empty_like(values), torch.empty_like(hidden), of_cell, [torch.empty_like(item) for item in weights]
 
 
 def as_on_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -54,14 +54,21 @@ def fake_capture(build: Callable[[], Any], *, has_device: bool = False, progress
         PyTorch is not installed.
     """
     require("torch", extra="torch")
+    import torch
+
     from windtunnel.sources.dry.host_side import HostSide
     from windtunnel.sources.dry.no_compute import skip_compute
+    from windtunnel.sources.dry.streams import patch_attributes
     from windtunnel.sources.dry.values import Values
+    from windtunnel.sources.torch.device_operators import recurrent_functions
     from windtunnel.sources.torch.recorder import Recorder
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
     values, host = Values(guesses=True), HostSide()
-    with skip_compute(values, has_device=has_device, maps_devices=False, host=host):
+    with (
+        patch_attributes({torch._VF: recurrent_functions()}),
+        skip_compute(values, has_device=has_device, maps_devices=False, host=host),
+    ):
         built = build()
         models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
         recorder.recording.discovery.add(models, optimizers)
@@ -103,9 +110,13 @@ def fake_capture_script(
         The file is not there or is no Python; the script needs values; it ended before an iteration was whole.
     """
     require("torch", extra="torch")
+    import torch
+
     from windtunnel.sources.dry.host_side import HostSide
     from windtunnel.sources.dry.no_compute import run_without_compute
+    from windtunnel.sources.dry.streams import patch_attributes
     from windtunnel.sources.dry.values import Values
+    from windtunnel.sources.torch.device_operators import recurrent_functions
     from windtunnel.sources.torch.recorder import Recorder
     from windtunnel.sources.torch.script import RecorderPilot, check_script
 
@@ -130,9 +141,11 @@ def fake_capture_script(
         values = requested
         return Pilot(Recorder(iterations=0, warmup=1, progress=progress, is_fake=True))
 
-    ended, pilot = run_without_compute(
-        script, argv, make_pilot, has_device=has_device, guesses=guesses, make_host=make_host
-    )
+    # every time step of a packed sequence would be a dozen of operators, which no device runs
+    with patch_attributes({torch._VF: recurrent_functions()}):
+        ended, pilot = run_without_compute(
+            script, argv, make_pilot, has_device=has_device, guesses=guesses, make_host=make_host
+        )
     recorder = pilot.recorder
     if recorder.recording.rich is None:
         message, fix = ended.reason("iterations")

@@ -22,6 +22,7 @@ Shapes = tuple[tuple[int, ...], ...]
 _PATIENCE_PER_ITERATION, _PATIENCE = 8, 40
 _CLEAR = 0.5  # share of the iterations seen at which a form is the commonest without looking further
 _ENOUGH, _ALL_UNLIKE = 32, 12  # iterations that show the commonest form, and that there is none
+_ENOUGH_OF_ONE = 6  # iterations behind which any is taken down, where nothing is measured
 
 
 class ShapeSorter:
@@ -30,7 +31,8 @@ class ShapeSorter:
     Parameters
     ----------
     iterations : int
-        How many shall be measured; eight times as many (and forty) of other forms are let pass, then all count.
+        How many shall be measured; eight times as many (and forty) of other forms are let pass, then all count. 0 where
+        one is taken down and none is measured, as on fake tensors, where many of them would take minutes.
     """
 
     def __init__(self, iterations: int) -> None:
@@ -39,6 +41,7 @@ class ShapeSorter:
         self._seen: Counter[Shapes] = Counter()
         self._others_ns: dict[Shapes, list[int]] = {}
         self._chosen: Shapes | None = None
+        self._is_of_one = iterations == 0
         self._patience = _PATIENCE_PER_ITERATION * iterations + _PATIENCE
         self._is_mixed = False
 
@@ -76,7 +79,8 @@ class ShapeSorter:
         """Whether this is the form to measure; the first that is accepted stays so."""
         if self._chosen is None and not self._is_settled():
             return False
-        if self._is_mixed or shapes == (self._chosen if self._chosen is not None else self.commonest):
+        is_any = self._is_mixed or (self._is_of_one and self._seen.total() >= _ENOUGH_OF_ONE)
+        if is_any or shapes == (self._chosen if self._chosen is not None else self.commonest):
             self._chosen = shapes if self._chosen is None else self._chosen
             return True
         self._patience -= 1
@@ -92,7 +96,8 @@ class ShapeSorter:
         num_seen, most = self._seen.total(), max(self._seen.values(), default=0)
         self._is_mixed |= num_seen >= _ALL_UNLIKE and most == 1
         is_clear = most > 1 and most >= _CLEAR * num_seen
-        return self._is_mixed or not num_seen or is_clear or num_seen >= _ENOUGH
+        enough = _ENOUGH_OF_ONE if self._is_of_one else _ENOUGH
+        return self._is_mixed or not num_seen or is_clear or num_seen >= enough
 
     def set_aside(self, shapes: Shapes, elapsed_ns: int) -> None:
         """Keep the time of an iteration, where it is of another form than the chosen one."""
