@@ -19,8 +19,9 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.operators.facts import plain_name
+from windtunnel.cost.operators.facts import facts_of, plain_name
 from windtunnel.cost.operators.recurrent import RECURRENT, layers_of
+from windtunnel.cost.work import work_of
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.host_work import DEVICE_READ, HOST_CODE, LOADED, READ
 
@@ -48,6 +49,7 @@ OTHER_NS = 12_000.0
 """An operator that was not timed, in a row of the same calls."""
 STEP_NS = {False: 24_000.0, True: 60_000.0}
 """What cuDNN launches for a time step of a recurrent layer, with the events of its streams; True: backward."""
+_TURNS = 3  # images, filters and results
 HIDDEN_NS = {"aten::_embedding_bag_backward": 40_000.0}
 """Calls whose kernels a dry run does not show: sparse gradients are indices and values of their own."""
 
@@ -63,7 +65,8 @@ class HostCosts:
     cold_ns : float
         More than in a row of the same calls: other code ran in between, and autograd keeps what it needs.
     python_ns : float
-        Python between two operators of the forward pass: a module's call, a line of the script.
+        Python between two operators of the forward pass: a module's call, a line of the script. While parameters are
+        updated it is a loop over them, which takes ``tensor_ns``.
     engine_ns : float
         A node of the backward pass, or what leads to it; no Python runs there.
     call_ns : float
@@ -72,18 +75,21 @@ class HostCosts:
         A tensor of a list that an optimizer updates, or an update of one tensor: the optimizer's loops in Python.
     mode_ns : float
         What ``torch.set_default_device`` adds to each call from Python, and to each tensor of a list.
+    kernel_ns : float
+        A further kernel of a convolution: cuDNN turns images and filters from channels first to channels last and back.
     read_ns : float
         A number that Python reads from the device: a copy and a wait, when the device has nothing else to do.
     """
 
-    call_ratio: float = 0.64
-    cold_ns: float = 10_450.0
-    python_ns: float = 11_300.0
-    engine_ns: float = 2_970.0
-    call_ns: float = 1_420.0
-    tensor_ns: float = 2_090.0
-    mode_ns: float = 4_080.0
-    read_ns: float = 15_150.0
+    call_ratio: float = 0.63
+    cold_ns: float = 10_400.0
+    python_ns: float = 10_090.0
+    engine_ns: float = 2_960.0
+    call_ns: float = 1_460.0
+    tensor_ns: float = 2_100.0
+    mode_ns: float = 3_840.0
+    kernel_ns: float = 6_460.0
+    read_ns: float = 14_140.0
 
 
 COSTS = HostCosts()
@@ -107,6 +113,8 @@ def host_times_ns(graph: Graph, costs: HostCosts = COSTS) -> Floats:
     times += _copies_ns(graph) + _on_host_ns(graph)
     counts = _list_lengths(graph, np.flatnonzero(is_list))
     times[is_list] += costs.tensor_ns * counts
+    is_convolution = computes & np.array(["convolution" in name for name in names])[column.codes]
+    times += costs.kernel_ns * _num_turns(graph, is_convolution)
     for name, is_backward in RECURRENT.items():
         layers = np.flatnonzero(computes & (column.codes == names.index(name))) if name in names else np.zeros(0, int)
         times[layers] += STEP_NS[is_backward] * _num_time_steps(graph, name, layers)
@@ -167,6 +175,23 @@ def _list_lengths(graph: Graph, tasks: NDArray[np.int64]) -> Floats:
     return np.array([len(json.loads(text)[0]) if text else 0 for text in texts], dtype=np.float64)
 
 
+def _num_turns(graph: Graph, convolutions: NDArray[np.bool_]) -> Floats:
+    """Kernels of convolutions that turn images, filters and results to channels last or back [T].
+
+    In recorded steps a convolution of channels first with windows launches 3 kernels more than its product, its
+    backward pass 3 for each gradient; products of single positions and separate channels need none.
+    """
+    result = np.zeros(graph.num_tasks)
+    if not convolutions.any() or not {"input_shapes", "input_args"} <= set(graph.tasks):
+        return result
+    work, row_T = work_of(graph, convolutions)
+    facts = facts_of(work)
+    turns = (facts.column("layout") == 0) & (facts.column("window") > 1) & (facts.column("num_groups") == 1)
+    num_results = np.where(facts.column("variant") == 3, 2, 1)
+    result[convolutions] = np.where(turns, _TURNS * num_results, 0)[row_T[convolutions]]
+    return result
+
+
 def _num_time_steps(graph: Graph, name: str, tasks: NDArray[np.int64]) -> Floats:
     """Time steps of all layers of each task, which is that operator."""
     if not len(tasks) or not {"input_shapes", "input_args"} <= set(graph.tasks):
@@ -182,6 +207,7 @@ def _without_launch(names: list[str], codes: NDArray[np.int32], phase: NDArray[n
     is_python = np.array([name == "python" for name in names])[codes]
     is_backward = phase == Phase.BACKWARD
     times[is_python & is_backward] = costs.engine_ns
+    times[is_python & (phase == Phase.UPDATE)] = costs.tensor_ns
     starts = np.flatnonzero(is_backward & is_python & np.roll(~is_backward, 1))
     times[starts] += START_BACKWARD_NS
     return times

@@ -122,6 +122,9 @@ class Meta:
     has_default_device : bool
         Whether the program ran with a device as torch's default (``torch.set_default_device``): each call from Python
         passes through a mode of torch then, and counters of optimizers lie on that device.
+    runs_ahead : bool
+        Whether the work was put on queues of a device where it never ran: its threads go on to the next iteration while
+        these still work.
     memory_base_bytes : int
         What is always there, on each rank: parameters, optimizer state, buffers.
     rank_base_bytes : tuple of int
@@ -187,6 +190,7 @@ class Meta:
     is_complete: bool = True
     is_uncompiled: bool = False
     has_default_device: bool = False
+    runs_ahead: bool = False
     memory_base_bytes: int = 0
     rank_base_bytes: tuple[int, ...] = ()
     memory: Facts = field(default_factory=dict)

@@ -24,6 +24,7 @@ from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, Ph
 from windtunnel.hardware import Link
 from windtunnel.search.shapes import RULES, Shape, all_reduce_ns, parse_shape, shape_text
 from windtunnel.simulate import replay
+from windtunnel.simulate.iterations import iteration_ns
 
 __all__ = [
     "FreeCommunication",
@@ -184,7 +185,9 @@ class GraphSpeeds:
 
     def _replay_speed(self, graph: Graph, num: int, shape: Shape) -> float:
         from windtunnel.whatifs import apply, parse_request
+        from windtunnel.whatifs.placing import overlap_steps
 
+        graph = overlap_steps(graph)
         link = self.links[0]
         text = f"data-parallel:num_ranks={num},bandwidth_bytes_per_s={link.bandwidth_bytes_per_s!r},latency_ns=0"
         text += f",num_cores={math.ceil(num * self.cores_per_rank)}" if self.cores_per_rank else ""
@@ -194,7 +197,8 @@ class GraphSpeeds:
         mask = np.zeros(joined.num_tasks, bool)
         mask[rows] = True
         priced = joined.set_duration(mask, np.array(sums_ns, np.int64), "hierarchical ring")
-        return replay(graph).makespan_ns / replay(priced).makespan_ns
+        alone_ns, joined_ns = (iteration_ns(replay(item), graph.num_iterations) for item in (graph, priced))
+        return alone_ns / joined_ns
 
 
 class TableSpeeds:

@@ -6,6 +6,8 @@ what a change buys (``answer``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,10 +20,10 @@ __all__ = ["iteration_ns", "iterations_ns", "sample_iterations_ns", "takes_part"
 def iteration_ns(timeline: Timeline, num_iterations_before: int) -> float:
     """Time of one iteration: until the last task of a thread, stream or link that takes part in it.
 
-    A change that had to repeat the graph in time to be seen is judged by the distance between the ends of its
-    iterations, as the first one has no iteration before it to overlap with.
+    A graph that was repeated in time, so that iterations overlap, is judged by the distance between their ends: the
+    first one has no iteration before it.
     """
-    return _iteration_ns(timeline.graph, timeline.finish_ns, num_iterations_before)
+    return _time_of(timeline.graph, num_iterations_before)(timeline.finish_ns)
 
 
 def sample_iterations_ns(graph: Graph, num_iterations_before: int, like: Timeline) -> NDArray[np.float64]:
@@ -35,20 +37,27 @@ def iterations_ns(
     """Times of an iteration with other durations of its tasks, float64 [K]."""
     replays = replay_many(graph, durations_KT, finishes=True, like=like)
     assert replays.finish_ns is not None
-    return np.array([_iteration_ns(graph, finish_ns, num_iterations_before) for finish_ns in replays.finish_ns])
+    return np.array(list(map(_time_of(graph, num_iterations_before), replays.finish_ns)))
 
 
-def _iteration_ns(graph: Graph, finish_ns: NDArray[np.int64], num_iterations_before: int) -> float:
-    finish_ns = np.where(takes_part(graph), finish_ns, 0)
-    count, end = max(graph.num_iterations, 1), int(finish_ns.max(initial=0))
-    if count <= num_iterations_before or count < 2:
-        return end / count
+def _time_of(graph: Graph, num_iterations_before: int) -> Callable[[NDArray[np.int64]], float]:
+    """What tells the time of an iteration by the ends of all tasks [T]."""
+    counts, num_iterations = takes_part(graph), max(graph.num_iterations, 1)
+
+    def mean_ns(finish_ns: NDArray[np.int64]) -> float:
+        return int(finish_ns[counts].max(initial=0)) / num_iterations
+
+    if num_iterations < 2 or (num_iterations <= num_iterations_before and not graph.meta.steady_iterations):
+        return mean_ns
     labels, member = np.unique(graph.tasks["iteration"], return_inverse=True)
-    end_ns = np.zeros(len(labels), dtype=np.int64)
-    np.maximum.at(end_ns, member, finish_ns)
-    first, last = graph.meta.steady_iterations or (0, count - 1)
-    period = (int(end_ns[last]) - int(end_ns[first])) / (last - first)
-    return period if period > 0 else end / count
+    first, last = graph.meta.steady_iterations or (0, len(labels) - 1)
+    is_first, is_last = counts & (member == first), counts & (member == last)
+
+    def period_ns(finish_ns: NDArray[np.int64]) -> float:
+        distance_ns = int(finish_ns[is_last].max(initial=0)) - int(finish_ns[is_first].max(initial=0))
+        return distance_ns / (last - first) if distance_ns > 0 else mean_ns(finish_ns)
+
+    return period_ns
 
 
 def takes_part(graph: Graph) -> NDArray[np.bool_]:

@@ -22,12 +22,13 @@ from windtunnel.cost.rerun import Need, price_needs
 from windtunnel.errors import AbsentDeviceError, InEffectError, InputError, NotApplicableError, WindtunnelError
 from windtunnel.graph import Graph, Table
 from windtunnel.measure import ProfileDatabase
-from windtunnel.simulate import Timeline, replay, replay_many
-from windtunnel.simulate.iterations import iteration_ns, takes_part
+from windtunnel.simulate import Timeline, replay
+from windtunnel.simulate.iterations import iteration_ns, iterations_ns
 from windtunnel.whatifs.answer import Answer, Status
 from windtunnel.whatifs.insert_tasks import gpu_of_prices
 from windtunnel.whatifs.limiter import Limiter
 from windtunnel.whatifs.measured import MEASURE, PUBLISHED, Pricer, Unpriced, check_prices, price_change
+from windtunnel.whatifs.placing import overlap_steps
 from windtunnel.whatifs.request import Request, Step, parse_requests
 
 __all__ = ["Database", "apply", "apply_steps", "call_whatif", "needs_of", "pricer_of", "whatif"]
@@ -178,6 +179,7 @@ def whatif(
         A name or a parameter is not known, a value does not fit, or no task of the graph has a duration.
     """
     stages = Stages(progress)
+    graph = overlap_steps(graph)
     requests = _all_requests() if names == ALL else parse_requests(names)
     baseline = replay(graph, again=True)
     edit = _Editor(check_prices(prices), pricer_of(database, budget_s, stages.stage(5, 85)), Limiter(baseline))
@@ -286,12 +288,8 @@ def _answer_batch(baseline: Timeline, edit: _Editor, changes: Sequence[Changed])
     if not changes:
         return []
     graph = baseline.graph
-    # Some tasks may end after the iteration is over (a loader that works ahead); they do not count.
-    counted = takes_part(graph)
     durations_KT = np.stack([graphs[-1].duration_ns for _, graphs in changes])
-    replays = replay_many(graph, durations_KT, finishes=not counted.all(), like=baseline)
-    ends = replays.makespan_ns if replays.finish_ns is None else replays.finish_ns[:, counted].max(axis=1)
-    times = (ends / max(graph.num_iterations, 1)).tolist()
+    times = iterations_ns(graph, durations_KT, graph.num_iterations, baseline).tolist()
     return [_answer(baseline, edit, *change, time_ns) for change, time_ns in zip(changes, times, strict=True)]
 
 

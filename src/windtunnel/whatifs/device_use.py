@@ -21,11 +21,13 @@ from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.device_gaps import BETWEEN_KERNELS, HOST, LOADER, ON_DEVICE, UNEXPLAINED, walk_gaps
+from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.sources.kineto.unprofiled import TYPICAL_SHARE, scale_host_times
 from windtunnel.whatifs.ask import whatif
 from windtunnel.whatifs.device_tasks import computes_on_device, lies_on_device
 from windtunnel.whatifs.host_waits import is_blocking_copy
 from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, products_by_type
+from windtunnel.whatifs.placing import overlap_steps
 from windtunnel.whatifs.speed import speed_of_measurement
 
 __all__ = ["DeviceUse", "DeviceWait", "FirstChange", "KernelUse", "find_device_use"]
@@ -178,6 +180,8 @@ def find_device_use(graph: Graph, timeline: Timeline | None = None, *, asks: boo
     share = host_share(graph)
     if share < 1.0:
         graph, timeline = shorten_host_times(graph, share), None
+    if graph.meta.runs_ahead:
+        graph, timeline = overlap_steps(graph), None
     timeline = replay(graph) if timeline is None else timeline
     scale = max(graph.num_iterations, 1)
     devices = list(_devices(graph))
@@ -186,7 +190,7 @@ def find_device_use(graph: Graph, timeline: Timeline | None = None, *, asks: boo
     computing_ns = 0.0
     for members in devices:
         computing_ns += _add_waits(timeline, members, totals)
-    step_ns = timeline.makespan_ns / scale
+    step_ns = iteration_ns(timeline, scale)
     waits = [DeviceWait(cause, ns * mean, ns * mean / step_ns, *about) for (cause, *about), ns in totals.items() if ns]
     return DeviceUse(
         step_ns=step_ns,

@@ -21,12 +21,13 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, ResourceKind
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device, Fabric, Machine, fabric_of
-from windtunnel.simulate import replay, replay_many
+from windtunnel.simulate import replay
 from windtunnel.simulate.breakdown import communication_ns
+from windtunnel.simulate.iterations import iteration_ns, iterations_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
 from windtunnel.whatifs.compilation import ENTRY_NS, fuse_compiled_kernels
 from windtunnel.whatifs.messages import has_messages, price_messages
-from windtunnel.whatifs.placing import place_on
+from windtunnel.whatifs.placing import overlap_steps, place_on
 
 __all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "rank_forecasts"]
 
@@ -34,8 +35,6 @@ _LEVEL, _NUM_DRAWS, _FEWEST_DRAWS = 0.9, 128, 16
 _MAX_VALUES = 1 << 25  # durations drawn at once: 256 MiB
 _ALTERNATIVES = ("tf32", "bf16", "fp16", "fp8")
 _ALIKE = 0.02  # of a step: less tells no devices apart
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +226,14 @@ def _never_quicker(graphs: Sequence[Graph], *, is_larger: bool) -> Graph:
 def _replay_forecast(
     priced: Graph, device: Device, dtype: str, batch_size: int, hosts: NDArray[np.bool_], host_factor: float
 ) -> Forecast:
-    timeline = replay(priced)
+    steps = overlap_steps(priced)
+    num_copies = steps.num_tasks // max(priced.num_tasks, 1)
+    timeline = replay(steps)
+    step_ns = round(iteration_ns(timeline, 1)) if num_copies > 1 else timeline.makespan_ns
     path = timeline.critical_path()
+    # the path through a step between others, by the tasks of one
+    in_step = path.task // max(priced.num_tasks, 1) == max(num_copies - 2, 0)
+    path_task, path_ns = path.task[in_step] % max(priced.num_tasks, 1), path.duration_ns[in_step]
     # Tasks that a cost model priced; ``efficiency`` is the share of the bound that the price reaches, so
     # that duration * efficiency is the bound's own time, below which no draw may go.
     computes = np.flatnonzero(~np.isnan(priced.tasks["efficiency"])).astype(np.int32)
@@ -237,13 +242,13 @@ def _replay_forecast(
     # Least time of the step: on its busiest rank, all that is priced one after the other.
     bound_ns = int(np.bincount(_ranks(priced)[computes], floor_T[computes]).max(initial=0.0))
     # streams of one device share it, whatever their graph says
-    makespan_ns = max(timeline.makespan_ns, bound_ns)
+    makespan_ns = max(step_ns, bound_ns)
     # Fewer draws for large graphs, so that memory and time of the interval stay bounded.
-    num_draws = int(np.clip(_MAX_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
+    num_draws = int(np.clip(_MAX_VALUES // max(steps.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
     # Prices are uncertain; the interval of the makespan comes from replays with prices that are drawn from
     # their intervals, not from adding up the bounds, which would assume that all errors agree.
     drawn_KT = np.maximum(draw_durations(priced, num_draws), floor_T)
-    low, high = _interval(replay_many(priced, drawn_KT).makespan_ns, makespan_ns)
+    low, high = _interval(iterations_ns(steps, np.tile(drawn_KT, num_copies), 1, timeline), makespan_ns)
     if HOST_TABLE in priced.tasks.strings("cost_source").values and device.kind == "gpu":
         # Nothing of this step was measured: what such steps were off by counts, too.
         ends = np.rint(makespan_ns * np.exp(step_ends(device))).astype(np.int64).tolist()
@@ -251,7 +256,8 @@ def _replay_forecast(
     whole_ns = int(priced.duration_ns[computes].sum())
     device_ns, local = _busiest(priced, computes)
     device_low, device_high = _interval(drawn_KT[:, local].sum(axis=1), device_ns)
-    communication, exposed_ns = communication_ns(priced, timeline.start_ns, timeline.finish_ns)
+    start_ns, finish_ns = (times[-priced.num_tasks :] for times in (timeline.start_ns, timeline.finish_ns))
+    communication, exposed_ns = communication_ns(priced, start_ns, finish_ns)
     return Forecast(
         communication_ns=communication,
         exposed_ns=exposed_ns,
@@ -270,14 +276,14 @@ def _replay_forecast(
         bound_ns=bound_ns,
         unsure_ratio=_unsure(priced, computes) / max(whole_ns, 1),
         at_bound_ratio=_unsure(priced, computes[priced.tasks["efficiency"][computes] >= 1.0]) / max(whole_ns, 1),
-        sources=_shares(priced, path.task, path.duration_ns, "cost_source", makespan_ns),
+        sources=_shares(priced, path_task, path_ns, "cost_source", int(path_ns.sum())),
         bindings=_shares(priced, computes, priced.duration_ns[computes], "binding", whole_ns),
         classes=_classes(priced, computes, whole_ns),
         graph=priced,
     )
 
 
-def _interval(samples: Ints, middle: int) -> tuple[int, int]:
+def _interval(samples: NDArray[Any], middle: int) -> tuple[int, int]:
     low, high = np.quantile(samples, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return int(min(low, middle)), int(max(high, middle))
 

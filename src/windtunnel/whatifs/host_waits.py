@@ -62,14 +62,17 @@ def is_blocking_copy(graph: Graph) -> Mask:
     return result
 
 
-def repeat_to_overlap(graph: Graph) -> Graph:
-    """Enough iterations for each to overlap with the ones before and after it; the last copy of the graph counts."""
+def repeat_to_overlap(graph: Graph, across: NDArray[np.int64] | None = None) -> Graph:
+    """Enough iterations for each to overlap with the ones before and after it; the last copy of the graph counts.
+
+    ``across`` are dependencies of a copy on the one before, int64 [M, 2].
+    """
     # With waits gone, the host runs ahead until the queue of the device is full: the first iterations are
     # quicker than the steady state, which is what counts.
     count = max(graph.num_iterations, 1)
     copies = max(2, -(-_MIN_ITERATIONS // count))
     last = copies * count - 1
-    return graph.concat(copies).note({"steady_iterations": [last - count, last]})
+    return graph.concat(copies, across).note({"steady_iterations": [last - count, last]})
 
 
 def find_waiting_tasks(graph: Graph) -> Mask:

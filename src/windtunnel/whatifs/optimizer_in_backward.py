@@ -87,7 +87,7 @@ def optimizer_in_backward(graph: Graph) -> Graph:
     anchors = np.array([anchor.get(int(key[row]), -1) for row in updates], dtype=np.int64)
     # clearing gradients before the forward pass stays there
     behind = (anchors >= 0) & (index[updates] > index[anchors])
-    _check_not_yet(graph, index, updates, backward)
+    _check_not_yet(graph, index, updates, backward, iteration)
     moved, anchors = updates[behind], anchors[behind]
     if len(np.unique(anchors)) < 2:
         raise NotApplicableError(
@@ -105,12 +105,15 @@ def optimizer_in_backward(graph: Graph) -> Graph:
     return _reorder_tasks(apart.disconnect(backwards) if backwards.any() else apart, index, target)
 
 
-def _check_not_yet(graph: Graph, order_T: Rows, updates: Rows, backward: Rows) -> None:
-    """Refuse where most updates already run between backward tasks."""
+def _check_not_yet(graph: Graph, order_T: Rows, updates: Rows, backward: Rows, iteration: Rows) -> None:
+    """Refuse where most updates already run between backward tasks of their iteration."""
     computes = updates[(graph.duration_ns[updates] > 0) & graph.select(kind=Kind.COMPUTE)[updates]]
-    between = (order_T[computes] < order_T[backward].max(initial=-1)) & (
-        order_T[computes] > order_T[backward].min(initial=0)
-    )
+    first = np.full(int(iteration.max(initial=0)) + 1, graph.num_tasks, dtype=np.int64)
+    last = np.full_like(first, -1)
+    np.minimum.at(first, iteration[backward], order_T[backward])
+    np.maximum.at(last, iteration[backward], order_T[backward])
+    own = iteration[computes]
+    between = (order_T[computes] < last[own]) & (order_T[computes] > first[own])
     if len(computes) and 2 * int(between.sum()) >= len(computes):
         raise InEffectError(
             f"{int(between.sum())} of {len(computes)} updates run within the backward pass", where="phase UPDATE"

@@ -19,7 +19,14 @@ from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceK
 from windtunnel.hardware import Link
 from windtunnel.simulate.limits import Baseline, Limits, of_phase, other_order
 from windtunnel.whatifs.insert_tasks import is_on_host
-from windtunnel.whatifs.layer_gradients import Gradient, default_link, gradients_of, link_of, need_one_rank
+from windtunnel.whatifs.layer_gradients import (
+    Gradient,
+    default_link,
+    gradients_of,
+    link_of,
+    need_one_rank,
+    one_iteration,
+)
 from windtunnel.whatifs.shared_cores import host_cores, host_threads
 
 __all__ = ["p3"]
@@ -81,6 +88,8 @@ def p3(
     if num_ranks < 2 or num_iterations < 2 or slice_parameters < 1:
         raise InputError(f"p3 needs 2 ranks and 2 iterations at least, not {num_ranks} and {num_iterations}")
     need_one_rank(graph)
+    if graph.meta.runs_ahead:  # its iterations are copies, and p3 has dependencies of its own between them
+        graph = graph.remove(~one_iteration(graph, None), keep_gaps=False)
     if graph.num_iterations > 1:
         raise NotApplicableError(f"p3 starts from one iteration, not {graph.num_iterations}", fix="slice one out first")
     wire = link_of(default_link(graph, link), bandwidth_bytes_per_s, latency_ns)
@@ -101,7 +110,10 @@ def p3(
     number = np.cumsum(~removed) - 1
     repeated = served.remove(removed, keep_gaps=False).concat(num_iterations, number[np.array(across).reshape(-1, 2)])
     samples = num_ranks * graph.meta.samples_ratio
-    return repeated.note({"world_size": num_ranks, "link": wire.json(), "samples_ratio": samples})
+    steady = (0, num_iterations - 1)
+    return repeated.note(
+        {"world_size": num_ranks, "link": wire.json(), "samples_ratio": samples, "steady_iterations": steady}
+    )
 
 
 def _need_cores(graph: Graph, num_ranks: int, wire: Link, num_cores: int | None) -> None:

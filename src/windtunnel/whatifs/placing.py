@@ -18,9 +18,10 @@ from windtunnel.graph.host_work import NON_BLOCKING
 from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
 from windtunnel.hardware import Device
+from windtunnel.whatifs.host_waits import repeat_to_overlap
 from windtunnel.whatifs.layer_gradients import positions
 
-__all__ = ["LAUNCH_NS", "place_on", "select_unpriced"]
+__all__ = ["LAUNCH_NS", "overlap_steps", "place_on", "select_unpriced"]
 
 NOT_RUN = "not run"
 
@@ -91,16 +92,41 @@ def place_on(graph: Graph, device: Device, launch_ns: int | None = None, host_co
     # to read a number, or to copy a batch and wait for it, Python waits for all that was queued before
     waits = np.flatnonzero(_select_waiting(graph))
     before = np.searchsorted(position[queued], position[waits]) - 1
-    return placed.connect(queued[before[before >= 0]], waits[before >= 0], EdgeKind.SYNC)
+    return placed.connect(queued[before[before >= 0]], waits[before >= 0], EdgeKind.SYNC).note({"runs_ahead": True})
+
+
+def overlap_steps(graph: Graph) -> Graph:
+    """Several iterations of a graph whose threads run ahead of its queues; any other graph as it is.
+
+    A device that is busy when an iteration begins has no gap at its start: what counts is the distance between the ends
+    of the last ones.
+    """
+    if not graph.meta.runs_ahead or graph.meta.steady_iterations:
+        return graph
+    edges, resource = graph.edges, graph.tasks["resource"]
+    kinds = np.append(graph.resources["kind"], -1)  # the last entry is for unplaced tasks
+    on_queue = kinds[resource] == ResourceKind.STREAM
+    is_order = (edges["kind"] == EdgeKind.ORDER) & (resource[edges["src"]] == resource[edges["dst"]])
+    first, last = on_queue.copy(), on_queue.copy()
+    first[edges["dst"][is_order]] = False
+    last[edges["src"][is_order]] = False
+    # A queue's first task waits for what was queued elsewhere (gradients, updated parameters), and so does a thread
+    # that waits for the device with nothing queued before it.
+    waits = _select_waiting(graph)
+    waits[edges["dst"][edges["kind"] == EdgeKind.SYNC]] = False
+    pairs = np.array(np.meshgrid(np.flatnonzero(last), np.flatnonzero(first | waits), indexing="ij")).reshape(2, -1).T
+    rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int32))
+    is_own = (rank[pairs[:, 0]] == rank[pairs[:, 1]]) & (resource[pairs[:, 0]] != resource[pairs[:, 1]])
+    return repeat_to_overlap(graph, pairs[is_own])
 
 
 def _time_thread(graph: Graph, launches: Mask, launch_ns: int | None, host_costs: HostCosts) -> Graph:
     """Give the thread of a job that has queues already its times."""
     if launch_ns is not None:
-        return graph.set_duration(launches, launch_ns, "assumed launch")
+        return graph.set_duration(launches, launch_ns, "assumed launch").note({"runs_ahead": True})
     times_ns = np.rint(host_times_ns(graph, host_costs)).astype(np.int64)
     on_thread = select_unpriced(graph) & graph.select(kind=(Kind.HOST, Kind.IO, Kind.COPY))
-    return graph.set_duration(on_thread, times_ns[on_thread], HOST_TABLE)
+    return graph.set_duration(on_thread, times_ns[on_thread], HOST_TABLE).note({"runs_ahead": True})
 
 
 def _select_waiting(graph: Graph) -> Mask:
@@ -137,12 +163,18 @@ def _select_synchronous_kernels(graph: Graph) -> Mask:
 
 
 def _counters(graph: Graph) -> Mask:
-    """Single numbers that updates count with."""
+    """Single numbers that updates count with; what is computed of work on the device, such as a norm, lies there."""
     if "phase" not in graph.tasks or "bytes_written" not in graph.tasks:
         return np.zeros(graph.num_tasks, dtype=bool)
     moved = graph.tasks["bytes_written"] + graph.tasks.get("bytes_read", 0)
     small: Mask = (moved > 0) & (moved <= _SCALAR_BYTES) & graph.select(phase=Phase.UPDATE)
-    return small
+    is_data, computes = graph.edges["kind"] == EdgeKind.DATA, graph.select(kind=Kind.COMPUTE)
+    src, dst = graph.edges["src"][is_data], graph.edges["dst"][is_data]
+    while True:
+        on_device = small[dst] & (computes & ~small)[src]
+        if not on_device.any():
+            return small
+        small[dst[on_device]] = False
 
 
 def _launches(graph: Graph, kernels: NDArray[np.int64], launches_ns: NDArray[np.int64], *, is_timed: bool) -> Table:
