@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
+import pytest
 
 from windtunnel.cost.host_times import COSTS, OTHER_NS, START_BACKWARD_NS, STEP_NS, host_times_ns
 from windtunnel.graph import GraphBuilder, Kind, Phase, ResourceKind
@@ -82,3 +85,31 @@ def test_a_graph_that_never_ran_gets_them_and_a_given_launch_goes_before():
     captured = place_on(step("measured"), chip)
     assert {LAUNCH_NS} == set(captured.duration_ns[captured.select(op="launch")].tolist())
     assert np.array_equal(timed.select(op="launch"), launches)
+
+
+def test_convolutions_of_channels_first_launch_kernels_that_turn_their_layout():
+    builder = GraphBuilder()
+    thread = builder.resource("main", ResourceKind.HOST_THREAD)
+    common = {"kind": Kind.COMPUTE, "resource": thread, "duration_ns": 0, "cost_source": "not run",
+              "flops": 8, "bytes_read": 8, "input_dtypes": json.dumps(["Tensor(float)"] * 3)}  # fmt: skip
+    ends = "[1,1],[1,1],[1,1],false,[0,0],"
+    for side, groups, strides in ((3, 1, [512, 64, 8, 1]), (1, 1, [512, 64, 8, 1]), (3, 8, [512, 64, 8, 1]),
+                                  (3, 1, [512, 1, 64, 8])):  # fmt: skip
+        builder.task(
+            "convolution", op="aten::convolution", input_shapes=f"[[2,8,8,8],[8,{8 // groups},{side},{side}],[]]",
+            input_strides=f"[{strides},[72,9,3,1],[]]", input_args=f"[null,null,null,{ends}{groups}]", **common
+        )  # fmt: skip
+    for results in ("[false,true,false]", "[true,true,false]"):
+        builder.task(
+            "backward", op="aten::convolution_backward", input_shapes="[[2,8,8,8],[2,8,8,8],[8,8,3,3],[]]",
+            input_strides="[[512,64,8,1],[512,64,8,1],[72,9,3,1],[]]",
+            input_args=f"[null,null,null,[0],{ends}1,{results}]", **common
+        )  # fmt: skip
+    windows, single, apart, last, weights, both = host_times_ns(builder.build()).tolist()
+    assert single == apart == last == pytest.approx(windows - 3 * COSTS.kernel_ns)
+    assert both - weights == pytest.approx(3 * COSTS.kernel_ns)
+
+
+def test_python_in_an_update_is_a_loop_over_parameters():
+    found = host_times_ns(tasks(("python", Kind.HOST, Phase.UPDATE, "")))
+    assert [COSTS.tensor_ns] == found.tolist()
