@@ -28,9 +28,11 @@ from windtunnel.reports.plots import plot_explanation
 from windtunnel.reports.waits import RankWait, rank_waits, wait_lines
 from windtunnel.simulate import Timeline, replay, with_waits_for_data
 from windtunnel.simulate.breakdown import communication_ns
+from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
 from windtunnel.whatifs.device_use import DeviceUse, find_device_use
 from windtunnel.whatifs.losses import Loss, find_losses
+from windtunnel.whatifs.placing import overlap_steps
 from windtunnel.whatifs.speed import Speed, speed_of_measurement
 
 __all__ = ["Explanation", "LongTask", "Share", "explain", "integer_percentages"]
@@ -253,12 +255,14 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
       forward 75 %   update 25 %
       critical path: 2 of 2 tasks; longest: matmul 750 ns
     """
-    timeline = replay(graph) if timeline is None else timeline
+    steps = overlap_steps(graph)
+    timeline = replay(steps) if timeline is None or steps is not graph else timeline
+    graph = steps
     timeline, left_out = without_bystanders(graph, timeline)
     timeline = with_waits_for_data(timeline)
     explained = timeline.graph
     iterations = max(1, graph.num_iterations)
-    replayed_ns = timeline.makespan_ns / iterations
+    replayed_ns = iteration_ns(timeline, iterations)
     measured = graph.meta.iteration_ns
     measured = dict(measured) if isinstance(measured, Mapping) and measured.get("median") else {}
     kinds = _by_enum(timeline, "kind", KIND_LABELS)

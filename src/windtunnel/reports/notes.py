@@ -32,6 +32,8 @@ def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
         notes.append(f"left out, as nothing here waits for it: {named}")
     if graph.edits:
         notes.append(f"this graph was edited: {', '.join(edit.name for edit in graph.edits[:6])}")
+    if graph.meta.runs_ahead:
+        notes.append(f"the host runs ahead of the device: {graph.num_iterations} iterations in a row are explained")
     notes += _warn_of_unmeasured_tasks(graph)
     if untimed := int(select_untimed_messages(graph).sum()):
         notes.append(

@@ -27,7 +27,6 @@ from windtunnel.whatifs.ask import whatif
 from windtunnel.whatifs.device_tasks import computes_on_device, lies_on_device
 from windtunnel.whatifs.host_waits import is_blocking_copy
 from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, products_by_type
-from windtunnel.whatifs.placing import overlap_steps
 from windtunnel.whatifs.speed import speed_of_measurement
 
 __all__ = ["DeviceUse", "DeviceWait", "FirstChange", "KernelUse", "find_device_use"]
@@ -180,8 +179,6 @@ def find_device_use(graph: Graph, timeline: Timeline | None = None, *, asks: boo
     share = host_share(graph)
     if share < 1.0:
         graph, timeline = shorten_host_times(graph, share), None
-    if graph.meta.runs_ahead:
-        graph, timeline = overlap_steps(graph), None
     timeline = replay(graph) if timeline is None else timeline
     scale = max(graph.num_iterations, 1)
     devices = list(_devices(graph))

@@ -181,7 +181,7 @@ def forecast(
     """
     if not (np.isfinite(host_factor) and host_factor >= 0):
         raise InputError(f"a host cannot take {host_factor} times as long", fix="use 0 (left out), 0.5, 1 ...")
-    device, tiers = device_of(machine), tiers_of(model)
+    given, device, tiers = graph, device_of(machine), tiers_of(model)
     if has_messages(graph) or (fabric is not None and fabric.replaces_measured):
         graph = price_messages(graph, fabric or fabric_of(machine))
     captured = batch_of(graph, batch_dim)
@@ -196,7 +196,8 @@ def forecast(
     kinds = priced.resources["kind"][np.maximum(priced.tasks["resource"], 0)] if priced.num_resources else np.zeros(0)
     on_thread = kinds == ResourceKind.HOST_THREAD if len(kinds) else np.zeros(priced.num_tasks, dtype=bool)
     hosts: NDArray[np.bool_] = np.isnan(priced.tasks["efficiency"]) & on_thread
-    return _replay_forecast(priced.scale(hosts, host_factor), device, dtype, sizes[-1], hosts, host_factor)
+    priced = priced.scale(hosts, host_factor).as_one_edit(given, "predict", {"device": device.name})
+    return _replay_forecast(priced, device, dtype, sizes[-1], hosts, host_factor)
 
 
 def _price_for_device(

@@ -117,7 +117,7 @@ def overlap_steps(graph: Graph) -> Graph:
     pairs = np.array(np.meshgrid(np.flatnonzero(last), np.flatnonzero(first | waits), indexing="ij")).reshape(2, -1).T
     rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int32))
     is_own = (rank[pairs[:, 0]] == rank[pairs[:, 1]]) & (resource[pairs[:, 0]] != resource[pairs[:, 1]])
-    return repeat_to_overlap(graph, pairs[is_own])
+    return repeat_to_overlap(graph, pairs[is_own]).as_one_edit(graph, "overlap-steps")
 
 
 def _time_thread(graph: Graph, launches: Mask, launch_ns: int | None, host_costs: HostCosts) -> Graph:

@@ -166,7 +166,7 @@ def _graph(recording: Any, values: Any, host: Any) -> Graph:
     untimed = graph.drop_columns([*_TIMES, *_MEMORY]).set_columns(
         {"duration_ns": nothing, "cost_source": Strings.repeat("not run", graph.num_tasks)}
     )
-    return with_host_work(untimed, host.num_workers).with_meta(
+    captured = with_host_work(untimed, host.num_workers).with_meta(
         source=NOT_RUN,
         iteration_ns={},
         profiled_iteration_ns={},
@@ -174,3 +174,4 @@ def _graph(recording: Any, values: Any, host: Any) -> Graph:
         is_uncompiled=asks_to_compile(),
         has_default_device=values.has_default_device,
     )
+    return replace(captured, edits=(), root=None)  # what made the capture is no edit of it
