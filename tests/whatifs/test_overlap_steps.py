@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from windtunnel.cost.roofline import RooflinePricer
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import Device
+from windtunnel.reports.explanation import explain
 from windtunnel.simulate import replay
 from windtunnel.whatifs.ask import whatif
-from windtunnel.whatifs.device_use import find_device_use
 from windtunnel.whatifs.forecast import forecast
 from windtunnel.whatifs.placing import overlap_steps, place_on
 
@@ -110,7 +110,7 @@ def test_every_verb_has_the_same_step_of_a_priced_graph():
     (answer,) = whatif(found.graph, "faster-device:factor=2")
     assert found.makespan_ns == answer.baseline_ns
     assert 40 + 10 + 2 * 5 + 100 > answer.predicted_ns / US >= 150  # bound by the device still
-    assert found.makespan_ns == find_device_use(found.graph).step_ns
+    assert found.makespan_ns == explain(found.graph).iteration_ns
 
 
 def test_a_graph_that_ran_is_left_as_it_is():

@@ -21,7 +21,7 @@ from windtunnel.graph.table import Array, Strings, Table
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph
 
-__all__ = ["concat", "fuse", "insert", "split"]
+__all__ = ["concat", "fuse", "insert", "pair_within_groups", "split"]
 
 Mask = NDArray[np.bool_]
 
@@ -366,15 +366,22 @@ def _ends_to_starts(graph: Graph) -> NDArray[np.int64]:
     # by priority, none is needed: the replay decides it.
     is_end[src[inside]] = False
     is_start[dst[inside]] = False
-    pairs = [
-        np.stack(
-            np.meshgrid(
-                np.flatnonzero(is_end & (resource == r)),
-                np.flatnonzero(is_start & (resource == r)),
-                indexing="ij",
-            ),
-            axis=-1,
-        ).reshape(-1, 2)
-        for r in np.unique(resource[is_start])
-    ]
-    return np.concatenate(pairs).astype(np.int64) if pairs else np.empty((0, 2), dtype=np.int64)
+    return pair_within_groups(np.flatnonzero(is_end), np.flatnonzero(is_start), resource)
+
+
+def pair_within_groups(
+    left: NDArray[np.int64], right: NDArray[np.int64], group: NDArray[np.integer[Any]]
+) -> NDArray[np.int64]:
+    """Every row of ``left`` with every row of ``right`` of the same group, int64 [M, 2].
+
+    Examples
+    --------
+    >>> pair_within_groups(np.array([0, 1]), np.array([2, 3, 4]), np.array([0, 1, 0, 1, 0])).tolist()
+    [[0, 2], [0, 4], [1, 3]]
+    """
+    right = right[np.argsort(group[right], kind="stable")]
+    first, stop = (np.searchsorted(group[right], group[left], side=side) for side in ("left", "right"))
+    counts = stop - first
+    begin = np.cumsum(counts) - counts
+    index = np.arange(int(counts.sum())) - np.repeat(begin - first, counts)
+    return np.stack([np.repeat(left, counts), right[index]], axis=1)

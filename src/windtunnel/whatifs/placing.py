@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.host_times import COSTS, HOST_TABLE, HostCosts, host_times_ns, select_reads
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.graph.host_work import NON_BLOCKING
+from windtunnel.graph.rows import pair_within_groups
 from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
 from windtunnel.hardware import Device
@@ -114,10 +115,10 @@ def overlap_steps(graph: Graph) -> Graph:
     # that waits for the device with nothing queued before it.
     waits = _select_waiting(graph)
     waits[edges["dst"][edges["kind"] == EdgeKind.SYNC]] = False
-    pairs = np.array(np.meshgrid(np.flatnonzero(last), np.flatnonzero(first | waits), indexing="ij")).reshape(2, -1).T
     rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int32))
-    is_own = (rank[pairs[:, 0]] == rank[pairs[:, 1]]) & (resource[pairs[:, 0]] != resource[pairs[:, 1]])
-    return repeat_to_overlap(graph, pairs[is_own]).as_one_edit(graph, "overlap-steps")
+    pairs = pair_within_groups(np.flatnonzero(last), np.flatnonzero(first | waits), rank)
+    is_other = resource[pairs[:, 0]] != resource[pairs[:, 1]]
+    return repeat_to_overlap(graph, pairs[is_other]).as_one_edit(graph, "overlap-steps")
 
 
 def _time_thread(graph: Graph, launches: Mask, launch_ns: int | None, host_costs: HostCosts) -> Graph:
