@@ -193,7 +193,7 @@ def main() -> int:
             print(f"{mark:6} {row['bar']:22} {row['value']}   [{row['target']}]  {row['seconds']} s", flush=True)
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         scratch = RESULTS.with_suffix(".tmp")
-        scratch.write_text(json.dumps(list(results.values()), indent=1) + "\n")
+        scratch.write_text(json.dumps(list(results.values()), indent=1, ensure_ascii=False) + "\n")
         scratch.replace(RESULTS)
     print(f"{failed} of {len(options.bars)} bars fail" if failed else "every bar holds")
     return int(failed > 0)
