@@ -158,3 +158,13 @@ def test_bounds_that_price_next_to_nothing_are_not_mentioned():
 
     assert ["  2.0 % of the device time is priced by a model without an error estimate"] == texts[0]
     assert "covers 2.0 % of the device time" in texts[1][0]
+
+
+def test_a_job_whose_ranks_share_nothing_is_not_multiplied_by_the_devices_again(tmp_path):
+    """One rank stands for all 8: MFU was stated as that of 64 devices."""
+    job = step().with_meta(distributed={"world_size": 8, "stands_for": {"0": 8}})
+    outcome = windtunnel("predict", save(job, tmp_path / "job.wt"), "--on", "8xh100")
+
+    assert outcome.stdout.startswith("8 ranks on h100-sxm5-80g,")
+    assert "all ranks of the job, on hosts of 8 h100-sxm5-80g" in outcome.stdout
+    assert "64 x" not in outcome.stdout

@@ -315,12 +315,13 @@ def _as_dict(found: Forecast, facts: Mapping[str, dict[str, Any]] = MappingProxy
 
 
 def _lines(answer: Predicted, others: list[Forecast], chips: Iterable[str | Table]) -> Iterator[str | Table]:
-    from windtunnel.whatifs.speed import why_no_samples
+    from windtunnel.whatifs.speed import num_ranks_of_job, why_no_samples
 
     result = answer.found
     batch = f", batch {result.batch_size}" if result.batch_size else ""
     part = f" (1 of {answer.target.count} of {answer.target.name})" if answer.is_one_of_several else ""
-    who = f"{result.graph.num_ranks:,} ranks" if result.graph.num_ranks > 1 else "one iteration"
+    num_ranks = num_ranks_of_job(result.graph)
+    who = f"{num_ranks:,} ranks" if num_ranks > 1 else "one iteration"
     yield f"{who} on {result.device}{part}, {result.dtype}{batch}"
     yield f"  device  {format_duration(result.device_ns)}{_between(result.device_low_ns, result.device_high_ns)}"
     yield f"  host    {_host(result)}"

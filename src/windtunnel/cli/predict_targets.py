@@ -52,8 +52,10 @@ class Predicted:
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether the forecast is of one device of several; a graph of several ranks is of all of them."""
-        return self.target.count > 1 and self.found.graph.num_ranks <= 1
+        """Whether the forecast is of one device of several; a job of several ranks is of all of them."""
+        from windtunnel.whatifs.speed import num_ranks_of_job
+
+        return self.target.count > 1 and num_ranks_of_job(self.found.graph) <= 1
 
     def json(self) -> dict[str, Any]:
         """Raw units."""
@@ -114,7 +116,7 @@ def predict_speed(target: Target, found: Forecast, fabric: Fabric | None, batch_
     from windtunnel.graph import Kind
     from windtunnel.hardware import fabric_of
     from windtunnel.search.advice.steps import data_parallel_step_ns
-    from windtunnel.whatifs.speed import speed_of
+    from windtunnel.whatifs.speed import num_ranks_of_job, speed_of
 
     dtype = "" if found.dtype == "as captured" else found.dtype
     speed = speed_of(found.graph, found.makespan_ns, device=target.device, dtype=dtype, batch_size=found.batch_size,
@@ -123,7 +125,7 @@ def predict_speed(target: Target, found: Forecast, fabric: Fabric | None, batch_
     what = f"the step predicted for {target.name}"
     require_plausible(what, step_ns=found.makespan_ns, captured_ns=captured_ns, mfu_ratio=speed.mfu_ratio)
     has_messages = bool(found.graph.select(kind=Kind.COMM).any())
-    if target.count == 1 or found.graph.num_ranks > 1 or has_messages:
+    if target.count == 1 or num_ranks_of_job(found.graph) > 1 or has_messages:
         return Predicted(target, found, speed, has_messages=has_messages)
     try:
         links = fabric or fabric_of(target.owner, devices_per_host=target.count)

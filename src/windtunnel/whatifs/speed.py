@@ -29,6 +29,7 @@ from windtunnel.whatifs.samples_per_iteration import batch_size_of, batch_size_o
 __all__ = [
     "Speed",
     "model_flops_of",
+    "num_ranks_of_job",
     "samples_of",
     "speed_of",
     "speed_of_measurement",
@@ -162,7 +163,7 @@ def speed_of(
     flops, used = model_flops_of(graph, chip, dtype)
     peak = chip.peak_flops_per_s.get(used, 0.0) if chip is not None else 0.0
     name = chip.name if chip is not None else ""
-    return Speed(step_ns, samples, tokens, flops, sum(_devices_of_ranks(graph).values()), used, peak, name)
+    return Speed(step_ns, samples, tokens, flops, num_ranks_of_job(graph), used, peak, name)
 
 
 def speed_of_measurement(graph: Graph, step_ns: float) -> Speed:
@@ -232,6 +233,11 @@ def _devices_of_ranks(graph: Graph) -> dict[int, int]:
     if _is_traced(graph):
         return {int(rank): count for rank, count in graph.meta.distributed["stands_for"].items()}
     return dict.fromkeys(range(max(graph.num_ranks, 1)), 1)
+
+
+def num_ranks_of_job(graph: Graph) -> int:
+    """Ranks of the job, traced ones and those that they stand for."""
+    return sum(_devices_of_ranks(graph).values())
 
 
 def _first_rank(graph: Graph) -> Graph:
