@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from windtunnel.cost.roofline import RooflinePricer
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
-from windtunnel.hardware import Device
+from windtunnel.hardware import Device, device
 from windtunnel.reports.explanation import explain
 from windtunnel.simulate import replay
 from windtunnel.whatifs.ask import whatif
@@ -116,3 +116,37 @@ def test_every_verb_has_the_same_step_of_a_priced_graph():
 def test_a_graph_that_ran_is_left_as_it_is():
     graph = step(("python", 40), ("gemm", 100))
     assert overlap_steps(graph) is graph
+
+
+@pytest.fixture(scope="module")
+def priced():
+    """A step that really ran, its results known, priced for a GPU that it keeps busy."""
+    torch = pytest.importorskip("torch")
+    from windtunnel.sources.torch.step import capture
+
+    layer = torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2)
+    batch = torch.randn(32, 64, 128)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+    def step():
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    captured = capture(step, iterations=2, warmup=1, model=model, optimizer=optimizer)
+    return forecast(captured, device("t4"), launch_ns=100).graph
+
+
+def test_what_ifs_say_the_same_of_one_iteration_and_of_several_in_a_row(priced):
+    several = {str(answer.request): answer for answer in whatif(priced)}
+    one = {str(answer.request): answer for answer in whatif(priced.with_meta(runs_ahead=False))}
+    applicable = {name for name, answer in one.items() if answer.is_applicable}
+
+    assert {"vdnn", "gist", "p3", "optimizer-in-backward", "data-parallel"} <= applicable
+    assert applicable == {name for name, answer in several.items() if answer.is_applicable}
+    assert {name: one[name].peak_bytes for name in applicable} == {
+        name: several[name].peak_bytes for name in applicable
+    }
+    for name in applicable:
+        assert one[name].speedup == pytest.approx(several[name].speedup, rel=0.1), name

@@ -70,29 +70,36 @@ def vdnn(
     # A prefetch begins when the backward pass starts the layer ``ahead`` above: early enough to be there, late
     # enough to save memory.
     triggers = _triggers(graph, known, ahead)
-    moved = [activation for activation in known if activation.layer in triggers]
+    moved = [activation for activation in known if activation.row in triggers]
     if not moved:
         raise NotApplicableError(f"fewer than {ahead + 1} layers keep results for the backward pass")
     sizes = np.array([activation.size_bytes for activation in moved], dtype=np.int64)
     duration_ns = np.array([wire.transfer_ns(size) for size in sizes.tolist()])
     return _add_offload_and_prefetch(
-        release(graph, moved), moved, [triggers[item.layer] for item in moved], duration_ns, sizes
+        release(graph, moved), moved, [triggers[item.row] for item in moved], duration_ns, sizes
     )
 
 
-def _triggers(graph: Graph, activations: Sequence[Activation], ahead: int) -> dict[str, int]:
-    """By layer the first backward task of the layer ``ahead`` above it."""
+def _triggers(graph: Graph, activations: Sequence[Activation], ahead: int) -> dict[int, int]:
+    """By row of a result the first backward task of the layer ``ahead`` above its own, of its iteration and rank."""
     index = positions(graph)
-    first: dict[str, int] = {}
+    columns = [graph.tasks[name] for name in ("iteration", "rank") if name in graph.tasks]
+    steps: dict[tuple[int, ...], list[Activation]] = {}
     for activation in activations:
-        reader = activation.readers[0]
-        known = first.get(activation.layer, reader)
-        first[activation.layer] = min(known, reader, key=lambda row: int(index[row]))
-    # As the backward pass reaches them: with branches, that is not the reversed forward order.
-    # Layers whose results one task reads first count as one: it cannot start the prefetch that it waits for.
-    starts = sorted(set(first.values()), key=lambda row: int(index[row]))
-    trigger = dict(zip(starts[ahead:], starts, strict=False))
-    return {layer: trigger[row] for layer, row in first.items() if row in trigger}
+        steps.setdefault(tuple(int(column[activation.row]) for column in columns), []).append(activation)
+    result: dict[int, int] = {}
+    for step in steps.values():
+        first: dict[str, int] = {}
+        for activation in step:
+            reader = activation.readers[0]
+            known = first.get(activation.layer, reader)
+            first[activation.layer] = min(known, reader, key=lambda row: int(index[row]))
+        # As the backward pass reaches them: with branches, that is not the reversed forward order.
+        # Layers whose results one task reads first count as one: it cannot start the prefetch that it waits for.
+        starts = sorted(set(first.values()), key=lambda row: int(index[row]))
+        trigger = dict(zip(starts[ahead:], starts, strict=False))
+        result |= {item.row: trigger[first[item.layer]] for item in step if first[item.layer] in trigger}
+    return result
 
 
 def _add_offload_and_prefetch(
