@@ -534,6 +534,7 @@ def test_an_unmodified_script_is_followed(tmp_path, is_fake):
     assert 8 * 32 * 4 + 8 * 3 * 4 + 8 * 4 >= profile.at_most()["feature map"] >= 8 * 32 * 4 + 8 * 3 * 4
     assert {8 * 6 * 4, 64} <= {row["size_bytes"] for row in rows(profile, category="input")}
     assert {"0", "1", "2"} <= {row["layer"] for row in rows(profile)}
+    assert {"0", "2"} == {row["layer"] for row in rows(profile, category="weight")}
     assert any(row["line"].endswith("train.py:12") for row in rows(profile, phase="backward"))
 
 

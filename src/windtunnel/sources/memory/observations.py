@@ -114,11 +114,11 @@ class Sightings:
     def __enter__(self) -> Sightings:
         for storage in all_storages():
             self._note_outside(storage, "")
+        self._look()  # first, as it knows the layers
         for reference, name, category in self._resting:
             storage = reference()
             if storage is not None:
                 self._mark(storage.data_ptr(), category, name)
-        self._look()
         self._saving = saved_tensors_hooks(self._pack, _unpack)
         self._patches.enter_context(watch_saved_hooks(self._see_saved_tensor))
         self._patches.enter_context(allow_transforms(self._saving))
