@@ -31,7 +31,7 @@ _UNSURE = 0.05
 _MIN_SHOWN = 0.005  # of the device time: less changes no digit that is shown
 _NUMBERS = (
     *("device", "device_kind", "dtype", "batch_size", "device_ns", "device_low_ns", "device_high_ns"),
-    *("host_ns", "host_factor", "is_host_measured"),
+    *("host_ns", "loading_ns", "host_factor", "is_host_measured"),
     *(
         "communication_ns",
         "exposed_ns",
@@ -325,6 +325,8 @@ def _lines(answer: Predicted, others: list[Forecast], chips: Iterable[str | Tabl
     yield f"{who} on {result.device}{part}, {result.dtype}{batch}"
     yield f"  device  {format_duration(result.device_ns)}{_between(result.device_low_ns, result.device_high_ns)}"
     yield f"  host    {_host(result)}"
+    if result.loading_ns:
+        yield f"  loader  {format_duration(result.loading_ns)}: its workers load a batch on threads of their own"
     if result.communication_ns:
         exposed = format_duration(result.exposed_ns)
         yield f"  network {format_duration(result.communication_ns)}, {exposed} of it exposed"
@@ -381,9 +383,13 @@ def _between(low_ns: int, high_ns: int) -> str:
 
 
 def _limit(found: Forecast) -> str:
-    other = "device" if found.limit == "host" else "host"
+    other = "host" if found.limit == "device" else "device"
     text = f"{found.limit}-bound: the {other} is idle for {format_ratio(found.idle_ratio)} of the step"
-    return text + ("; a faster device would hardly help" if found.limit == "host" else "")
+    helps = {
+        "host": "; a faster device would hardly help",
+        "loader": "; faster loading would help, a faster device hardly",
+    }
+    return text + helps.get(found.limit, "")
 
 
 def _how_sure(found: Forecast) -> Iterator[str]:

@@ -18,7 +18,7 @@ from windtunnel.cost.host_times import HOST_TABLE
 from windtunnel.cost.intervals import draw_durations, step_ends
 from windtunnel.cost.pricing import AUTO, Model, Tiers, device_of, price, tiers_of
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import Graph, ResourceKind
+from windtunnel.graph import Graph, Phase, ResourceKind
 from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device, Fabric, Machine, fabric_of
 from windtunnel.simulate import replay
@@ -73,6 +73,7 @@ class Forecast:
         90 % interval of it from the models' own intervals.
     host_ns : int
         What the host does: Python as it took where the graph was captured, loading, launches; times ``host_factor``.
+        What workers load ahead is left out.
     host_factor : float
     makespan_ns : int
         The step: both together, as far as one waits for the other.
@@ -94,6 +95,8 @@ class Forecast:
         Placed and priced.
     communication_ns, exposed_ns : int
         How long a rank communicates, and how much of that it computes nothing meanwhile.
+    loading_ns : int
+        What the workers of a loader take for a batch, on threads of their own.
     """
 
     device: str
@@ -117,6 +120,7 @@ class Forecast:
     graph: Graph = field(repr=False)
     communication_ns: int = 0
     exposed_ns: int = 0
+    loading_ns: int = 0
 
     @property
     def is_host_measured(self) -> bool:
@@ -125,13 +129,15 @@ class Forecast:
 
     @property
     def limit(self) -> str:
-        """Who makes the step as long as it is: ``host`` or ``device``, the busier one."""
+        """Who makes the step as long as it is: ``host``, ``device`` or ``loader``, the busiest one."""
+        if self.loading_ns > max(self.host_ns, self.device_ns):
+            return "loader"
         return "host" if self.host_ns > self.device_ns else "device"
 
     @property
     def idle_ratio(self) -> float:
-        """Share of the step for which the other one has nothing to do."""
-        other_ns = min(self.host_ns, self.device_ns)
+        """Share of the step for which the device has nothing to do; the host, where the device is the busiest."""
+        other_ns = self.host_ns if self.limit == "device" else self.device_ns
         return max(1.0 - other_ns / max(self.makespan_ns, 1), 0.0)
 
 
@@ -257,6 +263,7 @@ def _replay_forecast(
     whole_ns = int(priced.duration_ns[computes].sum())
     device_ns, local = _busiest(priced, computes)
     device_low, device_high = _interval(drawn_KT[:, local].sum(axis=1), device_ns)
+    loads = hosts & _select_loaders(priced)
     start_ns, finish_ns = (times[-priced.num_tasks :] for times in (timeline.start_ns, timeline.finish_ns))
     communication, exposed_ns = communication_ns(priced, start_ns, finish_ns)
     return Forecast(
@@ -269,7 +276,8 @@ def _replay_forecast(
         device_ns=device_ns,
         device_low_ns=device_low,
         device_high_ns=device_high,
-        host_ns=_busiest(priced, np.flatnonzero(hosts))[0],
+        host_ns=_busiest(priced, np.flatnonzero(hosts & ~loads))[0],
+        loading_ns=_busiest(priced, np.flatnonzero(loads))[0],
         host_factor=host_factor,
         makespan_ns=makespan_ns,
         low_ns=max(low, bound_ns),
@@ -294,6 +302,14 @@ def _busiest(priced: Graph, tasks: NDArray[Any]) -> tuple[int, NDArray[Any]]:
     ranks = _ranks(priced)[tasks]
     spent = np.bincount(ranks, priced.duration_ns[tasks], minlength=1)
     return int(spent.max()), tasks[ranks == spent.argmax()]
+
+
+def _select_loaders(graph: Graph) -> NDArray[np.bool_]:
+    """Tasks on threads that load data and do nothing else, which work ahead of the others, bool [T]."""
+    if "phase" not in graph.tasks:
+        return np.zeros(graph.num_tasks, dtype=bool)
+    resource, is_other = graph.tasks["resource"], graph.tasks["phase"] != Phase.DATA
+    return ~np.isin(resource, np.unique(resource[is_other]))
 
 
 def _ranks(graph: Graph) -> NDArray[np.int32]:
