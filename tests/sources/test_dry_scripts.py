@@ -203,3 +203,23 @@ def test_a_loader_of_many_rows_is_shuffled_at_once(tmp_path):
     from windtunnel.sources.dry.run import dry_run
 
     assert dry_run(script, num_ranks=8).num_tasks
+
+
+def test_sparse_gradients_are_refused_in_words(tmp_path):
+    """ "NotImplementedError: Cannot access storage of SparseTensorImpl" was once the answer."""
+    from windtunnel.sources.dry.run import dry_run
+
+    script = tmp_path / "train.py"
+    script.write_text("""
+import torch
+table = torch.nn.Embedding(1000, 16, sparse=True)
+optimizer = torch.optim.SparseAdam(table.parameters())
+for _ in range(8):
+    optimizer.zero_grad()
+    table(torch.randint(0, 1000, (8,))).sum().backward()
+    optimizer.step()
+""")
+    with pytest.raises(InputError, match="computes with sparse_coo tensors") as refusal:
+        dry_run(script, num_ranks=1)
+
+    assert str(refusal.value.where).endswith(("train.py:6", "train.py:7", "train.py:8"))

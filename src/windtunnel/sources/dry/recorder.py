@@ -16,10 +16,12 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._pytree import tree_leaves
 
+from windtunnel.errors import InputError
 from windtunnel.sources.dry.groups import WAIT, WRAP, Groups, Message, complete_collective
 from windtunnel.sources.dry.host_side import rename_for_device
 from windtunnel.sources.dry.streams import Streams
 from windtunnel.sources.dry.thread import mark_call, pause_profile
+from windtunnel.sources.dry.values import own_line
 from windtunnel.sources.memory.dispatch import DispatchTracer, is_device_query, is_of_wrappers
 from windtunnel.sources.memory.in_place import as_in_place
 from windtunnel.sources.memory.storages import Places, storages_of
@@ -220,6 +222,13 @@ class Recorder(DispatchTracer):
             side[name].append(item)
 
     def _record(self, tensor: torch.Tensor) -> tuple[list[Any], int]:
+        if tensor.layout is not torch.strided:
+            raise InputError(
+                f"this job computes with {str(tensor.layout).removeprefix('torch.')} tensors, whose rows are not known "
+                "without running it",
+                where=own_line(),
+                fix="make embeddings with sparse=False for this run, or capture the job as it runs",
+            )
         storage = tensor.untyped_storage()
         number = self._storages.number(storage)
         extended = self._storages.update_size(number, storage)
