@@ -146,3 +146,13 @@ def test_it_says_on_whose_word_the_time_rests():
     assert [(share.label, share.ratio) for share in explanation.sources] == [("measured", 0.75), ("roofline", 0.2)]
     assert explanation.parts("source")[0][0] == "measured"
     assert "On whose word" in where_time_goes(explanation).body
+
+
+@pytest.mark.parametrize(("share", "which"), [(0.5, "the commonest, 50 %"), (0.2, "one of them, 20 %")])
+def test_a_form_is_called_the_commonest_only_where_it_is(share, which):
+    """Of a job that is not run any form is taken down."""
+    others = [{"inputs": [[8, 4]], "count": count, "median_ns": None} for count in (3, 1)]
+    shapes = {"inputs": [[9, 4]], "share": share, "is_mixed": False, "others": others}
+    text = str(explain(step_graph().with_meta(shapes=shapes)))
+
+    assert f"iterations have 3 forms; this is {which}: 9x4" in text

@@ -404,7 +404,7 @@ class TestFlown:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda graph: measured(threads(graph, threads=1)), "1 threads already"),
+            (lambda graph: measured(threads(graph, threads=1)), "1 thread already"),
             (lambda graph: measured(channels_last(graph)), "no 2-D convolution"),
             (lambda graph: measured(batch_size(graph, factor=1.01)), "16 already"),
             (lambda graph: measured(freeze_layers(graph, layer="nothing")), "no trained parameter"),

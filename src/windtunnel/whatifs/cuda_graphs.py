@@ -81,7 +81,7 @@ def launch_in_graphs(graph: Graph, phases: tuple[Phase, ...], launch_ns: int, *,
     kept = _first_of_each_graph(graph, rows, is_per_phase=is_per_phase)
     if len(rows) <= len(kept):
         raise NotApplicableError(
-            f"{len(rows)} calls launch work on a device in {graph.num_iterations} iterations",
+            f"calls that launch work on a device: {len(rows)}; iterations: {graph.num_iterations}",
             fix="a graph saves launches; there are none to save, as on a CPU, where operators run when they are called",
         )
     first = np.zeros(graph.num_tasks, dtype=bool)

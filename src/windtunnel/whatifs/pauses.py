@@ -11,6 +11,7 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate.limits import Baseline, all_work, less_work, up_to
+from windtunnel.units import format_duration
 
 __all__ = ["allocator_warmup", "gc_pauses"]
 
@@ -47,7 +48,9 @@ def gc_pauses(graph: Graph) -> Graph:
     hosts = graph.select(kind=Kind.HOST)
     host_ns = int(graph.duration_ns[hosts].sum())
     if pause_ns <= _MIN_SHARE * float(graph.duration_ns.sum()) or not host_ns:
-        raise NotApplicableError(f"the garbage collector takes {pause_ns / 1e3:.0f} us per iteration, next to nothing")
+        raise NotApplicableError(
+            f"the garbage collector takes {format_duration(pause_ns)} per iteration, next to nothing"
+        )
     left = max(0.0, 1.0 - pause_ns * graph.num_iterations / host_ns)
     duration = np.rint(graph.duration_ns[hosts] * left).astype(np.int64)
     return graph.set_duration(hosts, duration, cost_source="measured:collector")

@@ -42,5 +42,7 @@ def threads(graph: Graph, threads: int = 1) -> Unpriced:
         )
     program = require_program(graph)
     if threads == program.threads:
-        raise InEffectError(f"operators run on {threads} threads already", fix="ask for another number")
+        raise InEffectError(
+            f"operators run on {threads} thread{'s' * (threads != 1)} already", fix="ask for another number"
+        )
     return with_update(graph, Form(threads=threads), UpdateForm(threads=threads))
