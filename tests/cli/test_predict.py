@@ -168,3 +168,14 @@ def test_a_job_whose_ranks_share_nothing_is_not_multiplied_by_the_devices_again(
     assert outcome.stdout.startswith("8 ranks on h100-sxm5-80g,")
     assert "all ranks of the job, on hosts of 8 h100-sxm5-80g" in outcome.stdout
     assert "64 x" not in outcome.stdout
+
+
+def test_prices_of_two_devices_are_compared_without_an_interval_of_iterations(stored, tmp_path):
+    """Draws from a price's interval were called 64 iterations."""
+    paths = [tmp_path / f"{name}.wt" for name in ("h100", "l4")]
+    for path in paths:
+        assert 0 == windtunnel("predict", stored, "--on", path.stem, "--out", path).code
+    outcome = windtunnel("diff", *paths)
+
+    assert 0 == outcome.code
+    assert "iterations)" not in outcome.stdout

@@ -83,7 +83,12 @@ def _format_change(change_ns: int) -> str:
 
 
 def _interval(graph: Graph) -> tuple[int, int, int]:
-    """Ends of the 90 % interval of the iteration, wider where others disturbed the capture, and its iterations."""
+    """Ends of the 90 % interval of the iteration, wider where others disturbed the capture, and its iterations.
+
+    Prices of another device are no iterations: their interval is that of ``predict``.
+    """
+    if graph.meta.priced_for:
+        return 0, 0, 0
     from windtunnel.measure.disturbance import disturbance_log_error
     from windtunnel.simulate import prediction_interval
 
