@@ -50,6 +50,15 @@ def test_model_flops_are_products_without_what_is_computed_again():
     assert (0.0, "") == model_flops_of(products())
 
 
+def test_parts_of_an_operator_are_no_work_of_their_own():
+    """Parts were counted as the last work of the graph is; a graph of parts alone ended in an IndexError."""
+    graph = products((Phase.FORWARD, 100), (Phase.BACKWARD, 100))
+    is_product = graph.tasks.strings("op").to_numpy() == "aten::mm"
+
+    assert (0.0, "") == model_flops_of(graph.with_columns(is_part=graph.all_tasks))
+    assert (100, "bf16") == model_flops_of(graph.with_columns(is_part=is_product & graph.select(phase=Phase.BACKWARD)))
+
+
 def test_model_flops_utilization_names_the_peak():
     found = speed_of(products((Phase.FORWARD, 10**12), (Phase.BACKWARD, 2 * 10**12)), 6e6, device=device("h100"))
 

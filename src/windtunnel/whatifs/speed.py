@@ -294,7 +294,8 @@ def model_flops_of(graph: Graph, device: Device | None = None, dtype: str = "") 
     work = in_type(work, dtype) if dtype else work
     work = work if device is None else with_known_peaks(work, device)
     counted_P = np.array([sums_products(name) for name in work.operator.tolist()], dtype=bool) & (work.flops > 0)
-    tasks = np.flatnonzero(computes)[counted_P[row_T[computes]]]
+    tasks = np.flatnonzero(row_T >= 0)  # parts of operators are no work of their own
+    tasks = tasks[counted_P[row_T[tasks]]]
     if not len(tasks):
         return 0.0, ""
     flops_T = graph.tasks["flops"][tasks].astype(np.float64)
