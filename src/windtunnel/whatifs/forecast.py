@@ -19,43 +19,22 @@ from windtunnel.cost.intervals import draw_durations, step_ends
 from windtunnel.cost.pricing import AUTO, Model, Tiers, device_of, price, tiers_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Phase, ResourceKind
-from windtunnel.graph.kernel_classes import class_of
 from windtunnel.hardware import Device, Fabric, Machine, fabric_of
 from windtunnel.simulate import replay
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.simulate.iterations import iteration_ns, iterations_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
 from windtunnel.whatifs.compilation import ENTRY_NS, fuse_compiled_kernels
+from windtunnel.whatifs.forecast_shares import ClassUse, Share, classes_of, shares_of, unsure_ns
 from windtunnel.whatifs.messages import has_messages, price_messages
 from windtunnel.whatifs.placing import overlap_steps, place_on
 
-__all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "rank_forecasts"]
+__all__ = ["Forecast", "changes", "forecast", "rank_forecasts"]
 
 _LEVEL, _NUM_DRAWS, _FEWEST_DRAWS = 0.9, 128, 16
 _MAX_VALUES = 1 << 25  # durations drawn at once: 256 MiB
 _ALTERNATIVES = ("tf32", "bf16", "fp16", "fp8")
 _ALIKE = 0.02  # of a step: less tells no devices apart
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A part of a time: what one pricer, or one limit, answers for."""
-
-    name: str
-    duration_ns: int
-    ratio: float
-    num_tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClassUse:
-    """What a class of operators takes of the device, and how much of its bound it is taken to reach."""
-
-    name: str
-    duration_ns: int
-    ratio: float
-    num_tasks: int
-    efficiency: float
 
 
 @dataclass(frozen=True)
@@ -283,11 +262,11 @@ def _replay_forecast(
         low_ns=max(low, bound_ns),
         high_ns=high,
         bound_ns=bound_ns,
-        unsure_ratio=_unsure(priced, computes) / max(whole_ns, 1),
-        at_bound_ratio=_unsure(priced, computes[priced.tasks["efficiency"][computes] >= 1.0]) / max(whole_ns, 1),
-        sources=_shares(priced, path_task, path_ns, "cost_source", int(path_ns.sum())),
-        bindings=_shares(priced, computes, priced.duration_ns[computes], "binding", whole_ns),
-        classes=_classes(priced, computes, whole_ns),
+        unsure_ratio=unsure_ns(priced, computes) / max(whole_ns, 1),
+        at_bound_ratio=unsure_ns(priced, computes[priced.tasks["efficiency"][computes] >= 1.0]) / max(whole_ns, 1),
+        sources=shares_of(priced, path_task, path_ns, "cost_source", int(path_ns.sum())),
+        bindings=shares_of(priced, computes, priced.duration_ns[computes], "binding", whole_ns),
+        classes=classes_of(priced, computes, whole_ns),
         graph=priced,
     )
 
@@ -363,45 +342,3 @@ def rank_forecasts(forecasts: Sequence[Forecast]) -> tuple[list[Forecast], str]:
     steps = [item.makespan_ns for item in forecasts]
     key = "makespan_ns" if steps and max(steps) > (1 + _ALIKE) * min(steps) else "device_ns"
     return sorted(forecasts, key=lambda item: (getattr(item, key), item.device_ns)), key
-
-
-def _shares(
-    graph: Graph, tasks: NDArray[np.int32], durations: NDArray[np.int64], name: str, whole_ns: int
-) -> tuple[Share, ...]:
-    column = graph.tasks.strings(name)
-    codes = column.codes[tasks]
-    spent = np.bincount(codes, durations, len(column.values))
-    counts = np.bincount(codes, minlength=len(column.values))
-    result = [
-        Share(value or "captured", int(spent[code]), float(spent[code] / max(whole_ns, 1)), int(counts[code]))
-        for code, value in enumerate(column.values)
-        if counts[code]
-    ]
-    return tuple(sorted(result, key=lambda share: -share.duration_ns))
-
-
-def _classes(graph: Graph, tasks: NDArray[np.int32], whole_ns: int) -> tuple[ClassUse, ...]:
-    column = graph.tasks.strings("op" if "op" in graph.tasks else "name").take(tasks).compact()
-    names = sorted({class_of(value) for value in column.values})
-    index = np.array([names.index(class_of(value)) for value in column.values], dtype=np.int64)[column.codes]
-    duration = graph.duration_ns[tasks].astype(np.float64)
-    spent, least = (
-        np.bincount(index, item, len(names)) for item in (duration, duration * graph.tasks["efficiency"][tasks])
-    )
-    counts = np.bincount(index, minlength=len(names))
-    result = [
-        ClassUse(
-            name,
-            int(spent[row]),
-            float(spent[row] / max(whole_ns, 1)),
-            int(counts[row]),
-            float(least[row] / max(spent[row], 1.0)),
-        )
-        for row, name in enumerate(names)
-    ]
-    return tuple(sorted(result, key=lambda share: -share.duration_ns))
-
-
-def _unsure(graph: Graph, computes: NDArray[np.int32]) -> float:
-    """Time of the priced work without an interval."""
-    return float(graph.duration_ns[computes][np.isnan(graph.tasks["efficiency_low"][computes])].sum())
