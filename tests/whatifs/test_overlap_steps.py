@@ -145,8 +145,7 @@ def test_what_ifs_say_the_same_of_one_iteration_and_of_several_in_a_row(priced):
 
     assert {"vdnn", "gist", "p3", "optimizer-in-backward", "data-parallel"} <= applicable
     assert applicable == {name for name, answer in several.items() if answer.is_applicable}
-    assert {name: one[name].peak_bytes for name in applicable} == {
-        name: several[name].peak_bytes for name in applicable
-    }
     for name in applicable:
         assert one[name].speedup == pytest.approx(several[name].speedup, rel=0.1), name
+        # where host and device overlap more, other results may be held at once
+        assert one[name].peak_bytes == pytest.approx(several[name].peak_bytes, rel=0.05), name
