@@ -291,3 +291,19 @@ def test_what_workers_load_ahead_is_no_time_of_the_host():
 
     assert (17 * US, 150 * US, "loader") == (result.host_ns, result.loading_ns, result.limit)
     assert result.host_ns < result.makespan_ns
+
+
+def test_the_interval_of_a_trace_of_several_iterations_is_of_all_of_them_as_its_time_is():
+    builder = GraphBuilder()
+    stream = builder.resource("stream", ResourceKind.STREAM)
+    rows = [
+        builder.task("gemm", op="gemm", kind=Kind.COMPUTE, resource=stream, duration_ns=100, flops=10**8,
+                     bytes_read=8, bytes_written=8, iteration=number)
+        for number in range(3)
+    ]  # fmt: skip
+    for one, following in itertools.pairwise(rows):
+        builder.edge(one, following, kind=EdgeKind.ORDER)
+    found = forecast(builder.build(), CHIP, model=[Half("gemm")])
+
+    assert 3 * 200 * US == found.makespan_ns == found.device_ns
+    assert (found.device_low_ns, found.device_high_ns) == (found.low_ns, found.high_ns)

@@ -134,13 +134,14 @@ def explain(
             require_free(path, force=force)
     with Progress(f"explaining {graph.name}", heartbeat=True) as progress:
         stages = Stages(progress)
-        reading: dict[str, Any] = {
-            "kineto": kineto,
-            "read_limit": read_limit,
-            "align": align,
-            "allow_missing": allow_missing,
-        }
-        opened = open_graph(graph, progress=stages.stage(0, 100 if html is None else 5), **reading)
+        opened = open_graph(
+            graph,
+            progress=stages.stage(0, 100 if html is None else 5),
+            kineto=kineto,
+            read_limit=read_limit,
+            align=align,
+            allow_missing=allow_missing,
+        )
         if html is not None:
             given: dict[str, Any] = {
                 "whatifs": whatifs,

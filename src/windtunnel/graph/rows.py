@@ -21,7 +21,7 @@ from windtunnel.graph.table import Array, Strings, Table
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph
 
-__all__ = ["concat", "fuse", "insert", "pair_within_groups", "split"]
+__all__ = ["concat", "ends_and_starts", "fuse", "insert", "pair_within_groups", "split"]
 
 Mask = NDArray[np.bool_]
 
@@ -355,6 +355,15 @@ def concat(graph: Graph, num_iterations: int, across: ArrayLike | None = None) -
 
 def _ends_to_starts(graph: Graph) -> NDArray[np.int64]:
     """Per resource, every task without a successor there paired with every task without a predecessor there."""
+    is_end, is_start = ends_and_starts(graph)
+    return pair_within_groups(np.flatnonzero(is_end), np.flatnonzero(is_start), graph.tasks["resource"])
+
+
+def ends_and_starts(graph: Graph) -> tuple[Mask, Mask]:
+    """Tasks without a successor on their resource, and those without a predecessor there, bool [T] each.
+
+    None of a resource that chooses by priority.
+    """
     resource = graph.tasks["resource"]
     src, dst = graph.edges["src"], graph.edges["dst"]
     inside = (resource[src] == resource[dst]) & (resource[src] != UNPLACED)
@@ -366,7 +375,7 @@ def _ends_to_starts(graph: Graph) -> NDArray[np.int64]:
     # by priority, none is needed: the replay decides it.
     is_end[src[inside]] = False
     is_start[dst[inside]] = False
-    return pair_within_groups(np.flatnonzero(is_end), np.flatnonzero(is_start), resource)
+    return is_end, is_start
 
 
 def pair_within_groups(

@@ -35,9 +35,17 @@ def iterations_ns(
     graph: Graph, durations_KT: NDArray[np.int64], num_iterations_before: int, like: Timeline
 ) -> NDArray[np.float64]:
     """Times of an iteration with other durations of its tasks, float64 [K]."""
+    if _is_mean(graph, num_iterations_before) and takes_part(graph).all():  # then the ends of tasks need not be kept
+        return replay_many(graph, durations_KT, like=like).makespan_ns / max(graph.num_iterations, 1)
     replays = replay_many(graph, durations_KT, finishes=True, like=like)
     assert replays.finish_ns is not None
     return np.array(list(map(_time_of(graph, num_iterations_before), replays.finish_ns)))
+
+
+def _is_mean(graph: Graph, num_iterations_before: int) -> bool:
+    """Whether an iteration takes its part of the whole: there is one, or none was added so that they overlap."""
+    count = graph.num_iterations
+    return count < 2 or (count <= num_iterations_before and not graph.meta.steady_iterations)
 
 
 def _time_of(graph: Graph, num_iterations_before: int) -> Callable[[NDArray[np.int64]], float]:
@@ -47,7 +55,7 @@ def _time_of(graph: Graph, num_iterations_before: int) -> Callable[[NDArray[np.i
     def mean_ns(finish_ns: NDArray[np.int64]) -> float:
         return int(finish_ns[counts].max(initial=0)) / num_iterations
 
-    if num_iterations < 2 or (num_iterations <= num_iterations_before and not graph.meta.steady_iterations):
+    if _is_mean(graph, num_iterations_before):
         return mean_ns
     labels, member = np.unique(graph.tasks["iteration"], return_inverse=True)
     first, last = graph.meta.steady_iterations or (0, len(labels) - 1)

@@ -20,7 +20,7 @@ from windtunnel.cost.pricing import AUTO, Model, Tiers, device_of, price, tiers_
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Phase, ResourceKind
 from windtunnel.hardware import Device, Fabric, Machine, fabric_of
-from windtunnel.simulate import replay
+from windtunnel.simulate import replay, replay_many
 from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.simulate.iterations import iteration_ns, iterations_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
@@ -215,7 +215,8 @@ def _replay_forecast(
     steps = overlap_steps(priced)
     num_copies = steps.num_tasks // max(priced.num_tasks, 1)
     timeline = replay(steps)
-    step_ns = round(iteration_ns(timeline, 1)) if num_copies > 1 else timeline.makespan_ns
+    overlaps = num_copies > 1
+    step_ns = round(iteration_ns(timeline, 1)) if overlaps else timeline.makespan_ns
     path = timeline.critical_path()
     # the path through a step between others, by the tasks of one
     in_step = path.task // max(priced.num_tasks, 1) == max(num_copies - 2, 0)
@@ -234,7 +235,12 @@ def _replay_forecast(
     # Prices are uncertain; the interval of the makespan comes from replays with prices that are drawn from
     # their intervals, not from adding up the bounds, which would assume that all errors agree.
     drawn_KT = np.maximum(draw_durations(priced, num_draws), floor_T)
-    low, high = _interval(iterations_ns(steps, np.tile(drawn_KT, num_copies), 1, timeline), makespan_ns)
+    drawn_ns: NDArray[Any]
+    if overlaps:
+        drawn_ns = iterations_ns(steps, np.tile(drawn_KT, num_copies), 1, timeline)
+    else:
+        drawn_ns = replay_many(priced, drawn_KT).makespan_ns
+    low, high = _interval(drawn_ns, makespan_ns)
     if HOST_TABLE in priced.tasks.strings("cost_source").values and device.kind == "gpu":
         # Nothing of this step was measured: what such steps were off by counts, too.
         ends = np.rint(makespan_ns * np.exp(step_ends(device))).astype(np.int64).tolist()

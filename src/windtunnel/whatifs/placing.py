@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.host_times import COSTS, HOST_TABLE, HostCosts, host_times_ns, select_reads
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.graph.host_work import NON_BLOCKING
-from windtunnel.graph.rows import pair_within_groups
+from windtunnel.graph.rows import ends_and_starts, pair_within_groups
 from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
 from windtunnel.hardware import Device
@@ -107,10 +107,7 @@ def overlap_steps(graph: Graph) -> Graph:
     edges, resource = graph.edges, graph.tasks["resource"]
     kinds = np.append(graph.resources["kind"], -1)  # the last entry is for unplaced tasks
     on_queue = kinds[resource] == ResourceKind.STREAM
-    is_order = (edges["kind"] == EdgeKind.ORDER) & (resource[edges["src"]] == resource[edges["dst"]])
-    first, last = on_queue.copy(), on_queue.copy()
-    first[edges["dst"][is_order]] = False
-    last[edges["src"][is_order]] = False
+    last, first = (mask & on_queue for mask in ends_and_starts(graph))
     # A queue's first task waits for what was queued elsewhere (gradients, updated parameters), and so does a thread
     # that waits for the device with nothing queued before it.
     waits = _select_waiting(graph)
