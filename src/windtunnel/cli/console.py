@@ -146,7 +146,7 @@ class Progress:
     """What is being done, how much of it, how long yet; silent for two seconds, so that quick work says nothing.
 
     Called with (what, done, total); on a terminal a bar, elsewhere a line now and then. With ``heartbeat`` it also
-    shows work that does not call for a while; not where other people's programs run, which may fork beside its thread.
+    shows work that does not call for a while; not where other people's programs run, which may fork while its thread runs.
     """
 
     def __init__(self, what: str, *, heartbeat: bool = False) -> None:
