@@ -81,7 +81,7 @@ def main() -> bool:
     return bar.report(
         "demo_under_load",
         inside,
-        ">= 85 % of >= 20 flights inside their intervals while twice as many programs run as cores, every load reported",
+        ">= 85 % of >= 20 flights inside their intervals at twice as many programs as cores, every load reported",
         inside >= COVERAGE and len(flown) >= FEWEST and all(reported),
         num_flights=len(flown),
         num_reported=sum(reported),

@@ -146,7 +146,8 @@ class Progress:
     """What is being done, how much of it, how long yet; silent for two seconds, so that quick work says nothing.
 
     Called with (what, done, total); on a terminal a bar, elsewhere a line now and then. With ``heartbeat`` it also
-    shows work that does not call for a while; not where other people's programs run, which may fork while its thread runs.
+    shows work that does not call for a while; not where other people's programs run, which may fork while the thread of
+    the heartbeat runs.
     """
 
     def __init__(self, what: str, *, heartbeat: bool = False) -> None:
